@@ -1,0 +1,55 @@
+# Everything from a fresh clone with Python ≥ 3.11, make and a C compiler. Every target is safe to run again,
+# and needs no network the second time.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+JOBS   ?= 2
+
+.PHONY: help setup demo test check bench docs lock clean
+
+help:
+	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
+	@echo "make demo    the product's main job, on embedded defaults"
+	@echo "make check   lint, types, layering and the fast tests"
+	@echo "make test    every test"
+	@echo "make bench   every benchmark, into .bench/"
+	@echo "make docs    the generated parts of docs/"
+	@echo "make lock    the locked versions anew, from pyproject.toml"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "xabridge needs Python 3.11 or newer: make PYTHON=/path/to/python3.11 setup" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $(STAMP)
+
+demo: setup
+	$(BIN)/xabridge demo
+
+test: setup
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow"
+
+bench: setup
+	$(BIN)/xabridge bench all --out .bench
+
+docs: setup
+	$(BIN)/python -m bench.diagrams docs/state-machines.md
+
+lock:
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --group dev --all-extras \
+	  --custom-compile-command "make lock" -o requirements.lock pyproject.toml
+
+clean:
+	rm -rf .venv .demo .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Benchmarks and demonstrations: one command each, figures as JSON."""

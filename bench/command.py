@@ -1,0 +1,73 @@
+"""`xabridge bench NAME --json`: runs one benchmark, or all, and prints its figures.
+
+Progress and explanations go to stderr. With --json the last line of stdout is one JSON object; a dot in the
+name of a figure means nesting. Every object carries the facts of the machine under `machine`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+from bench.machine import machine_facts
+
+SUMMARY: Final = "run a benchmark"
+
+BENCHMARKS: Final[dict[str, str]] = {
+    "xa": "bench.contract",
+}
+"""Name → the module that has it."""
+
+
+class Benchmark(Protocol):
+    """A benchmark module."""
+
+    SUMMARY: str
+
+    def measure(self, *, quick: bool) -> dict[str, Any]:
+        """The figures, as nested dictionaries; with `quick` as few repetitions as still mean something."""
+        ...
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """As `tm.cli.main.Command` says."""
+    names = sorted(BENCHMARKS)
+    parser.add_argument("name", choices=[*names, "all"], help="which benchmark")
+    parser.add_argument("--json", action="store_true", help="one JSON object as the last line of stdout")
+    parser.add_argument("--quick", action="store_true", help="few repetitions: to see that it works, not to quote")
+    parser.add_argument("--out", type=Path, help="also write NAME.json into this folder")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """As `tm.cli.main.Command` says."""
+    names = sorted(BENCHMARKS) if arguments.name == "all" else [arguments.name]
+    results = {}
+    for name in names:
+        benchmark = cast("Benchmark", import_module(BENCHMARKS[name]))
+        print(f"{name}: {benchmark.SUMMARY}", file=sys.stderr)
+        results[name] = {"benchmark": name, "machine": machine_facts(), **benchmark.measure(quick=arguments.quick)}
+        if arguments.out is not None:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            (arguments.out / f"{name}.json").write_text(json.dumps(results[name], indent=1) + "\n")
+    if arguments.json:
+        print(json.dumps(results[names[0]] if len(names) == 1 else results))
+    else:
+        for name in names:
+            for key, value in flat(results[name]):
+                print(f"{name:10} {key:32} {value}")
+    return 0
+
+
+def flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """The figures with dotted names."""
+    pairs: list[tuple[str, Any]] = []
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            pairs += flat(value, f"{prefix}{key}.")
+        else:
+            pairs.append((prefix + key, value))
+    return pairs

@@ -1,0 +1,1 @@
+"""Commands and replies of distributed transactions over AMQP 1.0, shared by client and broker."""

@@ -1,0 +1,1 @@
+"""MessageStore: where the broker keeps messages and prepared branches."""

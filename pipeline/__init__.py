@@ -1,0 +1,1 @@
+"""Exactly-once pipelines on Spark Structured Streaming."""

@@ -1,0 +1,54 @@
+"""`xabridge`: finds the subcommands of the group `xabridge.commands` and runs the one that was asked for.
+
+A subcommand is a module with SUMMARY, `add_arguments(parser)` and `run(arguments) -> exit code`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib.metadata import entry_points, version
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GROUP: Final = "xabridge.commands"
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+class Command(Protocol):
+    """What a module of the group has to offer."""
+
+    SUMMARY: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the subcommand's arguments."""
+        ...
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Does the work; the exit code."""
+        ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script."""
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    parser = argparse.ArgumentParser(prog="xabridge", description="Distributed transactions over AMQP and databases.")
+    parser.add_argument("--version", action="version", version=f"xabridge {version('xabridge')}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in sorted(found):
+        command = cast("Command", found[name].load())
+        subparser = subparsers.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    arguments = parser.parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
