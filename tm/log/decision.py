@@ -1,0 +1,124 @@
+"""DecisionLog: the contract of the place where the decision of a global transaction becomes durable.
+
+Only commit decisions are logged (presumed abort): a gtrid of this log without a decision was, or will be, rolled
+back. The exact xids stand in the decision; nothing is rebuilt from configuration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xa import Code, Gtrid, Xid
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A branch, and the configured name of the resource manager that has it."""
+
+    resource: str
+    xid: Xid
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A global transaction was decided to commit: `branches` are those that were prepared."""
+
+    gtrid: bytes
+    branches: tuple[Branch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heuristic:
+    """A branch was completed without the manager: `code` is the XA_HEUR* that told so."""
+
+    branch: Branch
+    code: Code
+
+
+class LogError(Exception):
+    """Something is wrong with a decision log."""
+
+
+class LogLocked(LogError):
+    """Another process holds the log. The message names it."""
+
+
+class LogDamaged(LogError):
+    """The log can't be read where it must be readable. The message says where. It is not opened."""
+
+
+class LogFull(LogError):
+    """The record was not written and never will be: the disk is full. The transaction can be rolled back."""
+
+
+class LogStopped(LogError):
+    """A force failed: whether the record is durable is unknown until the log is opened again, and nothing more
+    is written until then."""
+
+
+class DecisionRefused(LogError):
+    """The decision was not written and never will be: recovery has presumed the transaction rolled back, or
+    another process has taken over this node."""
+
+
+class DecisionLog(Protocol):
+    """A log that is open. Safe to use from many threads."""
+
+    @property
+    def node(self) -> str:
+        """The node id whose decisions these are."""
+        ...
+
+    @property
+    def log_id(self) -> bytes:
+        """8 octets, random, made when the log was made."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """How often this log was opened for writing; new at each opening, and durable before open returns."""
+        ...
+
+    def owns(self, gtrid: Gtrid) -> bool:
+        """Whether the absence of a decision in this log means that `gtrid` is presumed rolled back."""
+        ...
+
+    def decide(self, decision: Decision) -> None:
+        """Makes `decision` durable; the commit point of its transaction is the return of this call.
+
+        LogFull, DecisionRefused: it is not and never will be durable. LogStopped: unknown.
+        """
+        ...
+
+    def end(self, gtrid: bytes) -> None:
+        """Notes that every branch of `gtrid` is finished. Lazy: it may be lost in a crash, and is not forced."""
+        ...
+
+    def note_heuristic(self, heuristic: Heuristic) -> None:
+        """Makes a heuristic outcome durable, before it may be forgotten at the resource manager. Noting the
+        same branch again is harmless. Errors as in `decide`."""
+        ...
+
+    def drop_heuristic(self, branch: Branch) -> None:
+        """Durably drops what `note_heuristic` noted of `branch`. Errors as in `decide`."""
+        ...
+
+    def decision(self, gtrid: bytes) -> Decision | None:
+        """The decision of `gtrid`, if there is one and it has not ended."""
+        ...
+
+    def decisions(self) -> Sequence[Decision]:
+        """Every decision that has not ended, oldest first."""
+        ...
+
+    def heuristics(self) -> Sequence[Heuristic]:
+        """Every heuristic outcome that was noted and not dropped."""
+        ...
+
+    def close(self) -> None:
+        """Lets others open the log. Nothing is lost by not calling it."""
+        ...
