@@ -2,6 +2,7 @@
 
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, AxCode, Code
 from xa.control import ThreadOfControl, entered, thread_of_control
+from xa.deciding import DecidingResource, DecisionRecord
 from xa.errors import (
     EXCEPTIONS,
     BranchRolledBack,
@@ -64,6 +65,8 @@ __all__ = [
     "BranchRolledBack",
     "Code",
     "Completion",
+    "DecidingResource",
+    "DecisionRecord",
     "Gtrid",
     "Handle",
     "HeuristicOutcome",
