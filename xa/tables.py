@@ -10,25 +10,24 @@ own copy of it moves by what really happened.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final
 
 from xa.codes import Code
-from xa.machine import Machine, Result, Row
+from xa.machine import Machine, Member, Result, Row
 
 OK, RDONLY, RB = Result.OK, Result.RDONLY, Result.RB
 HEUR, RETRY, RMERR, RMFAIL = Result.HEUR, Result.RETRY, Result.RMERR, Result.RMFAIL
 
 
 # --- Table 6-1: resource manager ---------------------------------------------------------------------------
-class ResourceState(Enum):
+class ResourceState(Member):
     """Whether a resource manager instance has been opened."""
 
     R0 = "R0 un-initialised"
     R1 = "R1 initialised"
 
 
-class ResourceVerb(Enum):
+class ResourceVerb(Member):
     """What moves a resource manager instance."""
 
     OPEN = "xa_open"
@@ -60,7 +59,7 @@ RESOURCE: Final = Machine(
 
 
 # --- Table 6-2: association of a thread of control with a branch -----------------------------------------------
-class AssociationState(Enum):
+class AssociationState(Member):
     """How one thread of control stands to one branch."""
 
     T0 = "T0 not associated"
@@ -68,7 +67,7 @@ class AssociationState(Enum):
     T2 = "T2 association suspended"
 
 
-class AssociationVerb(Enum):
+class AssociationVerb(Member):
     """What moves an association."""
 
     START = "xa_start"
@@ -143,7 +142,7 @@ ASSOCIATION: Final = Machine(
 
 
 # --- Table 6-3: association where the resource manager registers dynamically ------------------------------------
-class RegistrationState(Enum):
+class RegistrationState(Member):
     """How one thread of control of a dynamically registering resource manager stands to the manager."""
 
     D0 = "D0 not registered"
@@ -152,7 +151,7 @@ class RegistrationState(Enum):
     D3 = "D3 registered with the null XID"
 
 
-class RegistrationVerb(Enum):
+class RegistrationVerb(Member):
     """What moves a registration."""
 
     REGISTER = "ax_reg → XID"
@@ -226,7 +225,7 @@ REGISTRATION: Final = Machine(
 
 
 # --- Table 6-4: transaction branch --------------------------------------------------------------------------
-class BranchState(Enum):
+class BranchState(Member):
     """The state of a branch. Active means that some thread of control is associated with it (T1)."""
 
     S0 = "S0 non-existent"
@@ -237,7 +236,7 @@ class BranchState(Enum):
     S5 = "S5 heuristically completed"
 
 
-class BranchVerb(Enum):
+class BranchVerb(Member):
     """What moves a branch: the XA routines, and what happens inside the resource manager."""
 
     START = "xa_start"
@@ -332,14 +331,14 @@ BRANCH: Final = Machine(
 
 
 # --- Table 6-5: asynchronous operations ---------------------------------------------------------------------
-class AsyncState(Enum):
+class AsyncState(Member):
     """Whether one handle's operation is outstanding."""
 
     A0 = "A0 initial"
     A1 = "A1 operation pending"
 
 
-class AsyncVerb(Enum):
+class AsyncVerb(Member):
     """What moves a handle."""
 
     SYNCHRONOUS = "any synchronous xa_ routine"
