@@ -117,10 +117,7 @@ ASSOCIATION: Final = Machine(
             for verb in (AssociationVerb.OPEN, AssociationVerb.RECOVER)
             for state in (T0, T1, T2)
         ),
-        *(
-            Row(verb, RMFAIL, (T0, T1, T2), T0, _GONE)
-            for verb in (AssociationVerb.OPEN, AssociationVerb.RECOVER)
-        ),
+        *(Row(verb, RMFAIL, (T0, T1, T2), T0, _GONE) for verb in (AssociationVerb.OPEN, AssociationVerb.RECOVER)),
         Row(AssociationVerb.CLOSE, OK, (T0, T2), T0, "6-2 (to R0); a suspended association is lost with it"),
         Row(AssociationVerb.CLOSE, RMERR, (T0,), T0, "xa_close, text: on an error the RM stays initialised"),
         Row(AssociationVerb.CLOSE, RMERR, (T2,), T2, "xa_close, text: on an error the RM stays initialised"),
@@ -211,9 +208,7 @@ REGISTRATION: Final = Machine(
     {
         **dict.fromkeys(((state, RegistrationVerb.REGISTER) for state in (D1, D2, D3)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.REGISTER_NULL) for state in (D1, D2, D3)), Code.XAER_PROTO),
-        **dict.fromkeys(
-            ((state, RegistrationVerb.REGISTER_RESUME) for state in (D0, D1, D3)), Code.XAER_PROTO
-        ),
+        **dict.fromkeys(((state, RegistrationVerb.REGISTER_RESUME) for state in (D0, D1, D3)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.UNREGISTER) for state in (D0, D1, D2)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.SUSPEND) for state in (D0, D2, D3)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.END) for state in (D0, D3)), Code.XAER_PROTO),

@@ -53,9 +53,7 @@ class Dialect:
         "suspended",
     )
 
-    def __init__(
-        self, machine: Machine[Any, Any], states: tuple[str, str, str], starts: tuple[str, str]
-    ) -> None:
+    def __init__(self, machine: Machine[Any, Any], states: tuple[str, str, str], starts: tuple[str, str]) -> None:
         self.machine = machine
         self.none: Enum
         self.active: Enum

@@ -71,9 +71,7 @@ class Flight:
 
     def held(self) -> list[Association]:
         """Those of `associations` that are still of the lost connection, and did not migrate."""
-        return [
-            held for held in self.associations if held.client is self.client and held.control is self.control
-        ]
+        return [held for held in self.associations if held.client is self.client and held.control is self.control]
 
 
 class Operation:

@@ -59,9 +59,7 @@ class ReferenceResource(ReferenceClient):
 
     name = "xabridge reference"
 
-    def __init__(
-        self, store: ReferenceStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC
-    ) -> None:
+    def __init__(self, store: ReferenceStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> None:
         if flags & ~(TMREGISTER | TMNOMIGRATE | TMUSEASYNC):
             raise ValueError(f"not switch flags: {flags:#x}")
         if flags & TMREGISTER and registrar is None:
@@ -79,9 +77,7 @@ class ReferenceResource(ReferenceClient):
         """As `xa.ResourceManager` says; `open_string` is the store's `url`."""
         check_flags("open", flags, self.flags)
         if open_string != self._store.url:
-            raise xa_error(
-                Code.XAER_INVAL, f"open: {open_string!r} is not this store's, {self._store.url!r} is"
-            )
+            raise xa_error(Code.XAER_INVAL, f"open: {open_string!r} is not this store's, {self._store.url!r} is")
         control = thread_of_control()
         with self._store.lock:
             if self._state is R1 and rmid != self._rmid:
@@ -110,9 +106,7 @@ class ReferenceResource(ReferenceClient):
                 if control in self._current or control in self._outside:
                     raise xa_error(Code.XAER_PROTO, "close: this thread is at work; end that first")
                 if self._operations:
-                    raise xa_error(
-                        Code.XAER_PROTO, f"close: {len(self._operations)} operations wait for complete"
-                    )
+                    raise xa_error(Code.XAER_PROTO, f"close: {len(self._operations)} operations wait for complete")
             return self._send("close", control, None, flags, self._close)
 
     def _close(self, answer: Code | None = None) -> Code:
@@ -232,9 +226,7 @@ class ReferenceResource(ReferenceClient):
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says."""
         store = self._store
-        return self._finish(
-            "commit", xid, rmid, flags, store.commit_one_phase if flags & TMONEPHASE else store.commit
-        )
+        return self._finish("commit", xid, rmid, flags, store.commit_one_phase if flags & TMONEPHASE else store.commit)
 
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says."""
@@ -288,9 +280,7 @@ class ReferenceResource(ReferenceClient):
             raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
         return ReferenceSession(self, control)
 
-    def work(
-        self, control: ThreadOfControl, operation: Callable[[ReferenceStore, Branch | None], Any]
-    ) -> Any:
+    def work(self, control: ThreadOfControl, operation: Callable[[ReferenceStore, Branch | None], Any]) -> Any:
         """Does one operation of a session."""
         self._connected("session", self._rmid)
         store = self._store
@@ -325,16 +315,12 @@ class ReferenceResource(ReferenceClient):
         self._ask(answer, "ax_reg")
         with self._store.lock:
             if xid.is_null:
-                self._outside[control] = advance(
-                    REGISTRATION, RegistrationState.D0, RegistrationVerb.REGISTER_NULL
-                )
+                self._outside[control] = advance(REGISTRATION, RegistrationState.D0, RegistrationVerb.REGISTER_NULL)
                 return False
             self._start(control, xid, _AX_STARTS[answer])
             return True
 
-    def _work_outside(
-        self, control: ThreadOfControl, operation: Callable[[ReferenceStore, Branch | None], Any]
-    ) -> Any:
+    def _work_outside(self, control: ThreadOfControl, operation: Callable[[ReferenceStore, Branch | None], Any]) -> Any:
         """One operation that is a transaction of its own, and the end of its registration."""
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
         try:

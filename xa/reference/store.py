@@ -115,9 +115,7 @@ class ReferenceStore(Server):
     def deliver(self, xid: Xid | None = None) -> int:
         """Requests in flight arrive, of all or of one branch, in the order of their sending; how many did."""
         with self.lock:
-            return sum(
-                self.arrive(flight) for flight in tuple(self.in_flight) if xid is None or flight.xid == xid
-            )
+            return sum(self.arrive(flight) for flight in tuple(self.in_flight) if xid is None or flight.xid == xid)
 
     def drop(self, xid: Xid | None = None) -> int:
         """Requests in flight will never arrive, of all or of one branch; how many."""
