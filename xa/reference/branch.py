@@ -75,9 +75,7 @@ class Association:
 
     __slots__ = ("branch", "client", "control", "dialect", "state")
 
-    def __init__(
-        self, client: ReferenceClient, control: ThreadOfControl, branch: Branch, dialect: Dialect
-    ) -> None:
+    def __init__(self, client: ReferenceClient, control: ThreadOfControl, branch: Branch, dialect: Dialect) -> None:
         self.client = client
         self.control = control
         self.branch = branch

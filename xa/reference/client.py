@@ -79,9 +79,7 @@ class Operation:
 
     __slots__ = ("_code", "branch", "control", "flight", "verb")
 
-    def __init__(
-        self, control: ThreadOfControl, verb: str, branch: Branch | None, outcome: Code | Flight
-    ) -> None:
+    def __init__(self, control: ThreadOfControl, verb: str, branch: Branch | None, outcome: Code | Flight) -> None:
         self.control = control
         self.verb = verb
         self.branch = branch
@@ -164,9 +162,7 @@ class ReferenceClient:
         """An operation of the thread's: one that has completed, if there is one."""
         mine = [number for number, operation in self._operations.items() if operation.control is control]
         if handle is not None or not flags & TMMULTIPLE:
-            raise xa_error(
-                Code.XAER_INVAL, "complete: TMMULTIPLE goes with no handle, and no handle with TMMULTIPLE"
-            )
+            raise xa_error(Code.XAER_INVAL, "complete: TMMULTIPLE goes with no handle, and no handle with TMMULTIPLE")
         if not mine:
             raise xa_error(Code.XAER_INVAL, "complete: this thread has no operation outstanding")
         return Handle(next((number for number in mine if self._operations[number].code is not None), mine[0]))
@@ -263,9 +259,7 @@ class ReferenceClient:
         store.lose(lost.held())
         return LOST
 
-    def _promise(
-        self, control: ThreadOfControl, verb: str, branch: Branch | None, outcome: Code | Flight
-    ) -> Handle:
+    def _promise(self, control: ThreadOfControl, verb: str, branch: Branch | None, outcome: Code | Flight) -> Handle:
         if len(self._operations) >= MAX_OUTSTANDING:
             raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding")
         handle = Handle(next(self._numbers))

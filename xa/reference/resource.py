@@ -159,9 +159,7 @@ class ReferenceResource(ReferenceClient):
                 raise self._not_associated("start(TMRESUME)", xid)
             effect = partial(store.resume, association, self, control)
         elif own is not None:
-            raise xa_error(
-                Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid
-            )
+            raise xa_error(Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid)
         else:
             branch = store.find(xid) if flags & TMJOIN else Branch(xid)
             association = Association(self, control, branch, self._dialect)
@@ -173,9 +171,7 @@ class ReferenceResource(ReferenceClient):
     def _still_associated(self, control: ThreadOfControl, held: Association, xid: Xid) -> XaError:
         if held.state is held.dialect.none:
             self._lose_connection(control)
-            return xa_error(
-                LOST, "start: the connection, and the association with it, was lost", held.branch.xid
-            )
+            return xa_error(LOST, "start: the connection, and the association with it, was lost", held.branch.xid)
         return xa_error(Code.XAER_PROTO, f"start: this thread is associated with {held.branch.xid}", xid)
 
     def _not_associated(self, verb: str, xid: Xid) -> XaError:
@@ -209,9 +205,7 @@ class ReferenceResource(ReferenceClient):
                     return code
                 self._file(association)
                 raise self._error("end", code, association.branch)
-            verb = (
-                dialect.suspend if flags & TMSUSPEND else dialect.end_fail if flags & TMFAIL else dialect.end
-            )
+            verb = dialect.suspend if flags & TMSUSPEND else dialect.end_fail if flags & TMFAIL else dialect.end
             refused = dialect.machine.refusal(association.state, verb)
             if refused is not None and association.state is not dialect.none:
                 raise xa_error(refused, f"end: the association is {association.state.value}", xid)

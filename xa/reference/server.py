@@ -124,9 +124,7 @@ class Server:
             self._settle(association)
         return code
 
-    def end(
-        self, association: Association, verb: Any, answer: Code | None = None, *, migrates: bool = False
-    ) -> Code:
+    def end(self, association: Association, verb: Any, answer: Code | None = None, *, migrates: bool = False) -> Code:
         """Ends or suspends; `verb` is one of the association's dialect."""
         branch, dialect = association.branch, association.dialect
         if association.state is dialect.none:
@@ -265,9 +263,7 @@ class Server:
             return
         self.known.pop(branch.xid, None)
         for association in tuple(branch.associations):  # of a branch that vanished: their threads will notice
-            association.state = advance(
-                association.dialect.machine, association.state, association.dialect.lose
-            )
+            association.state = advance(association.dialect.machine, association.state, association.dialect.lose)
             self._settle(association)
 
     def doom(self, branch: Branch, reason: Code) -> None:
