@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from tm.log.file import FileLog
-from tm.log.sql import SqlLog
-
 if TYPE_CHECKING:
     from tm.log.decision import DecisionLog
 
 
 def open_log(url: str, node: str) -> DecisionLog:
     """The log at `url`, open for `node`; ValueError when the URL names none. LogError: it can't be opened."""
+    from tm.log.file_log import FileLog  # noqa: PLC0415
+    from tm.log.sql_log import SqlLog  # noqa: PLC0415
+
     parts = urlsplit(url)
     if parts.scheme == "file":
         if parts.netloc or not parts.path:
