@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +23,9 @@ from xa.tables import (
     RegistrationVerb,
     ResourceVerb,
 )
+
+if TYPE_CHECKING:
+    from enum import Enum
 
 AnyMachine = Machine[Any, Any]
 OK, RDONLY, RB, HEUR, RETRY, RMERR, RMFAIL = (
