@@ -19,7 +19,7 @@ from xa.control import ThreadOfControl, entered, thread_of_control
 from xa.errors import XaError, xa_error
 from xa.flags import TMASYNC, TMUSEASYNC
 from xa.reference.resource import ReferenceResource
-from xa.reference.store import KeyLocked
+from xa.reference.server import KeyLocked
 from xa.tables import BranchState
 
 if TYPE_CHECKING:
