@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SUMMARY: Final = "run a benchmark"
 
 BENCHMARKS: Final[dict[str, str]] = {
+    "recovery": "bench.recovery",
+    "tm": "bench.transactions",
     "xa": "bench.contract",
 }
 """Name → the module that has it."""

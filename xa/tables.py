@@ -287,6 +287,7 @@ BRANCH: Final = Machine(
         Row(_V.END_FAIL, OK, (S1, S2), S4, "design, rule 1 (S2: the association was suspended)"),
         Row(_V.END_FAIL, RB, (S1,), S4, "6-4"),
         Row(_V.END_FAIL, RB, (S2, S4), S4, "design, rule 1 (S2: the association was suspended)"),
+        Row(_V.END_FAIL, RMERR, (S1, S2), S4, "design: work that may be incomplete can't be prepared"),
         Row(_V.PREPARE, OK, (S2,), S3, "6-4"),
         Row(_V.PREPARE, RDONLY, (S2,), S0, "6-4"),
         Row(_V.PREPARE, RB, (S2,), S0, "6-4"),
