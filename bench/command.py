@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SUMMARY: Final = "run a benchmark"
 
 BENCHMARKS: Final[dict[str, str]] = {
+    "log": "bench.log",
     "xa": "bench.contract",
 }
 """Name → the module that has it."""
