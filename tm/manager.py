@@ -12,7 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tm.config import Configuration, configuration_from
 from tm.log import LogError, LogStopped
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from tm.recovery import Report
 
 logger = logging.getLogger("xabridge.tm")
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class TransactionManager:
@@ -252,6 +254,20 @@ class TransactionManager:
         if self._current.get(None) is transaction:
             self._current.set(transaction.outer)
             switch_control(transaction.outer_control)
+
+    @overload
+    def transactional(self, function: F) -> F: ...
+
+    @overload
+    def transactional(
+        self,
+        function: None = None,
+        *,
+        propagation: Propagation = Propagation.REQUIRED,
+        rollback_on: tuple[type[BaseException], ...] = (BaseException,),
+        timeout_s: float | None = None,
+        retries: int = 0,
+    ) -> Callable[[F], F]: ...
 
     def transactional(
         self,
