@@ -66,7 +66,7 @@ class Performer:
         resources = self._resources
         last = len(branches) - 1
         answers: list[Any] = [None] * len(branches)
-        waiting = []
+        waiting: list[int] = []
         for index, branch in enumerate(branches):
             if resources[branch.resource].overlaps and (index < last or waiting):
                 answers[index] = self._ask(verb, branch, flags | TMASYNC)
