@@ -33,7 +33,7 @@ def test_the_configuration_is_one(tmp_path: Path) -> None:
 
 def test_the_commands_are_targets() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"make (\w+)", README))
+    targets = set(re.findall(r"(?:`|^)make (\w+)", README, re.MULTILINE))
     assert {"demo", "test", "setup", "check", "bench"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
