@@ -185,6 +185,8 @@ class ReferenceClient:
             check_flags(verb, flags, self.flags)
             self._check_open(verb, rmid)
             self._passed.add((verb, rmid, flags))
+        if flags & TMASYNC and len(self._operations) >= MAX_OUTSTANDING:
+            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding")
         return thread_of_control() if self._broken is None else self._connected(verb, rmid)
 
     def _connected(self, verb: str, rmid: int) -> ThreadOfControl:
@@ -265,8 +267,6 @@ class ReferenceClient:
         return LOST
 
     def _promise(self, control: ThreadOfControl, verb: str, branch: Branch | None, outcome: Code | Flight) -> Handle:
-        if len(self._operations) >= MAX_OUTSTANDING:
-            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding")
         handle = Handle(next(self._numbers))
         self._operations[handle] = Operation(control, verb, branch, outcome)
         if branch is not None:

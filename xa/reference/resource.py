@@ -242,7 +242,8 @@ class ReferenceResource(ReferenceClient):
             if branch.asked is self:
                 raise self._refuse_second(verb, branch, flags)
             if store.script.plans or not store.reachable:
-                return self._send(verb, control, branch, flags, partial(effect, branch))
+                # by the xid, which is looked up again when the request arrives
+                return self._send(verb, control, branch, flags, lambda *, answer: effect(store.find(xid), answer))
             code = effect(branch, None)
             if flags & TMASYNC:
                 return self._promise(control, verb, branch, code)
