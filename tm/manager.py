@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from tm.config import Configuration, configuration_from
+from tm.log import LogError, LogStopped
 from tm.log.opening import open_log
 from tm.outcome import ManagerUnusable, Outcome, ProtocolMisuse, Reason, Verdict, named
 from tm.performer import Performer
@@ -74,6 +75,7 @@ class TransactionManager:
         self._log: DecisionLog | None = open_log(log, node) if isinstance(log, str) else log
         self._closed = False
         self._unusable: str | None = None
+        self._doubtful = False
         self._performer = Performer(self._resources, self._log, sleep)
         self._sequence = itertools.count(1)
         self._prefix: bytes | None = None
@@ -132,7 +134,7 @@ class TransactionManager:
     def _ownership(self) -> Ownership:
         deciders = {}
         for resource in self._resources.values():
-            if resource.decides and not resource.broken:
+            if resource.decides and not resource.down:
                 deciders[resource.decider.decider_id] = resource.name
         return Ownership(self.node, self._log.log_id if self._log is not None else b"", deciders)
 
@@ -158,8 +160,8 @@ class TransactionManager:
 
     def begin(self, timeout_s: float | None = None) -> Transaction:
         """A new transaction, the current one of the calling context until it is completed or suspended."""
-        if self._unusable is not None:
-            raise ManagerUnusable(self._unusable)
+        if self._unusable is not None or self._doubtful:
+            self._check_usable()
         outer = self._current.get(None)
         if outer is not None and not outer.suspended:
             if outer.status not in FINAL and outer.status is not GlobalState.COMMITTING:
@@ -179,6 +181,20 @@ class TransactionManager:
         self._current.set(transaction)
         transaction.outer_control = switch_control(transaction.control)
         return transaction
+
+    def _check_usable(self) -> None:
+        """After the log told nothing any more: it is asked again, before another transaction depends on it."""
+        if self._unusable is not None:
+            raise ManagerUnusable(self._unusable)
+        try:
+            if self._log is not None:
+                self._log.decisions()
+        except LogError as error:
+            raise ManagerUnusable(
+                f"the decision log can't decide any more: {error}. Mend its cause, then start this process anew; "
+                "recovery will find out what is decided."
+            ) from error
+        self._doubtful = False
 
     def _begin_prefix(self) -> bytes:
         """What the gtrids of this incarnation begin with: known once the place of the decisions is open."""
@@ -309,6 +325,8 @@ class TransactionManager:
             logger.warning("%s: %s on %s is left to recovery", transaction, branch.xid, branch.resource)
         if outcome.pending:
             self._recoverer.wake()
+        if any(isinstance(reason.said, LogStopped) for reason in outcome.reasons):
+            self._doubtful = True
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
 

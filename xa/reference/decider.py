@@ -11,13 +11,15 @@ from xa.codes import Code
 from xa.deciding import DecisionRecord
 from xa.errors import xa_error
 from xa.flags import TMONEPHASE, TMUSEASYNC
-from xa.reference.client import OK, R0, answer_only
+from xa.reference.client import R0, answer_only
 from xa.reference.resource import ReferenceResource
+from xa.reference.server import OK
 from xa.reference.store import ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from xa.reference.branch import Branch
     from xa.reference.client import Effect
     from xa.resource import Handle, Registrar
     from xa.xid import Xid
@@ -47,13 +49,14 @@ class DecidingStore(ReferenceStore):
         with self.lock:
             return {gtrid for gtrid, record in self._decisions.items() if record is None}
 
-    def decide(self, xid: Xid, record: bytes, answer: Code | None = None) -> Code:
+    def decide(self, branch: Branch, record: bytes, answer: Code | None = None) -> Code:
         """Commits the branch with the decision in it, or neither. Called with `lock` held."""
-        if answer is None and xid.gtrid in self._decisions:
+        gtrid = branch.xid.gtrid
+        if answer is None and gtrid in self._decisions:
             answer = Code.XA_RBROLLBACK
-        code = self.commit_one_phase(xid, answer)
+        code = self.commit_one_phase(branch, answer)
         if code is OK:
-            self._decisions[xid.gtrid] = record
+            self._decisions[gtrid] = record
             self._order = None
         return code
 
@@ -85,9 +88,7 @@ class ReferenceDecider(ReferenceResource):
 
     name = "xabridge reference decider"
 
-    def __init__(
-        self, store: DecidingStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC
-    ) -> None:
+    def __init__(self, store: DecidingStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> None:
         super().__init__(store, registrar, flags)
         self._decisions = store
         self._incarnation = 0
@@ -119,9 +120,7 @@ class ReferenceDecider(ReferenceResource):
         """With TMONEPHASE only."""
         if not flags & TMONEPHASE:
             self._enter("commit", rmid, flags)
-            raise xa_error(
-                Code.XAER_PROTO, "commit: the one that decides commits by decide, or TMONEPHASE", xid
-            )
+            raise xa_error(Code.XAER_PROTO, "commit: the one that decides commits by decide, or TMONEPHASE", xid)
         return super().commit(xid, rmid, flags)
 
     def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
@@ -129,15 +128,11 @@ class ReferenceDecider(ReferenceResource):
         control = self._connected("decide", rmid)
         store = self._decisions
         with store.lock:
-            if self._busy:
-                self._check_idle("decide", xid, 0)
-            if store.script or not store.reachable:
-                self._send("decide", control, xid, 0, partial(store.decide, xid, record))
-                return OK
-            code = store.decide(xid, record)
-        if code is OK:
-            return code
-        raise self._error("decide", code, xid)
+            branch = store.find(xid)
+            if branch.asked is self:
+                raise self._refuse_second("decide", branch, 0)
+            self._send("decide", control, branch, 0, partial(store.decide, branch, record))
+            return OK
 
     def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
         """As `xa.DecidingResource` says."""
