@@ -67,16 +67,18 @@ class Performer:
         last = len(branches) - 1
         answers: list[Any] = [None] * len(branches)
         waiting: list[int] = []
-        for index, branch in enumerate(branches):
-            if resources[branch.resource].overlaps and (index < last or waiting):
-                answers[index] = self._ask(verb, branch, flags | TMASYNC)
-            else:
-                waiting.append(index)
-        for index in waiting:
-            answers[index] = self._ask(verb, branches[index], flags)
-        for index, branch in enumerate(branches):
-            if type(answers[index]) is Handle:
-                answers[index] = self._collect(branch, answers[index])
+        try:
+            for index, branch in enumerate(branches):
+                if resources[branch.resource].overlaps and (index < last or waiting):
+                    answers[index] = self._ask(verb, branch, flags | TMASYNC)
+                else:
+                    waiting.append(index)
+            for index in waiting:
+                answers[index] = self._ask(verb, branches[index], flags)
+        finally:  # an interruption of this thread leaves no operation behind that nobody waits for
+            for index, branch in enumerate(branches):
+                if type(answers[index]) is Handle:
+                    answers[index] = self._collect(branch, answers[index])
         return answers
 
     def _ask(self, verb: Verb, branch: Branch, flags: int) -> Answer | Handle:
