@@ -136,7 +136,9 @@ class TransactionManager:
         for resource in self._resources.values():
             if resource.decides and not resource.down:
                 deciders[resource.decider.decider_id] = resource.name
-        return Ownership(self.node, self._log.log_id if self._log is not None else b"", deciders)
+        if self._log is None:
+            return Ownership(self.node, b"", 0, deciders)
+        return Ownership(self.node, self._log.log_id, self._log.incarnation, deciders)
 
     def resource(self, name: str) -> Resource:
         """The resource `name`; ProtocolMisuse when none is configured under it."""

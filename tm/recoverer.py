@@ -121,7 +121,9 @@ class Recoverer:
         if isinstance(answer, XaError) and answer.code is not Code.XAER_NOTA:
             raise answer
         if self._log is not None:
-            self._log.drop_heuristic(branch)
+            noted = {heuristic.branch for heuristic in self._log.heuristics() if heuristic.branch.xid == xid}
+            for noted_branch in noted or {branch}:  # under the names that the resource had then
+                self._log.drop_heuristic(noted_branch)
         logger.info("%s on %s was forgotten", xid, resource.name)
 
     def _mend_all(self) -> None:
@@ -145,10 +147,10 @@ class Recoverer:
 
     def _decisions(self) -> Decisions:
         logged: dict[bytes, Decision] = {}
-        noted: frozenset[Branch] = frozenset()
+        noted: frozenset[Xid] = frozenset()
         if self._log is not None:
             logged = {decision.gtrid: decision for decision in self._log.decisions()}
-            noted = frozenset(heuristic.branch for heuristic in self._log.heuristics())
+            noted = frozenset(heuristic.branch.xid for heuristic in self._log.heuristics())
         by_decider = {}
         for resource in self._resources.values():
             if resource.decides:
