@@ -94,7 +94,7 @@ class Completion:
         if self.associations:
             answers = yield Call(Verb.END, self.associations, TMSUCCESS)
             if self._refusals(Verb.END, self.associations, answers):
-                return (yield from self._refuse(self._everybody()))
+                return (yield from self._refuse(self.everybody()))
         if self.decider is None and len(self.branches) == 1:
             return (yield from self._one_phase(self.branches[0]))
         answers = (yield Call(Verb.PREPARE, self.branches)) if self.branches else []
@@ -115,11 +115,12 @@ class Completion:
         self._move(GlobalVerb.ROLLBACK)
         if self.associations:
             yield Call(Verb.END, self.associations, TMFAIL)
-        return (yield from self._roll_back(self._everybody()))
+        return (yield from self._roll_back(self.everybody()))
 
     # --- before the decision --------------------------------------------------------------------------------
 
-    def _everybody(self) -> tuple[Branch, ...]:
+    def everybody(self) -> tuple[Branch, ...]:
+        """Every branch, the decider's too."""
         return self.branches + self._decider()
 
     def _decider(self) -> tuple[Branch, ...]:
@@ -304,6 +305,10 @@ class Completion:
         refused = yield Note(Heuristic(branch, HEURISTIC_CODE[meaning]))
         return refused is None
 
+    def heuristics(self) -> tuple[Heuristic, ...]:
+        """The damage so far."""
+        return tuple(Heuristic(branch, HEURISTIC_CODE[meaning]) for branch, meaning in self.damage)
+
     def _summary(self, asked: Verb) -> Verdict:
         """The verdict over what the branches came to, where there is damage. Read-only branches don't count."""
         ends = self.came_to
@@ -323,6 +328,6 @@ class Completion:
             verdict,
             decided,
             tuple(self.pending),
-            tuple(Heuristic(branch, HEURISTIC_CODE[meaning]) for branch, meaning in self.damage),
+            self.heuristics(),
             tuple(self.reasons),
         )
