@@ -18,6 +18,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.resources import ConfigurationError, ResourceConfig
@@ -54,6 +55,8 @@ def configuration_from(path: str | Path, environment: Mapping[str, str] = os.env
         raise ConfigurationError(f"{path}: no such file; write one, or pass --config") from error
     except OSError as error:
         raise ConfigurationError(f"{path}: can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: not TOML, which is UTF-8: {error}") from error
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -115,7 +118,7 @@ class _Reader:
 
     def _seconds(self, table: Mapping[str, Any], key: str, default: float) -> float:
         value = table.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < TIMEOUT_MAX:
             raise self._wrong(key, f"expected seconds above 0, not {value!r}")
         return float(value)
 
