@@ -156,12 +156,22 @@ class TransactionManager:
         """The decision log, where no resource decides."""
         return self._log
 
+    @property
+    def decider(self) -> str | None:
+        """The name of the resource that decides, where one does."""
+        return self._decider
+
+    def at_work_outside(self) -> bool:
+        """Whether a resource that registers itself is at work for the calling thread of control outside any
+        transaction."""
+        return self._registrar.at_work_outside()
+
     # --- transactions ---------------------------------------------------------------------------------------
 
     def begin(self, timeout_s: float | None = None) -> Transaction:
         """A new transaction, the current one of the calling context until it is completed or suspended."""
         if self._unusable is not None or self._doubtful:
-            self._check_usable()
+            self.check_usable()
         outer = self._current.get(None)
         if outer is not None and not outer.suspended:
             if outer.status not in FINAL and outer.status is not GlobalState.COMMITTING:
@@ -182,8 +192,9 @@ class TransactionManager:
         transaction.outer_control = switch_control(transaction.control)
         return transaction
 
-    def _check_usable(self) -> None:
-        """After the log told nothing any more: it is asked again, before another transaction depends on it."""
+    def check_usable(self) -> None:
+        """ManagerUnusable where nothing can be decided any more. After the log told nothing it is asked again, before
+        another transaction depends on it."""
         if self._unusable is not None:
             raise ManagerUnusable(self._unusable)
         try:
