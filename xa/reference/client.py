@@ -126,6 +126,11 @@ class ReferenceClient:
         """The association is not this thread's any more, or not suspended. Called with the store's lock held."""
         self._suspended.pop((association.control, association.branch.xid), None)
 
+    def lose_replies(self) -> None:
+        """No outstanding operation will be answered. Called with the store's lock held."""
+        for operation in self._operations.values():
+            operation.lose()
+
     @property
     def outstanding(self) -> int:
         """How many handles wait for `complete`. For tests."""

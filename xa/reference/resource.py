@@ -158,6 +158,8 @@ class ReferenceResource(ReferenceClient):
             if association is None:
                 raise self._not_associated("start(TMRESUME)", xid)
             effect = partial(store.resume, association, self, control)
+        elif own is not None and own.state is own.dialect.none:
+            raise self._still_associated(control, own, xid)
         elif own is not None:
             raise xa_error(Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid)
         else:

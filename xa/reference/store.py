@@ -88,6 +88,14 @@ class ReferenceStore(Server):
                 self.lose([held for held in branch.associations if held.client is client])
             client.forget_everything()
 
+    def cut(self, client: ReferenceClient) -> None:
+        """The client's connections are cut, with the replies on them. It can connect again at once, and notices when
+        it uses what it lost."""
+        with self.lock:
+            for branch in self.known.values():
+                self.lose([held for held in branch.associations if held.client is client])
+            client.lose_replies()
+
     def partition(self) -> None:
         """The server can't be reached until `heal`; it lives, and notices that its connections are lost."""
         with self.lock:
