@@ -89,6 +89,7 @@ class Transaction:
         "_decider",
         "_enlisted",
         "_manager",
+        "_reaping",
         "_reasons",
         "_state",
         "began_at",
@@ -125,6 +126,7 @@ class Transaction:
         self._decider = decider
         self._state = GlobalState.ACTIVE
         self._busy = threading.Lock()
+        self._reaping = False
         self._enlisted: dict[str, Enlistment] = {}
         self._completion: Completion | None = None
         self._reasons: list[Reason] = []
@@ -382,7 +384,9 @@ class Transaction:
         """For the reaper: rolls back when the deadline has passed and nothing is prepared. Whether that is over."""
         if now < self.deadline:
             return False
+        self._reaping = True
         if not self._busy.acquire(blocking=False):
+            self._reaping = False
             return False  # in use: its own thread is completing it, or the reaper comes again
         try:
             if self._state not in (GlobalState.ACTIVE, GlobalState.MARKED):
@@ -394,6 +398,7 @@ class Transaction:
             with entered(self.control):
                 self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
         finally:
+            self._reaping = False
             self._busy.release()
         return True
 
@@ -515,7 +520,9 @@ class _Guard:
 
     def __enter__(self) -> None:
         transaction = self._transaction
-        if not transaction._busy.acquire(False):  # noqa: SLF001 — the guard is the transaction's own
+        busy = transaction._busy  # noqa: SLF001 — the guard is the transaction's own
+        # the reaper is nobody's mistake: what comes while it is inside waits, and hears of the timeout
+        if not busy.acquire(False) and not (transaction._reaping and busy.acquire()):  # noqa: SLF001 — as above
             raise ProtocolMisuse(
                 f"transaction {transaction} is in use by another thread or task at this moment: "
                 "a transaction belongs to one at a time"

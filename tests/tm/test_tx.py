@@ -269,6 +269,41 @@ def test_a_timeout(both: TwoResources, tx: TxInterface, end: Callable[[TxInterfa
     assert not both.manager.get_transaction().expire(1e12)
 
 
+class SlowToRollBack(ReferenceResource):
+    """Says when it is asked to roll back, and does it when the test lets it."""
+
+    def __init__(
+        self, store: ReferenceStore, registrar: Registrar, asked: threading.Event, gate: threading.Event
+    ) -> None:
+        super().__init__(store, registrar, 0)
+        self._asked = asked
+        self._gate = gate
+
+    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        self._asked.set()
+        assert self._gate.wait(30)
+        return super().rollback(xid, rmid, flags)
+
+
+def test_a_timeout_that_is_under_way() -> None:
+    """Who commits while the reaper is inside hears of the timeout, not of a misuse."""
+    asked, gate = threading.Event(), threading.Event()
+    with TwoResources(factory=lambda store: lambda registrar: SlowToRollBack(store, registrar, asked, gate)) as both:
+        tx = TxInterface(both.manager)
+        bring_to(tx, TxState.S1)
+        tx.tx_set_transaction_timeout(5)
+        tx.tx_begin()
+        both.write()
+        transaction = both.manager.get_transaction()
+        reaper = threading.Thread(target=transaction.expire, args=(both.clock.now + 5,))
+        reaper.start()
+        assert asked.wait(30)
+        threading.Timer(0.05, gate.set).start()
+        assert tx.tx_commit() is TxCode.TX_ROLLBACK
+        reaper.join()
+        assert both.one.branches == both.two.branches == {}
+
+
 @pytest.mark.parametrize(("end", "code"), [(TxInterface.tx_commit, OK), (TxInterface.tx_rollback, TxCode.TX_COMMITTED)])
 def test_committed_through_the_manager(
     both: TwoResources, tx: TxInterface, end: Callable[[TxInterface], TxCode], code: TxCode
