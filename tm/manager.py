@@ -26,6 +26,7 @@ from tm.recovery import Ownership
 from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.states import FINAL, GlobalState
+from tm.telemetry import opentelemetry
 from tm.transaction import Transaction
 from xa import XaError, check_node, switch_control
 from xa.gtrid import log_prefix
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from tm.completion import Completion, Steps
     from tm.log import DecisionLog
     from tm.recovery import Report
+    from tm.telemetry.recorder import Telemetry
 
 logger = logging.getLogger("xabridge.tm")
 
@@ -48,7 +50,8 @@ class TransactionManager:
 
     `resources` maps names to open strings (URLs) or ResourceConfigs. `log` is a URL ("file:///folder",
     "sqlite:///file", "postgresql://…") or an open DecisionLog; it is left out when a resource decides.
-    `decider` names the resource that decides, where more than one could.
+    `decider` names the resource that decides, where more than one could. `telemetry` is what
+    `tm.telemetry.opentelemetry()` makes.
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class TransactionManager:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         background: bool = True,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.node = check_node(node)
+        self._recorder = telemetry.recorder(node) if telemetry is not None else None
         self.timeout_s = timeout_s
         self._clock = clock
         self._live: dict[bytes, Transaction] = {}
@@ -76,11 +81,15 @@ class TransactionManager:
         self._closed = False
         self._unusable: str | None = None
         self._doubtful = False
-        self._performer = Performer(self._resources, self._log, sleep)
+        performer = Performer(self._resources, self._log, sleep)
+        self._performer = performer
+        if self._recorder is not None:
+            self._recorder.watch(self._log, self._live)
+            self._performer = self._recorder.performer(self._resources, self._log, sleep)
         self._sequence = itertools.count(1)
         self._prefix: bytes | None = None
         self._background = ThreadPoolExecutor(4, thread_name_prefix="xabridge-completion")
-        self._recoverer = Recoverer(self._resources, self._log, self._performer, self._live, self._ownership)
+        self._recoverer = Recoverer(self._resources, self._log, performer, self._live, self._ownership, self._recorder)
         for resource in self._resources.values():
             try:
                 resource.mend()
@@ -103,6 +112,7 @@ class TransactionManager:
             timeout_s=configuration.timeout_s,
             decider=configuration.decider,
             recovery_interval_s=configuration.recovery_interval_s,
+            telemetry=opentelemetry() if configuration.telemetry else None,
         )
 
     # --- configuration --------------------------------------------------------------------------------------
@@ -114,7 +124,7 @@ class TransactionManager:
         for rmid, (name, config) in enumerate(resources.items(), start=1):
             if isinstance(config, str):
                 config = ResourceConfig(config)  # noqa: PLW2901 — the short form of the same
-            configured[name] = Resource(name, rmid, config, self._registrar, clock)
+            configured[name] = Resource(name, rmid, config, self._registrar, clock, self._recorder)
         return configured
 
     def _choose_decider(self, decider: str | None, log: str | DecisionLog | None) -> str | None:
@@ -190,6 +200,8 @@ class TransactionManager:
         self._live[gtrid] = transaction
         self._current.set(transaction)
         transaction.outer_control = switch_control(transaction.control)
+        if self._recorder is not None:
+            self._recorder.began(gtrid)
         return transaction
 
     def check_usable(self) -> None:
@@ -322,6 +334,8 @@ class TransactionManager:
     def _completed(self, transaction: Transaction, outcome: Outcome, state: GlobalState) -> None:
         transaction.completed(outcome, state)
         del self._live[transaction.gtrid]
+        if self._recorder is not None:
+            self._recorder.completed(outcome)
         if outcome.verdict is Verdict.COMMITTED:
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug("%s: committed", transaction)
@@ -378,6 +392,8 @@ class TransactionManager:
             resource.close()
         if self._log is not None:
             self._log.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.effects import Call
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tm.performer import Performer
     from tm.recovery import Ownership, RecoveryEffect
     from tm.resources import Resource
+    from tm.telemetry.recorder import Recorder
     from tm.transaction import Transaction
 
 logger = logging.getLogger("xabridge.tm.recovery")
@@ -47,12 +49,14 @@ class Recoverer:
         performer: Performer,
         live: Mapping[bytes, Transaction],
         ownership: Callable[[], Ownership],
+        recorder: Recorder | None = None,
     ) -> None:
         self._resources = resources
         self._log = log
         self._performer = performer
         self._live = live
         self._ownership = ownership
+        self._recorder = recorder
         self._control = ThreadOfControl()
         self._one_at_a_time = threading.Lock()
         self._wanted = threading.Event()
@@ -100,6 +104,7 @@ class Recoverer:
         """One pass; with `now` resources are tried whether their back-off has passed or not. LogError: the log
         can't be read, so that nothing may be presumed."""
         with self._one_at_a_time, entered(self._control):
+            began = time.perf_counter()
             if now:
                 self._mend_all()
             steps = recover(self._ownership())
@@ -110,6 +115,8 @@ class Recoverer:
             except StopIteration as stop:
                 report: Report = stop.value
         self.last_report = report
+        if self._recorder is not None:
+            self._recorder.recovered(report, began)
         _log_report(report)
         return report
 
