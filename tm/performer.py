@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tm.effects import Call, Decide, End, Force, Note, Pause
 from tm.log import LogError, LogFull
+from tm.outcome import named
 from tm.record import encode_branches
 from tm.verdicts import Verb
 from xa import TMASYNC, TMNOFLAGS, Code, Handle, XaError, xa_error
@@ -134,7 +135,10 @@ class Performer:
     def note(self, effect: Note) -> LogError | None:
         """Makes a heuristic outcome durable."""
         branch = effect.heuristic.branch
-        logger.error("%s on %s was completed on its own: %s", branch.xid, branch.resource, effect.heuristic.code.name)
+        logger.error(
+            "%s (xid %s) on %s was completed on its own: %s",
+            named(branch.xid.gtrid), branch.xid, branch.resource, effect.heuristic.code.name,
+        )  # fmt: skip
         if self._log is None:
             return LogFull("there is no log to note it in; the resource manager remembers it")
         try:
@@ -152,7 +156,7 @@ class Performer:
             elif self._log is not None:
                 self._log.end(effect.decision.gtrid)
         except (LogError, XaError) as error:
-            logger.warning("the end of %s could not be noted: %s", effect.decision.gtrid.hex(), error)
+            logger.warning("%s: its end could not be noted: %s", named(effect.decision.gtrid), error)
 
     def pause(self, effect: Pause) -> None:
         """Waits."""
@@ -170,8 +174,10 @@ _METHODS: Final[dict[type, str]] = {
 
 def _broken_promise(resource: Resource, routine: str, xid: Xid, error: Exception) -> XaError:
     """What an exception that the contract does not know comes to: nothing may be assumed about the call."""
-    message = "%s: %s(%s) raised what its contract does not name"
-    logger.error(message, resource.name, routine, xid, exc_info=error)
+    logger.error(
+        "%s (xid %s): %s of %s raised what its contract does not name",
+        named(xid.gtrid), xid, routine, resource.name, exc_info=error,
+    )  # fmt: skip
     failure = xa_error(Code.XAER_RMFAIL, f"{routine} raised {type(error).__name__}: {error}", xid)
     resource.failed(failure)
     return failure

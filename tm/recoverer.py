@@ -129,7 +129,7 @@ class Recoverer:
             raise answer
         if self._log is not None:
             self._log.drop_heuristic(branch)
-        logger.info("%s on %s was forgotten", xid, resource.name)
+        logger.info("%s (xid %s) on %s was forgotten", named(xid.gtrid), xid, resource.name)
 
     def _mend_all(self) -> None:
         for resource in self._resources.values():

@@ -189,10 +189,10 @@ class TxInterface:
         try:
             transaction = manager.begin(thread.timeout_s or math.inf)
         except ManagerUnusable as error:
-            logger.error("tx_begin: %s", error)  # noqa: TRY400 — its message says it all
+            logger.error("tx_begin: no transaction can begin: %s", error)  # noqa: TRY400 — its message says it all
             return TxCode.TX_ERROR if isinstance(error.__cause__, XaError) else TxCode.TX_FAIL
         except ProtocolMisuse as error:
-            logger.warning("tx_begin: %s", error)
+            logger.warning("tx_begin was refused: %s", error)
             return TxCode.TX_PROTOCOL_ERROR
         refused = self._start(transaction)
         if refused is None:
@@ -200,7 +200,7 @@ class TxInterface:
         try:
             transaction.rollback()
         except TransactionError as error:
-            logger.error("tx_begin: %s: %s", transaction, error)  # noqa: TRY400 — its message says it all
+            logger.error("tx_begin of %s: its rollback: %s", transaction, error)  # noqa: TRY400 — its message says it all
         return refused
 
     def _start(self, transaction: Transaction) -> TxCode | None:
@@ -218,7 +218,7 @@ class TxInterface:
             try:
                 transaction.enlist(resource.name)
             except RolledBack as error:
-                logger.warning("tx_begin: %s", error)
+                logger.warning("tx_begin of %s: %s", transaction, error)
                 cause = error.__cause__
                 outside = isinstance(cause, XaError) and cause.code is Code.XAER_OUTSIDE
                 return TxCode.TX_OUTSIDE if outside else TxCode.TX_ERROR
@@ -256,7 +256,7 @@ class TxInterface:
                     transaction.commit(wait="logged" if logged else "completed")
                 decided = True
             except TransactionError as error:
-                logger.warning("%s: %s", verb.value, error)
+                logger.warning("%s of %s: %s", verb.value, transaction, error)
         outcome = transaction.outcome
         if outcome is None and not decided:
             return TxCode.TX_PROTOCOL_ERROR  # it is suspended, or another thread is in it

@@ -127,6 +127,7 @@ class Recorder:
         self._tracer = telemetry.tracer
         self._record = telemetry.instruments
         self._node = {table.NODE: node}
+        self._asked: dict[tuple[str, str], dict[str, str]] = {}
         self._traces: dict[bytes, _Trace] = {}
         self._log: DecisionLog | None = None
         self._live: Collection[bytes] = ()
@@ -194,7 +195,9 @@ class Recorder:
     def verb(self, resource: str, verb: str, began: float, code: Code | None, xid: Xid | None) -> None:
         """A resource manager was asked `verb` at `began` and has answered `code` (None: it raised what it must not)."""
         took_s = perf_counter() - began
-        attributes = {**self._node, table.RESOURCE: resource, table.VERB: verb}
+        attributes = self._asked.get((resource, verb))
+        if attributes is None:
+            attributes = self._asked[resource, verb] = {**self._node, table.RESOURCE: resource, table.VERB: verb}
         self._record[table.VERB_DURATION](took_s, attributes)
         said = RAISED if code is None else code.name
         if code not in _AS_ASKED:
@@ -202,8 +205,8 @@ class Recorder:
         if xid is None:
             return
         found = self._traces.get(xid.gtrid)
-        if found is None:
-            return  # recovery asks, or the transaction is over
+        if found is None or not found.span.is_recording():
+            return  # recovery asks, or the transaction is over, or nobody looks at its spans
         branch = found.branches.get(resource)
         if branch is None:
             branch = found.branches[resource] = _Branch(self._branch_span(found.span, resource, xid, took_s))
