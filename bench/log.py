@@ -1,10 +1,9 @@
-"""The decision log by itself: how many decisions a second, against the bare rate of fdatasync on the same disk.
+"""`xabridge bench log`: the decision log by itself, against the bare rate of fdatasync on the same disk.
 
-Rounds alternate between the bare loops and the log with 1, 4 and 16 threads, and the figures are medians, so that
-a disk that is slower for a while is so for all. Two bare loops, one thread each: `raw_fdatasync_per_s` appends
-220 octets to a file that grows and forces it, `raw_overwrite_per_s` does so inside a file that is full of zeros,
-which is what the log does. Ratios are over the former. `decide_us` and `end_us` are the log's own cost, with
-its writes and without forces.
+Per round, one after the other: two bare loops in one thread, then `decide` and `end` from 1, 4 and 16 threads.
+`raw_fdatasync_per_s` appends to a file that grows and forces it; `raw_overwrite_per_s` does so inside a file that
+was full of zeros, as the log does. Ratios are to the former, within a round; the medians are told. `decide_us`
+and `end_us` are the log's own cost in one thread on a disk that forces nothing.
 """
 
 from __future__ import annotations
@@ -12,13 +11,13 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-import threading
 import time
 from itertools import cycle, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.disk import BenchFiles
+from bench.transactions import RECORD, THREADS, rate, raw_forces_per_s
+from bench.unforced import UnforcedFiles
 from tm.log import Branch, Decision, FileLog
 from tm.log.files import BLOCK
 from xa import FORMAT_ID, Gtrid, Xid
@@ -26,124 +25,50 @@ from xa import FORMAT_ID, Gtrid, Xid
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SUMMARY: Final = "decisions a second in a FileLog, over the raw rate of fdatasync"
+SUMMARY: Final = "decisions a second in a FileLog, against the raw rate of forced appends"
 
-THREADS: Final = (1, 4, 16)
-RECORD: Final = bytes(220)
-RAW_SIZE: Final = 4 << 20
+OVERWRITTEN: Final = 4 << 20
+MANY: Final = 16_000
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """As `bench.command.Benchmark` says."""
-    rounds, seconds = (3, 0.2) if quick else (15, 1.0)
-    append, overwrite = [], []
-    decides: dict[int, list[float]] = {threads: [] for threads in THREADS}
-    per_force: dict[int, list[float]] = {threads: [] for threads in THREADS}
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        path = Path(folder)
-        for turn in range(rounds):
-            append.append(raw_forces_per_s(path / "raw", seconds, grows=True))
-            overwrite.append(raw_forces_per_s(path / "raw", seconds, grows=False))
+    seconds, rounds = (0.3, 3) if quick else (1.0, 15)
+    raw: list[float] = []
+    overwrite: list[float] = []
+    rates: dict[int, list[float]] = {threads: [] for threads in THREADS}
+    with tempfile.TemporaryDirectory(prefix="xabridge-bench-", dir=Path.cwd()) as folder:
+        log = FileLog(Path(folder) / "log", "bench")
+        made = cycle(list(islice(decisions(log), MANY)))
+
+        def work() -> None:
+            decision = next(made)
+            log.decide(decision)
+            log.end(decision.gtrid)
+
+        for _ in range(rounds):
+            raw.append(raw_forces_per_s(Path(folder) / "raw", seconds))
+            overwrite.append(_overwrites_per_s(Path(folder) / "raw", seconds))
             for threads in THREADS:
-                rate, batch = _decide(path / f"log{turn}-{threads}", threads, seconds)
-                decides[threads].append(rate)
-                per_force[threads].append(batch)
-    raw = statistics.median(append)
-    decide_us, end_us = _own_cost(5_000 if quick else 50_000)
+                rates[threads].append(rate(work, threads, seconds))
+        log.close()
+        decide_us, end_us = _own_cost(Path(folder) / "unforced", MANY // 4 if quick else 4 * MANY)
     return {
-        "raw_fdatasync_per_s": round(raw),
-        "raw_overwrite_per_s": round(statistics.median(overwrite)),
-        "threads": {
-            str(threads): {
-                "decide_per_s": round(statistics.median(decides[threads])),
-                "per_force": round(statistics.median(per_force[threads]), 1),
-            }
+        "raw_fdatasync_per_s": round(statistics.median(raw), 1),
+        "raw_overwrite_per_s": round(statistics.median(overwrite), 1),
+        "threads": {str(threads): {"decide_per_s": round(statistics.median(rates[threads]), 1)} for threads in THREADS},
+        **{
+            f"ratio_{threads}": round(statistics.median(a / b for a, b in zip(rates[threads], raw, strict=True)), 3)
             for threads in THREADS
         },
-        "ratio_1": round(statistics.median(decides[1]) / raw, 2),
-        "ratio_16": round(statistics.median(decides[16]) / raw, 2),
         "decide_us": round(decide_us, 1),
         "end_us": round(end_us, 1),
     }
 
 
-def raw_forces_per_s(path: Path, seconds: float, *, grows: bool) -> float:
-    """Forces in a second of a bare loop."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        if not grows:
-            for offset in range(0, RAW_SIZE, BLOCK):
-                os.pwrite(descriptor, bytes(BLOCK), offset)
-            os.fsync(descriptor)
-        count = 0
-        start = time.perf_counter()
-        while (elapsed := time.perf_counter() - start) < seconds:
-            offset = count * len(RECORD)
-            os.pwrite(descriptor, RECORD, offset if grows else offset % (RAW_SIZE - len(RECORD)))
-            os.fdatasync(descriptor)
-            count += 1
-    finally:
-        os.close(descriptor)
-    return count / elapsed
-
-
-def _decide(folder: Path, threads: int, seconds: float) -> tuple[float, float]:
-    """Decisions a second, each with its END, and how many shared a force."""
-    files = BenchFiles(folder)
-    log = FileLog(folder, "bench", files=files)
-    forces = files.forces
-    counts = [0] * threads
-    barrier = threading.Barrier(threads + 1)
-    stop = threading.Event()
-
-    def work(thread: int) -> None:
-        made = cycle(list(islice(_decisions(log, thread), 1000)))
-        barrier.wait()
-        count = 0
-        while not stop.is_set():
-            decision = next(made)
-            log.decide(decision)
-            log.end(decision.gtrid)
-            count += 1
-        counts[thread] = count
-
-    workers = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
-    for worker in workers:
-        worker.start()
-    barrier.wait()
-    start = time.perf_counter()
-    stop.wait(seconds)
-    stop.set()
-    for worker in workers:
-        worker.join()
-    elapsed = time.perf_counter() - start
-    forces = files.forces - forces
-    log.close()
-    return sum(counts) / elapsed, sum(counts) / max(1, forces)
-
-
-def _own_cost(repetitions: int) -> tuple[float, float]:
-    """Microseconds of `decide`, which writes, and of `end`, on a disk that forces nothing."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = FileLog(folder, "bench", files=BenchFiles(folder, forced=False))
-        made = list(islice(_decisions(log, 0), repetitions))
-        decide = end = 0.0
-        for first in range(0, repetitions, 100):
-            some = made[first : first + 100]
-            start = time.perf_counter()
-            for decision in some:
-                log.decide(decision)
-            middle = time.perf_counter()
-            for decision in some:
-                log.end(decision.gtrid)
-            end += time.perf_counter() - middle
-            decide += middle - start
-        log.close()
-    return decide / repetitions * 1e6, end / repetitions * 1e6
-
-
-def _decisions(log: FileLog, thread: int) -> Iterator[Decision]:
-    sequence = thread << 32
+def decisions(log: FileLog) -> Iterator[Decision]:
+    """Decisions of two branches, without end."""
+    sequence = 0
     while True:
         gtrid = Gtrid(log.node, log.log_id, log.incarnation, sequence).encode()
         yield Decision(
@@ -151,3 +76,41 @@ def _decisions(log: FileLog, thread: int) -> Iterator[Decision]:
             (Branch("broker", Xid(FORMAT_ID, gtrid, b"broker")), Branch("shop", Xid(FORMAT_ID, gtrid, b"shop"))),
         )
         sequence += 1
+
+
+def _overwrites_per_s(path: Path, seconds: float) -> float:
+    """Small writes, one behind the other, into a file that is there already, each with its fdatasync."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        for offset in range(0, OVERWRITTEN, BLOCK):
+            os.pwrite(descriptor, bytes(BLOCK), offset)
+        os.fsync(descriptor)
+        count = 0
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            os.pwrite(descriptor, RECORD, count * len(RECORD) % (OVERWRITTEN - len(RECORD)))
+            os.fdatasync(descriptor)
+            count += 1
+        return count / (time.perf_counter() - began)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+def _own_cost(folder: Path, repetitions: int) -> tuple[float, float]:
+    """Microseconds of `decide`, which writes, and of `end`."""
+    log = FileLog(folder, "bench", files=UnforcedFiles(folder))
+    made = list(islice(decisions(log), 100))
+    decide = end = 0.0
+    for _ in range(repetitions // len(made)):
+        began = time.perf_counter()
+        for decision in made:
+            log.decide(decision)
+        decided = time.perf_counter()
+        for decision in made:
+            log.end(decision.gtrid)
+        end += time.perf_counter() - decided
+        decide += decided - began
+    log.close()
+    count = repetitions // len(made) * len(made)
+    return decide / count * 1e6, end / count * 1e6

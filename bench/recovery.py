@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from bench.disk import BenchFiles
 from bench.transactions import manager_over
+from bench.unforced import UnforcedFiles
 from tm.log import Branch, Decision, FileLog
 from xa import FORMAT_ID, TMSUCCESS, Gtrid, ResourceManager, Xid
 
@@ -35,7 +35,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
 
 
 def _pass_s(folder: Path, branches: int) -> float:
-    log = FileLog(folder, "bench", files=BenchFiles(folder, forced=False))
+    log = FileLog(folder, "bench", files=UnforcedFiles(folder))
     manager = manager_over(log)
     resources = list(manager.resources.values())
     for sequence in range(branches // 2):

@@ -8,6 +8,7 @@ reference resource managers cost in it by themselves, `overhead_us` the differen
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import sys
@@ -17,8 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.disk import BenchFiles
-from bench.log import raw_forces_per_s
+from bench.unforced import UnforcedFiles
 from tm import ResourceConfig, TransactionManager
 from tm.log import FileLog
 from xa import FORMAT_ID, TMASYNC, TMSUCCESS, Gtrid, Handle, Xid
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SUMMARY: Final = "transactions over two reference resource managers, against the raw rate of forced appends"
 
 THREADS: Final = (1, 4, 16)
+RECORD: Final = bytes(200)
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
@@ -64,10 +65,10 @@ def _forced(folder: Path, seconds: float, rounds: int) -> dict[str, Any]:
     raw: list[float] = []
     rates: dict[int, list[float]] = {threads: [] for threads in THREADS}
     for number in range(rounds):
-        before = raw_forces_per_s(folder / "raw", seconds / 2, grows=True)
+        before = raw_forces_per_s(folder / "raw", seconds / 2)
         for threads in THREADS:
             rates[threads].append(rate(lambda: transact(manager), threads, seconds))
-        raw.append((before + raw_forces_per_s(folder / "raw", seconds / 2, grows=True)) / 2)
+        raw.append((before + raw_forces_per_s(folder / "raw", seconds / 2)) / 2)
         shown = ", ".join(f"{threads}: {rates[threads][-1]:,.0f}/s" for threads in THREADS)
         print(f"  round {number + 1}: raw {raw[-1]:,.0f}/s; threads {shown}", file=sys.stderr)
     manager.close()
@@ -78,6 +79,22 @@ def _forced(folder: Path, seconds: float, rounds: int) -> dict[str, Any]:
         "ratio_4": _median_ratio(rates[4], raw),
         "ratio_16": _median_ratio(rates[16], raw),
     }
+
+
+def raw_forces_per_s(path: Path, seconds: float) -> float:
+    """Small appends to one file, each with its fdatasync."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        count = 0
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            os.write(descriptor, RECORD)
+            os.fdatasync(descriptor)
+            count += 1
+        return count / (time.perf_counter() - began)
+    finally:
+        os.close(descriptor)
+        path.unlink()
 
 
 def rate(work: Callable[[], None], threads: int, seconds: float) -> float:
@@ -112,7 +129,7 @@ def _median_ratio(rates: list[float], raw: list[float]) -> float:
 
 # --- by itself ----------------------------------------------------------------------------------------------
 def _overhead(folder: Path, count: int, rounds: int) -> dict[str, Any]:
-    manager = manager_over(FileLog(folder / "unforced", "bench", files=BenchFiles(folder / "unforced", forced=False)))
+    manager = manager_over(FileLog(folder / "unforced", "bench", files=UnforcedFiles(folder / "unforced")))
     whole: list[float] = []
     resources: list[float] = []
     for _ in range(rounds):
@@ -158,7 +175,7 @@ def _cycles() -> Callable[[], None]:
 def _flat(folder: Path, count: int) -> dict[str, Any]:
     """The size of the log and the memory after a tenth of `count` transactions, and after all of them."""
     place = folder / "flat"
-    manager = manager_over(FileLog(place, "bench", files=BenchFiles(place, forced=False)))
+    manager = manager_over(FileLog(place, "bench", files=UnforcedFiles(place)))
     sizes: list[tuple[int, int]] = []
     for part in (count // 10, count - count // 10):
         for _ in range(part):

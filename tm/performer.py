@@ -15,7 +15,7 @@ from tm.log import LogError, LogFull
 from tm.outcome import named
 from tm.record import encode_branches
 from tm.verdicts import Verb
-from xa import TMASYNC, TMNOFLAGS, Code, Handle, XaError, xa_error
+from xa import TMASYNC, TMNOFLAGS, Code, Handle, XaError, XaMisuse, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,21 +63,30 @@ class Performer:
         return answers
 
     def _overlapped(self, verb: Verb, branches: tuple[Branch, ...], flags: int) -> list[Answer]:
-        """All that can be sent is sent before anything is waited for; one of them may as well be waited for at once."""
-        resources = self._resources
-        last = len(branches) - 1
+        """All that can be sent is sent before anything is waited for.
+
+        One may as well be waited for at once, where nothing of its resource manager is outstanding: table 6-5 has no
+        synchronous call beside an asynchronous one.
+        """
         answers: list[Any] = [None] * len(branches)
-        waiting = []
-        for index, branch in enumerate(branches):
-            if resources[branch.resource].overlaps and (index < last or waiting):
-                answers[index] = self._ask(verb, branch, flags | TMASYNC)
-            else:
-                waiting.append(index)
-        for index in waiting:
-            answers[index] = self._ask(verb, branches[index], flags)
-        for index, branch in enumerate(branches):
-            if type(answers[index]) is Handle:
-                answers[index] = self._collect(branch, answers[index])
+        sent: set[str] = set()
+        last = len(branches) - 1
+        try:
+            for index, branch in enumerate(branches):
+                name = branch.resource
+                if self._resources[name].overlaps and (index < last or name in sent):
+                    sent.add(name)
+                    answers[index] = self._ask(verb, branch, flags | TMASYNC)
+            for index, branch in enumerate(branches):
+                if answers[index] is None and branch.resource not in sent:
+                    answers[index] = self._ask(verb, branch, flags)
+        finally:  # an interruption of this thread leaves no operation behind that nobody waits for
+            for index, branch in enumerate(branches):
+                if type(answers[index]) is Handle:
+                    answers[index] = self._collect(branch, answers[index])
+        for index, answer in enumerate(answers):
+            if type(answer) is XaMisuse and answer.code is Code.XAER_ASYNC:  # as many as it takes were outstanding
+                answers[index] = self._ask(verb, branches[index], flags)
         return answers
 
     def _ask(self, verb: Verb, branch: Branch, flags: int) -> Answer | Handle:
