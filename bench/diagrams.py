@@ -28,6 +28,7 @@ MACHINES: Final = (
     ("xa.tables", "BRANCH", "XA specification, table 6-4"),
     ("xa.tables", "ASYNC", "XA specification, table 6-5"),
     ("tm.states", "GLOBAL", "design: what the branches of one transaction come to together"),
+    ("tm.log.sql_states", "GTRID", "design: a transaction in the decision log that is a table"),
 )
 """Module, name of the machine in it, and whose table it is."""
 
@@ -54,7 +55,7 @@ def _section(module: str, name: str, origin: str) -> str:
     about = inspect.cleandoc(machine.states.__doc__ or "").replace("\n", " ")
     return "\n".join(
         [
-            f"## {machine.name.capitalize()}",
+            f"## {machine.name[0].upper()}{machine.name[1:]}",
             "",
             f"`{module}.{name}` · {origin}",
             "",

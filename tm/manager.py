@@ -27,6 +27,7 @@ from tm.recovery import Ownership
 from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.states import FINAL, GlobalState
+from tm.telemetry import opentelemetry
 from tm.transaction import Transaction
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import log_prefix
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from tm.effects import Effect
     from tm.log import DecisionLog
     from tm.recovery import Report
+    from tm.telemetry.recorder import Telemetry
 
 logger = logging.getLogger("xabridge.tm")
 _T = TypeVar("_T")
@@ -53,7 +55,8 @@ class TransactionManager:
 
     `resources` maps names to open strings (URLs) or ResourceConfigs. `log` is a URL ("file:///folder",
     "sqlite:///file", "postgresql://…") or an open DecisionLog; it is left out when a resource decides.
-    `decider` names the resource that decides, where more than one could.
+    `decider` names the resource that decides, where more than one could. `telemetry` is what
+    `tm.telemetry.opentelemetry()` makes.
     """
 
     def __init__(
@@ -68,11 +71,13 @@ class TransactionManager:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         background: bool = True,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.node = _configured(check_node, node)
         for what, seconds in (("timeout_s", timeout_s), ("recovery_interval_s", recovery_interval_s)):
             if not 0 < seconds < threading.TIMEOUT_MAX:
                 raise ConfigurationError(f"{what} is {seconds}: expected seconds above 0")
+        self._recorder = telemetry.recorder(node) if telemetry is not None else None
         self.timeout_s = timeout_s
         self._clock = clock
         self._live: dict[bytes, Transaction] = {}
@@ -86,11 +91,15 @@ class TransactionManager:
         self._closed = False
         self._unusable: str | None = None
         self._doubtful = False
-        self._performer = Performer(self._resources, self._log, sleep)
+        performer = Performer(self._resources, self._log, sleep)
+        self._performer = performer
+        if self._recorder is not None:
+            self._recorder.watch(self._log, self._live)
+            self._performer = self._recorder.performer(self._resources, self._log, sleep)
         self._sequence = itertools.count(1)
         self._prefix: bytes | None = None
         self._background = ThreadPoolExecutor(4, thread_name_prefix="xabridge-completion")
-        self._recoverer = Recoverer(self._resources, self._log, self._performer, self._live, self._ownership)
+        self._recoverer = Recoverer(self._resources, self._log, performer, self._live, self._ownership, self._recorder)
         self._reaper = Reaper(self._live, clock)
         try:
             for resource in self._resources.values():
@@ -118,6 +127,7 @@ class TransactionManager:
                 timeout_s=configuration.timeout_s,
                 decider=configuration.decider,
                 recovery_interval_s=configuration.recovery_interval_s,
+                telemetry=opentelemetry() if configuration.telemetry else None,
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}: {error}") from error
@@ -131,7 +141,7 @@ class TransactionManager:
         for rmid, (name, config) in enumerate(resources.items(), start=1):
             if isinstance(config, str):
                 config = ResourceConfig(config)  # noqa: PLW2901 — the short form of the same
-            configured[name] = Resource(name, rmid, config, self._registrar, clock)
+            configured[name] = Resource(name, rmid, config, self._registrar, clock, self._recorder)
         return configured
 
     def _choose_decider(self, decider: str | None, log: str | DecisionLog | None) -> str | None:
@@ -175,12 +185,22 @@ class TransactionManager:
         """The decision log, where no resource decides."""
         return self._log
 
+    @property
+    def decider(self) -> str | None:
+        """The name of the resource that decides, where one does."""
+        return self._decider
+
+    def at_work_outside(self) -> bool:
+        """Whether a resource that registers itself is at work for the calling thread of control outside any
+        transaction."""
+        return self._registrar.at_work_outside()
+
     # --- transactions ---------------------------------------------------------------------------------------
 
     def begin(self, timeout_s: float | None = None) -> Transaction:
         """A new transaction, the current one of the calling context until it is completed or suspended."""
         if self._unusable is not None or self._doubtful:
-            self._check_usable()
+            self.check_usable()
         outer = self._current.get(None)
         if outer is not None and not outer.suspended:
             if outer.status not in FINAL and outer.status is not GlobalState.COMMITTING:
@@ -199,10 +219,13 @@ class TransactionManager:
         self._live[gtrid] = transaction
         self._current.set(transaction)
         transaction.outer_control = switch_control(transaction.control)
+        if self._recorder is not None:
+            self._recorder.began(gtrid)
         return transaction
 
-    def _check_usable(self) -> None:
-        """After the log told nothing any more: it is asked again, before another transaction depends on it."""
+    def check_usable(self) -> None:
+        """ManagerUnusable where nothing can be decided any more. After the log told nothing it is asked again, before
+        another transaction depends on it."""
         if self._unusable is not None:
             raise ManagerUnusable(self._unusable)
         try:
@@ -357,6 +380,8 @@ class TransactionManager:
             transaction.completed(outcome, completion.state)
         finally:
             self._live.pop(transaction.gtrid, None)
+        if self._recorder is not None:
+            self._recorder.completed(outcome)
         if outcome.pending:
             self._recoverer.wake()
 
@@ -370,6 +395,8 @@ class TransactionManager:
         finally:
             self._live.pop(transaction.gtrid, None)
             self._recoverer.wake()
+        if self._recorder is not None:
+            self._recorder.completed(outcome)
 
     def _leave(self, transaction: Transaction, completion: Completion, outcome: Outcome, *, interrupted: bool) -> None:
         """Remembers the branches that no scan may find, for recovery to roll them back."""
@@ -444,6 +471,8 @@ class TransactionManager:
                 resource.close()
         if self._log is not None:
             self._log.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def __enter__(self) -> Self:
         return self

@@ -152,7 +152,10 @@ class Performer:
     def note(self, effect: Note) -> LogError | None:
         """Makes a heuristic outcome durable."""
         branch = effect.heuristic.branch
-        logger.error("%s on %s was completed on its own: %s", branch.xid, branch.resource, effect.heuristic.code.name)
+        logger.error(
+            "%s (xid %s) on %s was completed on its own: %s",
+            named(branch.xid.gtrid), branch.xid, branch.resource, effect.heuristic.code.name,
+        )  # fmt: skip
         if self._log is None:
             return LogFull("there is no log to note it in; the resource manager remembers it")
         try:
@@ -169,12 +172,12 @@ class Performer:
                 resource.decider.end_decisions([effect.decision.gtrid], resource.rmid)
             except Exception as raised:  # noqa: BLE001 — as above
                 error = resource.heard(raised, "end_decisions")
-                logger.warning("the end of %s could not be noted: %s", named(effect.decision.gtrid), error)
+                logger.warning("%s: its end could not be noted: %s", named(effect.decision.gtrid), error)
         elif self._log is not None:
             try:
                 self._log.end(effect.decision.gtrid)
             except LogError as error:
-                logger.warning("the end of %s could not be noted: %s", named(effect.decision.gtrid), error)
+                logger.warning("%s: its end could not be noted: %s", named(effect.decision.gtrid), error)
 
     def pause(self, effect: Pause) -> None:
         """Waits."""

@@ -22,6 +22,7 @@ from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, threa
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tm.telemetry.recorder import Recorder
     from xa import DecidingResource, Handle, Registrar, ResourceFactory, ResourceManager, ThreadOfControl, Xid
 
 logger = logging.getLogger("xabridge.tm.resources")
@@ -130,6 +131,7 @@ class Resource:
         config: ResourceConfig,
         registrar: Registrar,
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         bqual = name.encode()
         if not 1 <= len(bqual) <= MAX_NAME:
@@ -139,6 +141,8 @@ class Resource:
         self.url = config.url
         self.bqual = bqual
         self.rm = find_factory(name, config)(registrar)
+        if recorder is not None:
+            self.rm = recorder.resource(name, self.rm)
         self.routines: dict[Verb, Callable[[Xid, int, int], Code | Handle]] = {
             verb: getattr(self.rm, routine) for verb, routine in _ROUTINE.items()
         }
