@@ -16,6 +16,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 from weakref import WeakSet
 
+from tm.outcome import named
 from tm.verdicts import Verb
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, thread_of_control, xa_error
 
@@ -220,8 +221,8 @@ class Resource:
     def _named(self, raised: Exception, routine: str, xid: Xid | None) -> XaError:
         if isinstance(raised, XaError):
             return raised
-        message = "%s: %s(%s) raised what its contract does not name"
-        logger.error(message, self.name, routine, xid or "", exc_info=raised)
+        about = f"{named(xid.gtrid)} (xid {xid})" if xid is not None else "no transaction"
+        logger.error("%s: %s of %s raised what its contract does not name", about, routine, self.name, exc_info=raised)
         return xa_error(Code.XAER_RMFAIL, f"{routine} raised {type(raised).__name__}: {raised}", xid)
 
     def close(self) -> None:

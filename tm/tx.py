@@ -247,6 +247,8 @@ class TxInterface:
     def _end(self, transaction: Transaction, verb: TxVerb, when_return: CommitReturn) -> TxCode:
         """Completes `transaction`, unless the reaper or another interface has done so; its code."""
         decided = False
+        if transaction.suspended:
+            return TxCode.TX_PROTOCOL_ERROR
         if transaction.outcome is None:
             try:
                 if verb is TxVerb.ROLLBACK:
@@ -259,7 +261,7 @@ class TxInterface:
                 logger.warning("%s of %s: %s", verb.value, transaction, error)
         outcome = transaction.outcome
         if outcome is None and not decided:
-            return TxCode.TX_PROTOCOL_ERROR  # it is suspended, or another thread is in it
+            return TxCode.TX_PROTOCOL_ERROR  # another thread is in it
         self._manager.detach(transaction)
         if outcome is None:
             return TxCode.TX_OK  # the decision is durable; the branches are told in the background
