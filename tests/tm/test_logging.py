@@ -14,7 +14,7 @@ import pytest
 
 import tm
 from tests.tm.two_resources import TwoResources
-from tm import ResourceConfig, Transaction, TransactionError, TransactionManager
+from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, leftovers
 from tm.reaper import Reaper
 from tm.tx import TxInterface
 from xa import Code, Xid
@@ -201,6 +201,17 @@ def through_tx(both: TwoResources) -> None:
     tx.tx_commit()
 
 
+def given_up(both: TwoResources) -> None:
+    """More is left to roll back than a process remembers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leftovers, "MOST", 1)
+        for _ in range(2):
+            transaction = both.manager.begin()
+            both.manager["one"].write("key", "value")
+            both.one.script.plan("rollback", None, Fate.REQUEST_LOST)
+            transaction.rollback()
+
+
 PATHS: list[Callable[[TwoResources], None]] = [
     committed,
     refused,
@@ -215,6 +226,7 @@ PATHS: list[Callable[[TwoResources], None]] = [
     interrupted_in_the_background,
     end_not_noted,
     through_tx,
+    given_up,
 ]
 
 

@@ -381,7 +381,8 @@ def test_when_commit_returns() -> None:
 def test_open_needs_one_resource_manager(both: TwoResources, tx: TxInterface) -> None:
     for store, resource in ((both.one, "one"), (both.two, "two")):
         store.partition()
-        both.manager.resource(resource).close()
+        held = both.manager.resource(resource)
+        held.down = held.suspect = True
     assert tx.tx_open() is TxCode.TX_ERROR
     assert state_of(tx) is TxState.S0
     both.one.heal()
