@@ -283,7 +283,7 @@ class SqlLog:
         """The thread that renews the lease, and cleans up while it is at it."""
         while not self._closing.wait(self._lease_s / 3):
             try:
-                if not renew_lease(self._database, self._node, self._epoch, self._lease_s):
+                if not self._renew():
                     _LOGGER.error("node %s was taken by another process; nothing is decided here any more", self._node)
                     return
                 self._write_ends()
@@ -291,6 +291,9 @@ class SqlLog:
                     pass
             except SQLAlchemyError as error:
                 _LOGGER.warning("the lease of node %s could not be renewed, will try again: %s", self._node, error)
+
+    def _renew(self) -> bool:
+        return renew_lease(self._database, self._node, self._epoch, self._lease_s)
 
     def _check(self) -> None:
         if self._stopped is not None:

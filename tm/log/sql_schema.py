@@ -145,7 +145,8 @@ class Database:
             else:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
             METADATA.create_all(connection)
-            connection.execute(self.insert(SCHEMA).values(version=VERSION).on_conflict_do_nothing())
+            if connection.execute(select(SCHEMA.c.version)).first() is None:
+                connection.execute(SCHEMA.insert().values(version=VERSION))
             self._check_tables(connection)
 
     def check(self) -> None:
