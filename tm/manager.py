@@ -94,7 +94,6 @@ class TransactionManager:
         performer = Performer(self._resources, self._log, sleep)
         self._performer = performer
         if self._recorder is not None:
-            self._recorder.watch(self._log, self._live)
             self._performer = self._recorder.performer(self._resources, self._log, sleep)
         self._sequence = itertools.count(1)
         self._prefix: bytes | None = None

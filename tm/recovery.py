@@ -97,10 +97,12 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What one pass did. `unreachable` maps a resource's name to what kept the pass from it."""
+    """What one pass did. `ended` and `undone` are the gtrids whose decisions are, and are not, carried out everywhere;
+    `unreachable` maps a resource's name to what kept the pass from it."""
 
     findings: list[Finding] = field(default_factory=list)
     ended: list[bytes] = field(default_factory=list)
+    undone: list[bytes] = field(default_factory=list)
     unreachable: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -154,15 +156,13 @@ def recover(ownership: Ownership) -> Steps:
     for branch in _not_configured(before, scanned):
         report.unreachable[branch.resource] = "not configured any more, but a decision names a branch there"
     left = {finding.branch for finding in report.findings if finding.action is Action.PENDING}
-    for decision in before.logged.values():
-        if _is_over(decision, live, scanned, left):
-            yield End(decision)
-            report.ended.append(decision.gtrid)
-    for decider, decided in before.by_decider.items():
+    for decider, decided in ((None, before.logged), *before.by_decider.items()):
         for decision in decided.values():
             if _is_over(decision, live, scanned, left):
                 yield End(decision, decider)
                 report.ended.append(decision.gtrid)
+            elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
+                report.undone.append(decision.gtrid)
     return report
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from tests.simulation.log import Disk, SimulatedLog
-from tests.tm.two_resources import TwoResources
+from tests.tm.two_resources import HeldResource, TwoResources
 from tm import (
     ConfigurationError,
     HeuristicMixed,
@@ -206,13 +207,29 @@ def test_in_doubt_from_the_process_before(exported: Exported) -> None:
         "node-1", SimulatedLog(disk, "node-1"), resources, telemetry=exported.telemetry, **settings
     )
     assert exported.value("transactions.in_doubt") == 1
-    with second.begin():
-        assert exported.value("transactions.in_doubt") == 1  # what lives is not in doubt
     store.heal()
     second.recover()
     assert exported.value("transactions.in_doubt") == 0
     second.close(timeout_s=0)
     assert "xabridge.transactions.in_doubt" not in exported.points()
+
+
+def test_what_lives_is_not_in_doubt(exported: Exported) -> None:
+    """Decided, and its branches are being told at this moment."""
+    gate = threading.Event()
+    with TwoResources(
+        factory=lambda store: lambda registrar: HeldResource(store, registrar, gate), telemetry=exported.telemetry
+    ) as both:
+        transaction = both.manager.begin()
+        both.write()
+        transaction.commit(wait="logged")
+        report = both.manager.recover()
+        assert len(both.one.in_doubt) == len(both.two.in_doubt) == 1
+        assert report.clean
+        assert exported.value("transactions.in_doubt") == 0
+        gate.set()
+        both.manager.close()
+        assert both.one.data == both.two.data == {"key": "value"}
 
 
 def test_two_managers_share_one_telemetry(both: TwoResources, exported: Exported) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tm.two_resources import TwoResources
+from tests.tm.two_resources import HeldResource, TwoResources
 from tm.outcome import Verdict
 from tm.states import GlobalState
 from tm.tx import TxInterface
@@ -337,18 +337,6 @@ def test_no_transaction_inside_another_of_the_manager(both: TwoResources, tx: Tx
 
 
 # --- when commit returns ------------------------------------------------------------------------------------
-class HeldResource(ReferenceResource):
-    """Commits when the test lets it."""
-
-    def __init__(self, store: ReferenceStore, registrar: Registrar, gate: threading.Event) -> None:
-        super().__init__(store, registrar, 0)
-        self._gate = gate
-
-    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        assert self._gate.wait(30)
-        return super().commit(xid, rmid, flags)
-
-
 def test_when_commit_returns() -> None:
     gate = threading.Event()
     with TwoResources(factory=lambda store: lambda registrar: HeldResource(store, registrar, gate)) as both:

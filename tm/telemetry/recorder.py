@@ -15,7 +15,6 @@ from weakref import WeakSet
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Status, StatusCode
 
-from tm.log import LogError
 from tm.outcome import Verdict, named
 from tm.recovery import Action
 from tm.telemetry import metrics as table
@@ -24,7 +23,7 @@ from tm.verdicts import MEANING, Meaning, Verb
 from xa import Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from opentelemetry.metrics import CallbackOptions, MeterProvider
     from opentelemetry.trace import Span, TracerProvider
@@ -97,9 +96,7 @@ class Telemetry:
 
     def _observe_in_doubt(self, _: CallbackOptions) -> Iterable[metrics.Observation]:
         return [
-            metrics.Observation(count, {table.NODE: recorder.node})
-            for recorder in tuple(self._recorders)
-            if (count := recorder.in_doubt()) is not None
+            metrics.Observation(recorder.in_doubt(), {table.NODE: recorder.node}) for recorder in tuple(self._recorders)
         ]
 
 
@@ -129,10 +126,8 @@ class Recorder:
         self._node = {table.NODE: node}
         self._asked: dict[tuple[str, str], dict[str, str]] = {}
         self._traces: dict[bytes, _Trace] = {}
-        self._log: DecisionLog | None = None
-        self._live: Collection[bytes] = ()
-        self._left: dict[bytes, frozenset[str]] = {}
-        self._pending: frozenset[bytes] = frozenset()
+        self._left: dict[bytes, tuple[float, frozenset[str]]] = {}
+        self._undone: frozenset[bytes] = frozenset()
 
     # --- set up ---------------------------------------------------------------------------------------------
 
@@ -145,11 +140,6 @@ class Recorder:
     ) -> Performer:
         """A performer whose phases and forces are measured."""
         return ObservedPerformer(resources, log, sleep, self)
-
-    def watch(self, log: DecisionLog | None, live: Collection[bytes]) -> None:
-        """Where the gauge looks: the log, and the gtrids of the live transactions."""
-        self._log = log
-        self._live = live
 
     def close(self) -> None:
         """Nothing is observed of this manager any more."""
@@ -169,7 +159,8 @@ class Recorder:
         attributes = {**self._node, table.OUTCOME: verdict.name.lower()}
         self._record[table.COMPLETED](1, attributes)
         if outcome.pending:
-            self._left[outcome.gtrid] = frozenset(branch.resource for branch in outcome.pending)
+            resources = frozenset(branch.resource for branch in outcome.pending)
+            self._left[outcome.gtrid] = perf_counter(), resources
         found = self._traces.pop(outcome.gtrid, None)
         if found is None:
             return
@@ -246,22 +237,12 @@ class Recorder:
                 table.ACTION: finding.action.name.lower(),
             }
             self._record[table.FINDINGS](1, attributes)
-        self._pending = frozenset(
-            finding.branch.xid.gtrid for finding in report.findings if finding.action is Action.PENDING
-        )
-        for gtrid, resources in tuple(self._left.items()):
-            if gtrid not in self._pending and resources.isdisjoint(report.unreachable):
-                self._left.pop(gtrid, None)
+        pending = (f.branch.xid.gtrid for f in report.findings if f.action is Action.PENDING)
+        self._undone = frozenset((*report.undone, *pending))
+        for gtrid, (left_at, resources) in tuple(self._left.items()):
+            if left_at < began and resources.isdisjoint(report.unreachable):
+                self._left.pop(gtrid, None)  # the pass has seen what became of it
 
-    def in_doubt(self) -> int | None:
-        """How many transactions recovery still has to finish, as far as is known; None: the log can't tell."""
-        doubtful = set(self._pending) | set(self._left)
-        log = self._log
-        if log is not None:
-            try:
-                undone = [decision.gtrid for decision in log.decisions()]
-                # in this order: a transaction's decision ends before it stops living
-                doubtful |= {g for g in undone if g not in self._live and log.decision(g) is not None}
-            except LogError:
-                return len(doubtful) or None
-        return len(doubtful)
+    def in_doubt(self) -> int:
+        """How many transactions recovery has to finish: those that the latest pass could not, and those left since."""
+        return len(self._undone.union(tuple(self._left)))
