@@ -120,8 +120,10 @@ class Recoverer:
                     answer = self._perform(steps.send(answer))
             except StopIteration as stop:
                 report: Report = stop.value
-        known = {finding.branch for finding in report.findings}
-        report.findings += [finding for finding in left if finding.branch not in known]
+        done = {finding.branch for finding in left if finding.action is not Action.PENDING}
+        found = [finding for finding in report.findings if finding.branch not in done]
+        known = {finding.branch for finding in found}
+        report.findings = [finding for finding in left if finding.branch not in known] + found
         self.last_report = report
         if self._recorder is not None:
             self._recorder.recovered(report, began)

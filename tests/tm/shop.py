@@ -87,7 +87,7 @@ class Shop:
         """A manager; `arguments` go to its constructor."""
         settings: dict[str, Any] = {"clock": self.clock, "sleep": self.clock.sleep, "background": False}
         names = list(self.stores) if names is None else list(names)
-        if not any(isinstance(self.stores[name], DecidingStore) for name in names):
+        if "log" not in arguments and not any(isinstance(self.stores[name], DecidingStore) for name in names):
             settings["log"] = FileLog(self.folder / "log", NODE, segment_size=8192)
         settings.update(arguments)
         resources = settings.pop("resources", None) or {name: self.config(name) for name in names}

@@ -137,7 +137,7 @@ def test_an_unknown_resource_is_named_with_the_known_ones(shop: Shop) -> None:
 # --- votes ------------------------------------------------------------------------------------------------------
 def test_a_refusal_rolls_back_everybody_and_is_told_with_its_reason(shop: Shop) -> None:
     shop["b"].script.plan("prepare", Code.XA_RBINTEGRITY)
-    with pytest.raises(RolledBack, match="b: .*integrity") as raised, shop.tm.begin() as tx:
+    with pytest.raises(RolledBack, match=r"b: .*integrity") as raised, shop.tm.begin() as tx:
         write(tx)
     assert "safe to try again" in str(raised.value)
     assert str(tx) in str(raised.value)
