@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tm.outcome import ManagerUnusable, ProtocolMisuse, RolledBack, TransactionError
+from tm.outcome import ManagerUnusable, ProtocolMisuse, TransactionError
 from tm.tx_codes import (
     MAX_TIMEOUT_S,
     NO_BEGIN,
@@ -217,7 +217,7 @@ class TxInterface:
                 continue
             try:
                 transaction.enlist(resource.name)
-            except RolledBack as error:
+            except TransactionError as error:
                 logger.warning("tx_begin of %s: %s", transaction, error)
                 cause = error.__cause__
                 outside = isinstance(cause, XaError) and cause.code is Code.XAER_OUTSIDE
