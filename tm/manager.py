@@ -10,15 +10,14 @@ import itertools
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tm.config import Configuration, configuration_from
-from tm.leftovers import Leftover
-from tm.log import LogError, LogStopped
+from tm.driver import Driver
+from tm.log import LogError
 from tm.log.opening import open_log
-from tm.outcome import ManagerUnusable, Outcome, ProtocolMisuse, Reason, Verdict, named
+from tm.outcome import ManagerUnusable, ProtocolMisuse
 from tm.performer import Performer
 from tm.propagation import Propagation, transactional
 from tm.reaper import Reaper
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tm.completion import Completion, Steps
-    from tm.effects import Effect
     from tm.log import DecisionLog
     from tm.recovery import Report
     from tm.telemetry.recorder import Telemetry
@@ -90,15 +88,14 @@ class TransactionManager:
             raise ConfigurationError(f"the log is that of node {self._log.node}, not of {node}")
         self._closed = False
         self._unusable: str | None = None
-        self._doubtful = False
         performer = Performer(self._resources, self._log, sleep)
         self._performer = performer
         if self._recorder is not None:
             self._performer = self._recorder.performer(self._resources, self._log, sleep)
         self._sequence = itertools.count(1)
         self._prefix: bytes | None = None
-        self._background = ThreadPoolExecutor(4, thread_name_prefix="xabridge-completion")
         self._recoverer = Recoverer(self._resources, self._log, performer, self._live, self._ownership, self._recorder)
+        self._driver = Driver(self._live, self._performer, self._recoverer, self._recorder)
         self._reaper = Reaper(self._live, clock)
         try:
             for resource in self._resources.values():
@@ -198,7 +195,7 @@ class TransactionManager:
 
     def begin(self, timeout_s: float | None = None) -> Transaction:
         """A new transaction, the current one of the calling context until it is completed or suspended."""
-        if self._unusable is not None or self._doubtful:
+        if self._unusable is not None or self._driver.log_stopped:
             self.check_usable()
         outer = self._current.get(None)
         if outer is not None and not outer.suspended:
@@ -235,7 +232,7 @@ class TransactionManager:
                 f"the decision log can't decide any more: {error}. Mend its cause, then start this process anew; "
                 "recovery will find out what is decided."
             ) from error
-        self._doubtful = False
+        self._driver.log_stopped = False
 
     def _begin_prefix(self) -> bytes:
         """What the gtrids of this incarnation begin with: known once the place of the decisions is open."""
@@ -333,99 +330,9 @@ class TransactionManager:
             retries=retries,
         )
 
-    # --- completion -----------------------------------------------------------------------------------------
-
     def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> None:
-        """For the transaction: performs the steps of its completion, to the end or (`early`) to the commit point,
-        from where a worker thread goes on. The transaction is live until the end."""
-        perform = self._performer.perform
-        answer: Any = None
-        effect: Effect | None = None
-        try:
-            while True:
-                effect = steps.send(answer)
-                if early and completion.state is GlobalState.COMMITTING:
-                    transaction.goes_on()
-                    self._background.submit(self._go_on, transaction, completion, steps, effect)
-                    return
-                answer = perform(effect)
-        except StopIteration as stop:
-            self._completed(transaction, completion, stop.value)
-        except BaseException as error:
-            self._broken_off(transaction, completion, error)
-            raise
-
-    def _go_on(self, transaction: Transaction, completion: Completion, steps: Steps, effect: Any) -> None:
-        switch_control(transaction.control)
-        try:
-            answer = self._performer.perform(effect)
-            while True:
-                answer = self._performer.perform(steps.send(answer))
-        except StopIteration as stop:
-            self._completed(transaction, completion, stop.value)
-        except BaseException as error:
-            logger.exception("%s: its completion in the background failed; recovery takes it", transaction)
-            self._broken_off(transaction, completion, error)
-        finally:
-            switch_control(None)
-
-    def _completed(self, transaction: Transaction, completion: Completion, outcome: Outcome) -> None:
-        try:
-            if outcome.verdict is not Verdict.COMMITTED:
-                self._leave(transaction, completion, outcome, interrupted=False)
-                self._tell(transaction, outcome)
-            elif logger.isEnabledFor(logging.DEBUG):
-                logger.debug("%s: committed", transaction)
-            transaction.completed(outcome, completion.state)
-        finally:
-            self._live.pop(transaction.gtrid, None)
-        if self._recorder is not None:
-            self._recorder.completed(outcome)
-        if outcome.pending:
-            self._recoverer.wake()
-
-    def _broken_off(self, transaction: Transaction, completion: Completion, error: BaseException) -> None:
-        """A completion was interrupted: recovery finishes it, with what this process knows of it."""
-        outcome = _interrupted(completion, error)
-        try:
-            self._leave(transaction, completion, outcome, interrupted=True)
-            self._tell(transaction, outcome)
-            transaction.completed(outcome, GlobalState.IN_DOUBT)
-        finally:
-            self._live.pop(transaction.gtrid, None)
-            self._recoverer.wake()
-        if self._recorder is not None:
-            self._recorder.completed(outcome)
-
-    def _leave(self, transaction: Transaction, completion: Completion, outcome: Outcome, *, interrupted: bool) -> None:
-        """Remembers the branches that no scan may find, for recovery to roll them back."""
-        branches = outcome.pending
-        if outcome.decided is None:
-            branches = completion.everybody()
-        elif outcome.decided:
-            branches = ()  # they are prepared, and decided: the scan finds them
-        if not branches and not interrupted:
-            return
-        self._recoverer.leftovers.keep(
-            Leftover(
-                transaction.gtrid,
-                transaction.control,
-                branches,
-                completion.everybody() if interrupted else (),
-                completion.associations if interrupted else (),
-                completion.decider.resource if completion.decider is not None else None,
-                undecided=outcome.decided is None,
-            )
-        )
-
-    def _tell(self, transaction: Transaction, outcome: Outcome) -> None:
-        because = "; ".join(map(str, outcome.reasons)) or "asked for"
-        level = logging.INFO if outcome.verdict is Verdict.ROLLED_BACK else logging.ERROR
-        logger.log(level, "%s: %s: %s", transaction, outcome.verdict.value, because)
-        for branch in outcome.pending:
-            logger.warning("%s: %s on %s is left to recovery", transaction, branch.xid, branch.resource)
-        if any(isinstance(reason.said, LogStopped) for reason in outcome.reasons):
-            self._doubtful = True
+        """For the transaction: as `Driver.drive`."""
+        self._driver.drive(transaction, completion, steps, early=early)
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
 
@@ -454,7 +361,7 @@ class TransactionManager:
         idle = threading.Event()
         while self._live and time.monotonic() < deadline:
             idle.wait(0.01)
-        self._background.shutdown(wait=True)
+        self._driver.stop()
         self._recoverer.stop()
         for transaction in list(self._live.values()):
             logger.warning(
@@ -480,24 +387,6 @@ class TransactionManager:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _interrupted(completion: Completion, error: BaseException) -> Outcome:
-    """The outcome of a completion that was broken off: whatever is prepared is left to recovery."""
-    logger.error("%s: completion was interrupted by %s", named(completion.gtrid), type(error).__name__)
-    reason = Reason(None, f"its completion was interrupted by {type(error).__name__}: {error}")
-    return Outcome(
-        completion.gtrid,
-        Verdict.UNKNOWN,
-        _DECIDED.get(completion.state),
-        completion.everybody() if completion.state is GlobalState.ROLLING_BACK else completion.branches,
-        completion.heuristics(),
-        (*completion.reasons, reason),
-    )
-
-
-_DECIDED: Final = {GlobalState.COMMITTING: True, GlobalState.ROLLING_BACK: False}
-"""State in which a completion was broken off → whether it is decided to commit; unknown in any other."""
 
 
 def _configured(check: Callable[..., _T], *arguments: Any) -> _T:

@@ -26,6 +26,8 @@ from tm.log.journal import LEAST_SEGMENT_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 NODE = "orders-1"
 
 

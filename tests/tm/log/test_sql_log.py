@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from tests.postgres import Postgres
 
+pytestmark = pytest.mark.slow
+
 
 class Clock:
     """A clock that stands in for the database's, and a sleep that moves it on."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from tests.postgres import Postgres
 
+pytestmark = pytest.mark.slow
+
 INSERT = b"INSERT INTO xabridge_gtrid"
 
 
