@@ -219,6 +219,8 @@ class ReferenceClient:
         association: Association | None = None,
     ) -> Code | Handle:
         """The request goes out, with everything that can happen to it. Called with the store's lock held."""
+        if flags & TMASYNC:
+            self._check_room(verb)
         outcome = self._disturbed(verb, control, branch, flags, effect, association)
         if association is not None and outcome is not LOST:
             self._file(association)
@@ -264,9 +266,12 @@ class ReferenceClient:
         store.lose(lost.held())
         return LOST
 
-    def _promise(self, control: ThreadOfControl, verb: str, branch: Branch | None, outcome: Code | Flight) -> Handle:
+    def _check_room(self, verb: str) -> None:
+        """Before the request of an asynchronous operation goes out."""
         if len(self._operations) >= MAX_OUTSTANDING:
             raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding")
+
+    def _promise(self, control: ThreadOfControl, verb: str, branch: Branch | None, outcome: Code | Flight) -> Handle:
         handle = Handle(next(self._numbers))
         self._operations[handle] = Operation(control, verb, branch, outcome)
         if branch is not None:

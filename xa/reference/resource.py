@@ -243,6 +243,8 @@ class ReferenceResource(ReferenceClient):
                 raise self._refuse_second(verb, branch, flags)
             if store.script.plans or not store.reachable:
                 return self._send(verb, control, branch, flags, partial(effect, branch))
+            if flags & TMASYNC:
+                self._check_room(verb)
             code = effect(branch, None)
             if flags & TMASYNC:
                 return self._promise(control, verb, branch, code)
