@@ -121,12 +121,16 @@ class Shop:
     def values(self, key: str = "k") -> dict[str, Any]:
         return {name: store.data.get(key) for name, store in self.stores.items()}
 
-    def assert_nothing_left(self) -> None:
-        """No branch, association, lock or handle anywhere, no live transaction, no decision."""
+    def assert_nothing_left_at_stores(self) -> None:
+        """No branch, association or lock anywhere."""
         for name, store in self.stores.items():
             assert not store.branches, (name, store.branches)
             assert not store.associations, name
             assert not store.locked_keys, name
+
+    def assert_nothing_left(self) -> None:
+        """No branch, association, lock or handle anywhere, no live transaction, no decision."""
+        self.assert_nothing_left_at_stores()
         for name, client in self.clients.items():
             assert not client.outstanding, name
         if self._tm is not None:
