@@ -91,7 +91,12 @@ class Shop:
             settings["log"] = FileLog(self.folder / "log", NODE, segment_size=8192)
         settings.update(arguments)
         resources = settings.pop("resources", None) or {name: self.config(name) for name in names}
-        self._tm = TransactionManager(settings.pop("node", NODE), resources=resources, **settings)
+        try:
+            self._tm = TransactionManager(settings.pop("node", NODE), resources=resources, **settings)
+        except BaseException:
+            if "log" not in arguments and "log" in settings:
+                settings["log"].close()
+            raise
         return self._tm
 
     def kill(self) -> None:
