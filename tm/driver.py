@@ -113,15 +113,14 @@ class Driver:
             branches = completion.everybody()
         elif outcome.decided:
             branches = ()  # they are prepared, and decided: the scan finds them
-        if not branches and not interrupted:
+        if not branches and not outcome.pending and not interrupted:
             return
         self._recoverer.leftovers.keep(
             Leftover(
                 transaction.gtrid,
                 transaction.control,
                 branches,
-                completion.everybody() if interrupted else (),
-                completion.associations if interrupted else (),
+                tuple(dict.fromkeys((*completion.associations, *completion.everybody()))),
                 completion.decider.resource if completion.decider is not None else None,
                 undecided=outcome.decided is None,
             )

@@ -41,15 +41,14 @@ MOST_OUTSTANDING: Final = 10_000
 
 @dataclass(slots=True)
 class Leftover:
-    """What one completion left: `branches` to roll back in the thread `control`. Where it was interrupted, operations
-    on the branches `outstanding` may wait to be collected, and `associations` to be ended. `undecided`: a decision
-    may have been taken, in `decider` or, without one, in the log."""
+    """What one completion left: `branches` to roll back in the thread `control`. Of all that it has `touched` (its
+    branches, under the names of every resource that worked in them) operations may wait to be collected, and
+    associations to be ended. `undecided`: a decision may have been taken, in `decider` or, without one, in the log."""
 
     gtrid: bytes
     control: ThreadOfControl
     branches: tuple[Branch, ...]
-    outstanding: tuple[Branch, ...]
-    associations: tuple[Branch, ...]
+    touched: tuple[Branch, ...]
     decider: str | None
     undecided: bool
 
@@ -126,13 +125,13 @@ class Leftovers:
 
     def _quiet(self, leftover: Leftover) -> None:
         """Step 1. Whatever fails here shows at the rollback."""
-        for name in dict.fromkeys(branch.resource for branch in leftover.outstanding):
+        for name in dict.fromkeys(branch.resource for branch in leftover.touched):
             resource = self._resources[name]
             if resource.overlaps:
                 self._collect_all(resource)
-        if leftover.associations:
-            self._performer.call(Call(Verb.END, leftover.associations, TMFAIL))
-        leftover.outstanding = leftover.associations = ()
+        if leftover.touched and (leftover.branches or leftover.undecided):
+            self._performer.call(Call(Verb.END, leftover.touched, TMFAIL))
+        leftover.touched = ()
 
     def _collect_all(self, resource: Resource) -> None:
         for _ in range(MOST_OUTSTANDING):

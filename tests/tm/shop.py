@@ -91,7 +91,12 @@ class Shop:
             settings["log"] = FileLog(self.folder / "log", NODE, segment_size=8192)
         settings.update(arguments)
         resources = settings.pop("resources", None) or {name: self.config(name) for name in names}
-        self._tm = TransactionManager(settings.pop("node", NODE), resources=resources, **settings)
+        try:
+            self._tm = TransactionManager(settings.pop("node", NODE), resources=resources, **settings)
+        except BaseException:
+            if "log" not in arguments and "log" in settings:
+                settings["log"].close()
+            raise
         return self._tm
 
     def kill(self) -> None:
@@ -101,7 +106,7 @@ class Shop:
             self.stores[name].disconnect(client)
         if self._tm.log is not None:
             self._tm.log.close()
-        self._tm._background.shutdown(wait=True)
+        self._tm._driver._background.shutdown(wait=True)
         self._tm = None
 
     def restart(self, **arguments: Any) -> TransactionManager:
@@ -121,12 +126,16 @@ class Shop:
     def values(self, key: str = "k") -> dict[str, Any]:
         return {name: store.data.get(key) for name, store in self.stores.items()}
 
-    def assert_nothing_left(self) -> None:
-        """No branch, association, lock or handle anywhere, no live transaction, no decision."""
+    def assert_nothing_left_at_stores(self) -> None:
+        """No branch, association or lock anywhere."""
         for name, store in self.stores.items():
             assert not store.branches, (name, store.branches)
             assert not store.associations, name
             assert not store.locked_keys, name
+
+    def assert_nothing_left(self) -> None:
+        """No branch, association, lock or handle anywhere, no live transaction, no decision."""
+        self.assert_nothing_left_at_stores()
         for name, client in self.clients.items():
             assert not client.outstanding, name
         if self._tm is not None:
