@@ -199,7 +199,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         importlib.metadata.EntryPoint("broken-test", f"{module.__name__}:nothing", GROUP),
     ]
 
-    def entry_points(*, group: str, **selection: str) -> Any:
+    def entry_points(*, group: str, **selection: Any) -> Any:
         return importlib.metadata.EntryPoints(ours).select(group=group, **selection)
 
     monkeypatch.setattr("tm.resources.entry_points", entry_points)

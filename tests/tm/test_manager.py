@@ -187,7 +187,7 @@ VERBS = ("start", "session", "end", "prepare", "commit", "rollback", "complete")
 def test_an_exception_that_is_no_xa_error_is_taken_for_a_lost_connection(
     shop: Shop, caplog: pytest.LogCaptureFixture, verb: str, when: str, flags: int | None
 ) -> None:
-    broken = []
+    broken: list[str] = []
 
     def hook(at: str, called: str) -> None:
         if (at, called) == (when, verb) and not broken:

@@ -266,13 +266,13 @@ def test_a_function_may_complete_its_transaction_itself(shop: Shop, kind: str) -
 
 
 def test_nested_functions_share_one_transaction(shop: Shop) -> None:
-    @shop.tm.transactional  # type: ignore[untyped-decorator]  # as above
+    @shop.tm.transactional
     def inner() -> bytes:
         shop.tm["b"].write("k", 1)
         gtrid: bytes = shop.tm.get_transaction().gtrid
         return gtrid
 
-    @shop.tm.transactional  # type: ignore[untyped-decorator]  # as above
+    @shop.tm.transactional
     def outer() -> bool:
         shop.tm["a"].write("k", 1)
         same: bool = inner() == shop.tm.get_transaction().gtrid
@@ -283,7 +283,7 @@ def test_nested_functions_share_one_transaction(shop: Shop) -> None:
 
 
 def test_the_decorated_keep_their_names_kinds_and_arguments(shop: Shop) -> None:
-    @shop.tm.transactional  # type: ignore[untyped-decorator]  # as above
+    @shop.tm.transactional
     def plain(a: int, *, b: int) -> int:
         """Adds."""
         return a + b

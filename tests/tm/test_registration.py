@@ -29,7 +29,7 @@ def rmid(shop: Shop) -> int:
 def test_it_takes_part_with_its_first_work_only(dynamic: Shop) -> None:
     with dynamic.tm.begin() as tx:
         session = tx["a"]
-        assert tx.resources == ()
+        assert not tx.resources
         assert not dynamic["a"].branches
         session.write("k", 1)
         assert tx.resources == ("a",)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.tm.wrapped import Wrapped
 from tm import (
     GlobalState,
     HeuristicMixed,
@@ -548,19 +549,13 @@ def test_no_transaction_to_suspend(shop: Shop) -> None:
 def test_a_second_thread_is_refused_while_one_is_inside_and_harms_nothing(shop: Shop) -> None:
     inside, go_on = threading.Event(), threading.Event()
 
-    class Slow:
-        def __init__(self, rm: Any) -> None:
-            self._rm = rm
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._rm, name)
-
+    class Slow(Wrapped):
         def prepare(self, *arguments: Any) -> Any:
             inside.set()
             assert go_on.wait(30)
-            return self._rm.prepare(*arguments)
+            return self.rm.prepare(*arguments)
 
-    shop.wrap["a"] = Slow  # type: ignore[assignment]  # the rest of the contract is the wrapped one's
+    shop.wrap["a"] = Slow
     tx = shop.tm.begin()
     write(tx)
     thread = threading.Thread(target=tx.commit)
@@ -603,23 +598,17 @@ def test_another_thread_may_use_it_after_the_first(shop: Shop) -> None:
 def test_logged_is_told_at_the_decision_and_the_branches_behind_it(shop: Shop) -> None:
     told, go_on = threading.Event(), threading.Event()
 
-    class Slow:
-        def __init__(self, rm: Any) -> None:
-            self._rm = rm
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._rm, name)
-
+    class Slow(Wrapped):
         def commit(self, *arguments: Any) -> Any:
             assert go_on.wait(30)
-            return self._rm.commit(*arguments)
+            return self.rm.commit(*arguments)
 
-    shop.wrap["a"] = shop.wrap["b"] = Slow  # type: ignore[assignment]  # as above
+    shop.wrap["a"] = shop.wrap["b"] = Slow
     with shop.tm.begin() as tx:
         write(tx)
         tx.register_synchronization(after=lambda _: told.set())
         tx.commit(wait="logged")
-        assert tx.status is GlobalState.COMMITTING
+        assert tx.status.value == "committing"
         assert shop.tm.current_or_none() is None
         assert shop.tm.log is not None
         assert [decision.gtrid for decision in shop.tm.log.decisions()] == [tx.gtrid]
@@ -651,16 +640,10 @@ def test_each_error_is_a_transaction_error() -> None:
 
 
 def test_a_code_that_was_returned_is_told_by_its_name(shop: Shop) -> None:
-    class Returns:
-        def __init__(self, rm: Any) -> None:
-            self._rm = rm
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._rm, name)
-
+    class Returns(Wrapped):
         def prepare(self, *_: Any) -> Any:
             return Code.XA_RBDEADLOCK
 
-    shop.wrap["a"] = Returns  # type: ignore[assignment]  # as above
+    shop.wrap["a"] = Returns
     with pytest.raises(RolledBack, match="a: XA_RBDEADLOCK"), shop.tm.begin() as tx:
         write(tx)
