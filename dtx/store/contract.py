@@ -1,15 +1,15 @@
 """MessageStore: the contract of the place where the broker keeps messages and prepared branches.
 
-The broker's event loop fills a `Batch` with changes and submits it; the store forces everything that waits at
-that moment in one transaction of its own (group commit), and then tells each batch that it is durable. Opening
+The broker's event loop fills a `Batch` with changes and submits it; the store forces all that waits at that
+moment in one transaction of its own (group commit), and then tells each batch that it is durable. Opening
 gives back what must be restored: queues and the facts of their messages, never a payload.
 
 Every thing in the store has a number of the broker's own that is never used twice, not even after a restart:
-`MessageStore.first_number` begins a fresh range at each opening, one counter may serve messages, positions,
+`MessageStore.first_number` begins a fresh range at each opening; one counter may serve messages, positions,
 queues and branches. So creations, updates and deletions of one group can be carried out kind by kind.
 
-Every message of a lasting queue is stored, whether its header says durable or not: memory stays bounded, and a
-sender that forgot the header loses nothing. Queues that end with their connection need no store.
+Every message of a lasting queue is stored, whether its header says durable or not: memory stays bounded, and
+a sender that forgot the header loses nothing. Queues that end with their connection need no store.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class StoreLocked(StoreError):
 
 
 class StoreDamaged(StoreError):
-    """The store can't be opened: it is not one of ours, of another version, or damaged. The message says where."""
+    """The store can't be opened: it is not one of ours, of another version, or damaged. The message says
+    where."""
 
 
 class StoreFull(StoreError):
@@ -135,7 +136,7 @@ class Restored(Protocol):
         ...
 
     def messages(self) -> Iterator[StoredMessage]:
-        """Every message that stands in a queue, by queue number and in each queue by position. Read lazily."""
+        """Every message that stands in a queue, by queue number, then by position. Read lazily."""
         ...
 
 
@@ -209,24 +210,31 @@ class Batch:
                 self.chunks.append((message, number, payload[number * CHUNK : (number + 1) * CHUNK]))
 
     def chunk(self, message: int, number: int, piece: bytes) -> None:
-        """Piece `number` (from 0) of a message larger than CHUNK, ahead of its `enqueue_chunked`, in this batch
-        or an earlier one. Pieces without a message are dropped at the next opening, or by `dequeue`."""
+        """Piece `number` (from 0) of a message larger than CHUNK, ahead of its `enqueue_chunked`, in this or
+        an earlier batch. Pieces without a message are dropped at the next opening, or by `dequeue`."""
         self.octets += len(piece)
         self.chunks.append((message, number, piece))
 
     def enqueue_chunked(
-        self, message: int, queue: int, position: int, size: int, expires_ms: int = 0, delivery_count: int = 0
+        self,
+        message: int,
+        queue: int,
+        position: int,
+        size: int,
+        *,
+        expires_ms: int = 0,
+        delivery_count: int = 0,
     ) -> None:
         """A new message larger than CHUNK whose pieces were told by `chunk`."""
         self.enqueues.append((message, queue, position, size, delivery_count, expires_ms))
 
     def place(self, message: int, queue: int, position: int, delivery_count: int) -> None:
-        """Where a message stands from now on: at the end of its queue when the branch that enqueued it commits,
-        in a dead-letter queue, or where it was with another delivery count."""
+        """Where a message stands from now on: at the end of its queue when the branch that enqueued it
+        commits, in a dead-letter queue, or where it was with another delivery count."""
         self.placements[message] = (queue, position, delivery_count)
 
     def dequeue(self, message: int, size: int) -> None:
-        """The message goes, or the pieces told so far of a message larger than CHUNK that never came to be."""
+        """The message goes, or the pieces so far of a message larger than CHUNK that never came to be."""
         self.dequeues.append(message)
         if size > CHUNK:
             self.chunked_dequeues.append(message)
@@ -237,6 +245,7 @@ class Batch:
         xid: Xid,
         owner: str,
         prepared_ms: int,
+        *,
         enqueues: Iterable[int] = (),
         dequeues: Iterable[tuple[int, bytes]] = (),
     ) -> None:
@@ -252,8 +261,8 @@ class Batch:
             ordinal += 1
 
     def finish(self, branch: int) -> None:
-        """The branch is gone: committed, rolled back or forgotten. What becomes of its messages is told beside
-        this, by `place` and `dequeue`."""
+        """The branch is gone: committed, rolled back or forgotten. What becomes of its messages is told
+        beside this, by `place` and `dequeue`."""
         self.finished.append(branch)
 
     def complete(self, branch: int, outcome: Code, completed_ms: int) -> None:
@@ -290,9 +299,9 @@ class MessageStore(Protocol):
     def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
         """Makes `batch` durable, after all that were submitted before; `done(None)` is called once it is.
 
-        `done(StoreFull)`: it never will be; the store goes on. `done(StoreStopped)`: unknown; so end all later
-        ones. `done` is called in the order of submission, never from within `submit` of a store that forces in
-        a thread of its own.
+        `done(StoreFull)`: it never will be; the store goes on. `done(StoreStopped)`: unknown; so end all
+        later ones. `done` is called in the order of submission, and never from within `submit` unless the
+        store's `deliver` calls at once.
         """
         ...
 
@@ -303,7 +312,7 @@ class MessageStore(Protocol):
         ...
 
     def cached(self, message: int) -> bytes | None:
-        """The payload, if the store has it in memory at this moment; for a message of at most CHUNK octets."""
+        """The payload of a message of at most CHUNK octets, if the store has it in memory just now."""
         ...
 
     def fetch(
