@@ -273,7 +273,7 @@ def _skip_simple(octets: bytes, at: int) -> int:
 _FIXED_SIZES: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 
 
-# --- encoding ---------------------------------------------------------------------------------------------
+# --- encoding -------------------------------------------------------------------------------------------
 def _small(code_zero: int | None, code_small: int, code: int, layout: str) -> Callable[[int], bytes]:
     """An encoder for integers with a one-octet form, and where `code_zero` is given, one for zero."""
     wide = struct.Struct(">B" + layout)
