@@ -203,7 +203,9 @@ def response_message(
     value: bytes, correlation: Any, application_properties: dict[Any, Any] | None = None
 ) -> bytes:
     """The response to the request with this correlation; `value` is encoded already."""
-    octets = encode(Described(Ulong(PROPERTIES), [None] * 5 + [correlation])) if correlation is not None
-    else b"" if application_properties:
+    octets = b""
+    if correlation is not None:
+        octets = encode(Described(Ulong(PROPERTIES), [None] * 5 + [correlation]))
+    if application_properties:
         octets += encode(Described(Ulong(APPLICATION_PROPERTIES), application_properties))
     return octets + value_message(value)
