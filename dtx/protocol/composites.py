@@ -55,11 +55,13 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Composite(Generic[T]):
-    """A type of the wire. `fields` have the order of the wire; `make` takes them in this order."""
+    """A type of the wire. `fields` have the order of the wire; `make` takes them in this order. `sent` is the
+    descriptor that we send: ours are symbols, the specification's are numbers."""
 
     name: str
     symbol: Symbol
     code: Ulong
+    sent: Symbol | Ulong
     make: type[T]
     fields: tuple[Field, ...]
     attributes: tuple[str, ...]
@@ -75,7 +77,7 @@ class Composite(Generic[T]):
                 items.append(field.kind.to_wire(item))
         while items and items[-1] is None:
             items.pop()
-        return Described(self.symbol, items)
+        return Described(self.sent, items)
 
     def from_wire(self, items: Any) -> T:
         """The value with these fields; WireError says which field is wrong."""
@@ -151,16 +153,18 @@ class Catalog:
 
 def composite(make: type[T], name: str, number: int, table: tuple[Field, ...]) -> Composite[T]:
     """A composite of ours. The attributes of `make` are the fields, in their order."""
-    attributes = tuple(field.name for field in fields(make))  # type: ignore[arg-type]
-    return Composite(
-        name, Symbol(f"xabridge:{name}:list"), Ulong(DOMAIN << 32 | number), make, table, attributes
-    )
+    symbol = Symbol(f"xabridge:{name}:list")
+    return Composite(name, symbol, Ulong(DOMAIN << 32 | number), symbol, make, table, _attributes(make))
 
 
 def standard(make: type[T], name: str, number: int, table: tuple[Field, ...]) -> Composite[T]:
     """A composite of the AMQP specification."""
-    attributes = tuple(field.name for field in fields(make))  # type: ignore[arg-type]
-    return Composite(name, Symbol(f"amqp:{name}:list"), Ulong(number), make, table, attributes)
+    code = Ulong(number)
+    return Composite(name, Symbol(f"amqp:{name}:list"), code, code, make, table, _attributes(make))
+
+
+def _attributes(make: type) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(make))
 
 
 def kind_name(value: Any) -> str:
@@ -175,7 +179,7 @@ def shown(descriptor: Any) -> str:
     return ascii(descriptor)[:64]
 
 
-# --- kinds ----------------------------------------------------------------------------------------------------
+# --- kinds --------------------
 def plain(
     name: str, wire: type, ours: Callable[[Any], Any], check: Callable[[Any], str] | None = None
 ) -> Kind:

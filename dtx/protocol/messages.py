@@ -74,10 +74,14 @@ def _section(octets: bytes, at: int) -> tuple[int, int]:
     if octets[at : at + 1] != b"\x00":
         raise DecodeError(f"a section is a described value; at {at} is none")
     descriptor, start = decode_from(octets, at + 1)
-    code = _NAMES.get(descriptor) if type(descriptor) is Symbol else descriptor
-    if type(descriptor) not in {Symbol, Ulong} or code is None or not HEADER <= code <= FOOTER:
+    code = 0
+    if type(descriptor) is Symbol:
+        code = _NAMES.get(descriptor, 0)
+    elif type(descriptor) is Ulong:
+        code = int(descriptor)
+    if not HEADER <= code <= FOOTER:
         raise DecodeError(f"at {at} is no section of a message")
-    return int(code), start
+    return code, start
 
 
 def read_header(octets: bytes) -> Header:
