@@ -2,8 +2,8 @@
 
 A client may leave SASL out and begin with AMQP's own header: it is taken as ANONYMOUS, where that is allowed.
 There is one try per connection. Which frame is legal when stands in two tables. A shell sends `output`, feeds
-what it receives, carries out a `computation` (off its event loop) and tells the result by `computed`, until the
-layer is `done`, with AMQP's first bytes in `rest`, or `failed`, with the reason in `failure`.
+what it receives, carries out a `computation` (off its event loop) and tells the result by `computed`, until
+the layer is `done`, with AMQP's first bytes in `rest`, or `failed`, with the reason in `failure`.
 """
 
 from __future__ import annotations
