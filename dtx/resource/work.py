@@ -66,15 +66,13 @@ class WorkFullError(Exception):
 class Work:
     """Posts in their order, and retirements in theirs, by message number."""
 
-    __slots__ = ("limits", "octets", "partial", "posts", "retired")
+    __slots__ = ("limits", "octets", "posts", "retired")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.posts: list[Entry] = []
         self.retired: dict[int, Retirement] = {}
         self.octets = 0
-        self.partial = 0
-        """Deliveries posted with this transaction of which more is to come."""
 
     @property
     def empty(self) -> bool:
