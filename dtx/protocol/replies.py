@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.protocol.codec import encode
 from dtx.protocol.commands import BOOLEAN, MAX_PAGE, NAMED_XID, TXN_ID, UINT, Found
 from dtx.protocol.composites import (
     Catalog,
@@ -22,7 +23,7 @@ from dtx.protocol.composites import (
     standard,
 )
 from dtx.protocol.conditions import CODE_OF, STATUS_OF, Refusal
-from dtx.protocol.values import Symbol, Timestamp, Ushort
+from dtx.protocol.values import Described, Symbol, Timestamp, Ushort
 
 if TYPE_CHECKING:
     from xa import Code, Xid
@@ -170,10 +171,15 @@ _REPLIES: Final = Catalog.of(RESULT, RECOVERED, TIMEOUT, _ERROR)
 Reply = Result | Recovered | Timeout | Refusal
 
 
+def error_value(refusal: Refusal) -> Described:
+    """The standard error that tells a refusal."""
+    return _REPLIES.to_wire(_ErrorFields(refusal.condition, refusal.description, refusal.info()))
+
+
 def encode_reply(reply: Reply) -> bytes:
     """The value in the body of a response."""
     if isinstance(reply, Refusal):
-        return _REPLIES.encode(_ErrorFields(reply.condition, reply.description, reply.info()))
+        return encode(error_value(reply))
     return _REPLIES.encode(reply)
 
 

@@ -179,6 +179,11 @@ class Registry:
             raise refused(Code.XAER_NOTA, "there is no such branch", xid)
         return branch
 
+    @property
+    def in_doubt_count(self) -> int:
+        """How many branches are prepared or heuristically completed."""
+        return len(self._in_doubt)
+
     def in_doubt(self, after: Xid, prefix: bytes) -> Iterator[Branch]:
         """Prepared and heuristically completed branches behind `after`, in the order of their xids, of gtrids
         that begin with `prefix`."""

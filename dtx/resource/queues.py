@@ -77,6 +77,14 @@ class Consumer(Protocol):
         ...
 
 
+class Browser(Protocol):
+    """Who reads a queue without taking."""
+
+    def advance(self) -> None:
+        """There may be something new."""
+        ...
+
+
 class Effect(NamedTuple):
     """What an outcome does to a message: it goes (`target` None), or stands in `target` with this count."""
 
@@ -118,6 +126,7 @@ class Queue:
         self._returned: list[tuple[int, Entry]] = []
         self._expiring: list[tuple[int, int, Entry]] = []
         self._willing: deque[Consumer] = deque()
+        self.browsers: dict[Browser, None] = {}
         self._marked = False
 
     # -- what it holds
@@ -130,6 +139,11 @@ class Queue:
     def held(self) -> int:
         """Messages that deliveries or transactions hold."""
         return sum(1 for entry in self._entries.values() if entry.state is State.HELD)
+
+    @property
+    def consumers(self) -> int:
+        """Consumers that could take a message now."""
+        return len(self._willing)
 
     @property
     def full(self) -> bool:
@@ -279,13 +293,15 @@ class Queue:
             self._willing.remove(consumer)
 
     def _mark(self) -> None:
-        if self._willing:
+        if self._willing or self.browsers:
             self._marked = True
             self._on_available(self)
 
     def dispatch(self, now_ms: int) -> None:
         """Hands available messages to willing consumers, in turn."""
         self._marked = False
+        for browser in tuple(self.browsers):
+            browser.advance()
         willing = self._willing
         while willing:
             consumer = willing[0]
