@@ -223,9 +223,9 @@ def _as_map(items: list[Any]) -> dict[Any, Any]:
     return pairs
 
 
-def decode(octets: bytes) -> Any:
-    """The one value that `octets` are; DecodeError for anything else."""
-    reader = _Reader(octets, 0, len(octets))
+def decode(octets: bytes | bytearray | memoryview) -> Any:
+    """The one value that `octets` (any bytes-like object) are; DecodeError for anything else."""
+    reader = _Reader(bytes(octets), 0, len(octets))
     value = reader.value()
     if reader.at != reader.end:
         raise DecodeError(f"{reader.end - reader.at} octets after the value")

@@ -152,9 +152,10 @@ def _sections(octets: bytes) -> dict[int, tuple[int, int]]:
     return found
 
 
-def body_value(octets: bytes) -> bytes:
+def body_value(octets: bytes | bytearray) -> bytes:
     """The value, still encoded, of a message whose body is one amqp-value section; WireError for any
     other."""
+    octets = bytes(octets)
     try:
         found = _sections(octets)
     except DecodeError as error:
@@ -162,7 +163,7 @@ def body_value(octets: bytes) -> bytes:
     if VALUE not in found or found.keys() & {DATA, SEQUENCE}:
         raise WireError(Condition.DECODE_ERROR, "the body is to be a single amqp-value section")
     start, end = found[VALUE]
-    return octets[start:end]
+    return bytes(octets[start:end])
 
 
 def read_request(octets: bytes) -> Request:

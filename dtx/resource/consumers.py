@@ -98,6 +98,8 @@ class OutgoingLink(Link):
         super().__init__(connection, session, pointer)
         self._queue = queue
         self._dynamic = dynamic
+        self._default = TAKEN if dynamic else FAILED
+        """What becomes of a message that is settled without an outcome: a response is not given twice."""
         self._resource = connection.node.resource
         self._outside = connection.node.outside
         self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
@@ -127,7 +129,7 @@ class OutgoingLink(Link):
     def deliver(self, entry: Entry) -> None:
         """As Consumer says."""
         self._credit -= 1
-        sent = Sent(self, entry, FAILED)
+        sent = Sent(self, entry, self._default)
         self._context.acquire(sent, settled=self._settles)
         waiting = self._waiting
         if fits_one_piece(entry):
