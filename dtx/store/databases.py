@@ -1,0 +1,183 @@
+"""The databases that a SQL store may live in: each opened for one process alone, and set to be durable."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import psycopg
+from sqlalchemy import create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import NullPool
+
+from dtx.store.contract import StoreError, StoreLocked
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection, Engine
+
+PAGE_SIZE: Final = 8192
+CHECKPOINT_PAGES: Final = 4000
+KEPT_TEXTS: Final = 512
+POSTGRES_FULL: Final = "53100"
+POSTGRES_LOCK: Final = (
+    "SELECT pg_try_advisory_lock(hashtextextended('xabridge message store ' || current_schema, 0))"
+)
+
+
+class Database(Protocol):
+    """A database that this process has for itself."""
+
+    def writer(self) -> Connection:
+        """The connection that writes; it holds the lock, or the lock is held beside it."""
+        ...
+
+    def reader(self) -> Connection:
+        """A further connection, that reads what was committed."""
+        ...
+
+    def close(self) -> None:
+        """Lets others open the database."""
+        ...
+
+
+def open_database(url: str) -> Database:
+    """The database of a URL: sqlite:///path or postgresql://user@host/name."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise StoreError(f"{url!r} is no URL of a store, such as sqlite:///path or postgresql://…") from error
+    kind = parsed.get_backend_name()
+    if kind == "sqlite":
+        return _Sqlite(parsed)
+    if kind == "postgresql":
+        return _Postgres(parsed)
+    raise StoreError(f"a store lives in sqlite or postgresql, not in {kind}")
+
+
+def is_full(error: DBAPIError) -> bool:
+    """Whether a statement failed for want of space; it and its transaction had no effect."""
+    original = error.orig
+    if isinstance(original, sqlite3.Error):
+        return getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return isinstance(original, psycopg.Error) and original.sqlstate == POSTGRES_FULL
+
+
+class _Sqlite:
+    """A file in WAL mode, forced at every commit; a lock file beside it says whose it is."""
+
+    def __init__(self, url: URL) -> None:
+        if url.database in {None, "", ":memory:"}:
+            raise StoreError("a store in SQLite needs a file: sqlite:///path")
+        path = Path(str(url.database)).absolute()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(path.with_name(path.name + ".lock"))
+            created = not path.exists()
+            path.touch(mode=0o600)
+            if created:
+                _force_directory(path.parent)
+        except OSError as error:
+            raise StoreError(f"the store {path} can't be opened: {error}") from error
+        self._url = url
+        self._engines: list[Engine] = []
+
+    def _connect(self) -> tuple[Engine, Connection]:
+        engine = create_engine(
+            self._url,
+            poolclass=NullPool,
+            connect_args={
+                "isolation_level": None,
+                "check_same_thread": False,
+                "cached_statements": KEPT_TEXTS,
+            },
+        )
+        event.listen(engine, "connect", _set_pragmas)
+        self._engines.append(engine)
+        return engine, engine.connect()
+
+    def writer(self) -> Connection:
+        engine, connection = self._connect()
+        event.listen(engine, "begin", lambda begun: begun.exec_driver_sql("BEGIN IMMEDIATE"))
+        return connection
+
+    def reader(self) -> Connection:
+        return self._connect()[1]
+
+    def close(self) -> None:
+        for engine in self._engines:
+            engine.dispose()
+        os.close(self._lock)
+
+
+def _set_pragmas(connection: Any, _record: object) -> None:
+    for pragma in (
+        f"page_size = {PAGE_SIZE}",
+        "synchronous = FULL",
+        f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+    if mode != "wal":
+        raise StoreError(f"this file system does not let SQLite use its WAL mode (it stays in {mode} mode)")
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise StoreLocked(
+            f"the store is in use by process {holder or 'unknown'} ({path} is locked)"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _force_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Postgres:
+    """Tables in the first schema of the search path; an advisory lock of the writer keeps others out."""
+
+    def __init__(self, url: URL) -> None:
+        self._engine = create_engine(
+            url.set(drivername="postgresql+psycopg"), paramstyle="format", poolclass=NullPool
+        )
+        self._connections: list[Connection] = []
+
+    def _connect(self, application: str) -> Connection:
+        connection = self._engine.connect()
+        self._connections.append(connection)
+        connection.exec_driver_sql("SET synchronous_commit = on")
+        connection.exec_driver_sql(f"SET application_name = 'xabridge store {application}'")
+        connection.commit()
+        return connection
+
+    def writer(self) -> Connection:
+        connection = self._connect("writer")
+        if not connection.exec_driver_sql(POSTGRES_LOCK).scalar_one():
+            where = self._engine.url.render_as_string()
+            raise StoreLocked(f"the store {where} is in use (its advisory lock is held; see pg_locks)")
+        connection.commit()
+        return connection
+
+    def reader(self) -> Connection:
+        return self._connect("reader")
+
+    def close(self) -> None:
+        for connection in self._connections:
+            with contextlib.suppress(DBAPIError):
+                connection.close()
+        self._engine.dispose()
