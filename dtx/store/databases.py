@@ -23,9 +23,7 @@ PAGE_SIZE: Final = 8192
 CHECKPOINT_PAGES: Final = 4000
 KEPT_TEXTS: Final = 512
 POSTGRES_FULL: Final = "53100"
-POSTGRES_LOCK: Final = (
-    "SELECT pg_try_advisory_lock(hashtextextended('xabridge message store ' || current_schema, 0))"
-)
+POSTGRES_LOCK: Final = "SELECT pg_try_advisory_lock(hashtextextended('xabridge message store ' || current_schema, 0))"
 
 
 class Database(Protocol):
@@ -132,9 +130,7 @@ def _locked(path: Path) -> int:
     except BlockingIOError:
         holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
-        raise StoreLocked(
-            f"the store is in use by process {holder or 'unknown'} ({path} is locked)"
-        ) from None
+        raise StoreLocked(f"the store is in use by process {holder or 'unknown'} ({path} is locked)") from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
@@ -152,9 +148,7 @@ class _Postgres:
     """Tables in the first schema of the search path; an advisory lock of the writer keeps others out."""
 
     def __init__(self, url: URL) -> None:
-        self._engine = create_engine(
-            url.set(drivername="postgresql+psycopg"), paramstyle="format", poolclass=NullPool
-        )
+        self._engine = create_engine(url.set(drivername="postgresql+psycopg"), paramstyle="format", poolclass=NullPool)
         self._connections: list[Connection] = []
 
     def _connect(self, application: str) -> Connection:

@@ -35,9 +35,7 @@ class RestoredFromSql:
         work = select(WORK.c.branch, WORK.c.message, WORK.c.outcome, MESSAGE).select_from(
             WORK.join(MESSAGE, WORK.c.message == MESSAGE.c.number)
         )
-        for branch, message, outcome, *facts in self._connection.execute(
-            work.order_by(WORK.c.branch, WORK.c.ordinal)
-        ):
+        for branch, message, outcome, *facts in self._connection.execute(work.order_by(WORK.c.branch, WORK.c.ordinal)):
             if outcome is None:
                 enqueues.setdefault(branch, []).append(StoredMessage(*facts))
             else:

@@ -49,9 +49,7 @@ ROWS: Final = 256
 """Rows of one statement at most."""
 
 METADATA: Final = MetaData()
-_NUMBER: Final = BigInteger().with_variant(
-    Integer, "sqlite"
-)  # there only INTEGER is the key of the table itself
+_NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")  # there only INTEGER is the key of the table itself
 
 
 def _key(name: str) -> Column[int]:
@@ -154,9 +152,7 @@ class Statements:
         self.insert_messages = inserted(MESSAGE)
         self.insert_payloads = inserted(PAYLOAD)
         self.insert_chunks = inserted(CHUNKS)
-        self.insert_branches = inserted(
-            BRANCH, "number", "format_id", "gtrid", "bqual", "owner", "prepared_ms"
-        )
+        self.insert_branches = inserted(BRANCH, "number", "format_id", "gtrid", "bqual", "owner", "prepared_ms")
         self.insert_work = inserted(WORK)
         self.insert_fences = inserted(FENCE)
         self.delete_messages = with_keys(delete(MESSAGE), MESSAGE.c.number)
@@ -169,9 +165,7 @@ class Statements:
         if dialect.name == "sqlite":  # one row, in which the messages and their payloads stand in one order
             payload = (func.group_concat(PAYLOAD.c.message), func.group_concat(func.hex(PAYLOAD.c.data)))
         self.select_payloads = with_keys(select(*payload), PAYLOAD.c.message)
-        places = values(
-            *(column(name, BigInteger) for name in ("number", "queue", "position", "delivery_count"))
-        )
+        places = values(*(column(name, BigInteger) for name in ("number", "queue", "position", "delivery_count")))
         new = places.data([tuple(map(bindparam, "abcd"))]).cte("new")
         self.place = Many(
             update(MESSAGE)

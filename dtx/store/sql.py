@@ -131,9 +131,7 @@ def _prepare_tables(connection: Connection) -> int:
     with connection.begin():
         if not inspect(connection).has_table(META.name):
             METADATA.create_all(connection)
-            connection.execute(
-                insert(META), [{"name": "version", "value": VERSION}, {"name": "openings", "value": 0}]
-            )
+            connection.execute(insert(META), [{"name": "version", "value": VERSION}, {"name": "openings", "value": 0}])
         facts = {row.name: row.value for row in connection.execute(select(META))}
         if facts.get("version") != VERSION:
             raise StoreDamaged(f"the store has tables of version {facts.get('version')}, not {VERSION}")
