@@ -187,7 +187,8 @@ class Batch:
         self.queues.append((queue, name, settings))
 
     def delete_queue(self, queue: int) -> None:
-        """The queue goes, with every message that stands in it. Messages of prepared branches stay."""
+        """The queue goes, with every message that stands in it, also what a prepared branch would retire.
+        Messages that prepared branches enqueue stay."""
         self.queues_deleted.append(queue)
 
     def enqueue(

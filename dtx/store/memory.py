@@ -118,7 +118,11 @@ class _Restored:
                 branch.outcome,
                 branch.completed_ms,
                 tuple(disk.messages[message] for message, outcome in branch.work if outcome is None),
-                tuple(StoredDequeue(message, outcome) for message, outcome in branch.work if outcome is not None),
+                tuple(
+                    StoredDequeue(message, outcome)
+                    for message, outcome in branch.work
+                    if outcome is not None and message in disk.messages
+                ),
             )
             for number, branch in sorted(disk.branches.items())
         ]
