@@ -17,6 +17,8 @@ from sqlalchemy.pool import NullPool
 from dtx.store.contract import StoreError, StoreLocked
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqlalchemy import URL, Connection, Engine
 
 PAGE_SIZE: Final = 8192
@@ -81,7 +83,7 @@ class _Sqlite:
         except OSError as error:
             raise StoreError(f"the store {path} can't be opened: {error}") from error
         self._url = url
-        self._engines: list[Engine] = []
+        self._connections: list[Connection] = []
 
     def _connect(self) -> tuple[Engine, Connection]:
         engine = create_engine(
@@ -94,8 +96,9 @@ class _Sqlite:
             },
         )
         event.listen(engine, "connect", _set_pragmas)
-        self._engines.append(engine)
-        return engine, engine.connect()
+        connection = engine.connect()
+        self._connections.append(connection)
+        return engine, connection
 
     def writer(self) -> Connection:
         engine, connection = self._connect()
@@ -106,8 +109,7 @@ class _Sqlite:
         return self._connect()[1]
 
     def close(self) -> None:
-        for engine in self._engines:
-            engine.dispose()
+        _close_all(self._connections)
         os.close(self._lock)
 
 
@@ -171,7 +173,11 @@ class _Postgres:
         return self._connect("reader")
 
     def close(self) -> None:
-        for connection in self._connections:
-            with contextlib.suppress(DBAPIError):
-                connection.close()
-        self._engine.dispose()
+        _close_all(self._connections)
+
+
+def _close_all(connections: Sequence[Connection]) -> None:
+    """Closes connections, those that broke too; what was not committed is rolled back."""
+    for connection in connections:
+        with contextlib.suppress(DBAPIError):
+            connection.close()
