@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
 from sqlalchemy import create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from dtx.store.contract import StoreError, StoreLocked
@@ -19,7 +19,7 @@ from dtx.store.contract import StoreError, StoreLocked
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import URL, Connection
 
 PAGE_SIZE: Final = 8192
 CHECKPOINT_PAGES: Final = 4000
@@ -28,15 +28,50 @@ POSTGRES_FULL: Final = "53100"
 POSTGRES_LOCK: Final = "SELECT pg_try_advisory_lock(hashtextextended('xabridge message store ' || current_schema, 0))"
 
 
+FAILURES: Final = (SQLAlchemyError, sqlite3.Error, psycopg.Error)
+"""What a connection raises, through SQLAlchemy and below it."""
+
+
+class Transactions:
+    """Transactions on a connection's driver itself: every statement of a force is one of few texts, and
+    SQLAlchemy's way with a statement would take longer than SQLite's."""
+
+    def __init__(self, connection: Connection, begin: str = "") -> None:
+        self._driver = connection.connection
+        self._cursor = self._driver.cursor()
+        self._begin = begin
+
+    def begin(self) -> None:
+        """Begins one; PostgreSQL's driver does so itself, at the first statement."""
+        if self._begin:
+            self._cursor.execute(self._begin)
+
+    def execute(self, text: str, parameters: Sequence[Any]) -> None:
+        """One statement."""
+        self._cursor.execute(text, parameters)
+
+    def commit(self) -> None:
+        """Makes the transaction durable."""
+        self._driver.commit()
+
+    def rollback(self) -> None:
+        """Leaves no trace of the transaction."""
+        self._driver.rollback()
+
+
 class Database(Protocol):
     """A database that this process has for itself."""
 
     def writer(self) -> Connection:
-        """The connection that writes; it holds the lock, or the lock is held beside it."""
+        """The connection that writes; where the lock is a session's, it is this one's."""
         ...
 
     def reader(self) -> Connection:
         """A further connection, that reads what was committed."""
+        ...
+
+    def transactions(self, writer: Connection) -> Transactions:
+        """Transactions on the connection that writes, which is used for nothing else from now on."""
         ...
 
     def close(self) -> None:
@@ -58,12 +93,11 @@ def open_database(url: str) -> Database:
     raise StoreError(f"a store lives in sqlite or postgresql, not in {kind}")
 
 
-def is_full(error: DBAPIError) -> bool:
-    """Whether a statement failed for want of space; it and its transaction had no effect."""
-    original = error.orig
-    if isinstance(original, sqlite3.Error):
-        return getattr(original, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-    return isinstance(original, psycopg.Error) and original.sqlstate == POSTGRES_FULL
+def is_full(error: Exception) -> bool:
+    """Whether a statement failed for want of space; its transaction can be rolled back."""
+    if isinstance(error, psycopg.Error):
+        return error.sqlstate == POSTGRES_FULL
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
 class _Sqlite:
@@ -82,31 +116,23 @@ class _Sqlite:
                 _force_directory(path.parent)
         except OSError as error:
             raise StoreError(f"the store {path} can't be opened: {error}") from error
-        self._url = url
+        self._engine = create_engine(
+            url,
+            poolclass=NullPool,
+            connect_args={"isolation_level": None, "check_same_thread": False, "cached_statements": KEPT_TEXTS},
+        )
+        event.listen(self._engine, "connect", _set_pragmas)
         self._connections: list[Connection] = []
 
-    def _connect(self) -> tuple[Engine, Connection]:
-        engine = create_engine(
-            self._url,
-            poolclass=NullPool,
-            connect_args={
-                "isolation_level": None,
-                "check_same_thread": False,
-                "cached_statements": KEPT_TEXTS,
-            },
-        )
-        event.listen(engine, "connect", _set_pragmas)
-        connection = engine.connect()
-        self._connections.append(connection)
-        return engine, connection
-
     def writer(self) -> Connection:
-        engine, connection = self._connect()
-        event.listen(engine, "begin", lambda begun: begun.exec_driver_sql("BEGIN IMMEDIATE"))
-        return connection
+        return self.reader()
 
     def reader(self) -> Connection:
-        return self._connect()[1]
+        self._connections.append(self._engine.connect())
+        return self._connections[-1]
+
+    def transactions(self, writer: Connection) -> Transactions:
+        return Transactions(writer, "BEGIN IMMEDIATE")
 
     def close(self) -> None:
         _close_all(self._connections)
@@ -153,16 +179,8 @@ class _Postgres:
         self._engine = create_engine(url.set(drivername="postgresql+psycopg"), paramstyle="format", poolclass=NullPool)
         self._connections: list[Connection] = []
 
-    def _connect(self, application: str) -> Connection:
-        connection = self._engine.connect()
-        self._connections.append(connection)
-        connection.exec_driver_sql("SET synchronous_commit = on")
-        connection.exec_driver_sql(f"SET application_name = 'xabridge store {application}'")
-        connection.commit()
-        return connection
-
     def writer(self) -> Connection:
-        connection = self._connect("writer")
+        connection = self.reader()
         if not connection.exec_driver_sql(POSTGRES_LOCK).scalar_one():
             where = self._engine.url.render_as_string()
             raise StoreLocked(f"the store {where} is in use (its advisory lock is held; see pg_locks)")
@@ -170,7 +188,15 @@ class _Postgres:
         return connection
 
     def reader(self) -> Connection:
-        return self._connect("reader")
+        connection = self._engine.connect()
+        self._connections.append(connection)
+        connection.exec_driver_sql("SET synchronous_commit = on")
+        connection.exec_driver_sql("SET application_name = 'xabridge store'")
+        connection.commit()
+        return connection
+
+    def transactions(self, writer: Connection) -> Transactions:
+        return Transactions(writer)
 
     def close(self) -> None:
         _close_all(self._connections)

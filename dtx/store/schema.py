@@ -36,10 +36,13 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    literal_column,
     select,
     update,
     values,
 )
+
+from dtx.store.contract import PENDING
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Delete, Dialect, Insert, Select, Update
@@ -49,6 +52,7 @@ ROWS: Final = 256
 """Rows of one statement at most."""
 
 METADATA: Final = MetaData()
+_KEY: Final = r"(?<= IN \()[^() ]+(?=\))"
 _NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")  # there only INTEGER is the key of the table itself
 
 
@@ -115,7 +119,7 @@ FENCE: Final = Table(
 
 
 class Many:
-    """A statement for any number of rows: the dialect writes it for one, and `row` is what is repeated."""
+    """A statement for any number of rows: the dialect writes it for one, and `row` finds what is repeated."""
 
     def __init__(self, statement: Insert | Update | Delete | Select[Any], dialect: Dialect, row: str) -> None:
         text = str(statement.compile(dialect=dialect))
@@ -134,43 +138,55 @@ class Many:
 
 
 class Statements:
-    """What the store executes often, for one dialect with positional parameters."""
+    """What the store executes, for one dialect with positional parameters."""
 
     def __init__(self, dialect: Dialect) -> None:
-        def inserted(table: Table, *columns: str) -> Many:
-            names = columns or tuple(table.columns.keys())
-            return Many(
-                insert(table).values({name: bindparam(name) for name in names}),
-                dialect,
-                r"(?<=VALUES )\(.*\)",
-            )
+        self._dialect = dialect
+        self.insert_queues = self._insert(QUEUE)
+        self.insert_messages = self._insert(MESSAGE)
+        self.insert_payloads = self._insert(PAYLOAD)
+        self.insert_chunks = self._insert(CHUNKS)
+        self.insert_branches = self._insert(BRANCH, "number", "format_id", "gtrid", "bqual", "owner", "prepared_ms")
+        self.insert_work = self._insert(WORK)
+        self.insert_fences = self._insert(FENCE)
 
-        def with_keys(statement: Delete | Select[Any], key: Column[int]) -> Many:
-            return Many(statement.where(key.in_([bindparam("key")])), dialect, r"(?<=IN \()[^()]+(?=\))")
+        self.place = self._update(MESSAGE, "queue", "position", "delivery_count")
+        self.complete = self._update(BRANCH, "outcome", "completed_ms")
 
-        self.insert_queues = inserted(QUEUE)
-        self.insert_messages = inserted(MESSAGE)
-        self.insert_payloads = inserted(PAYLOAD)
-        self.insert_chunks = inserted(CHUNKS)
-        self.insert_branches = inserted(BRANCH, "number", "format_id", "gtrid", "bqual", "owner", "prepared_ms")
-        self.insert_work = inserted(WORK)
-        self.insert_fences = inserted(FENCE)
-        self.delete_messages = with_keys(delete(MESSAGE), MESSAGE.c.number)
-        self.delete_payloads = with_keys(delete(PAYLOAD), PAYLOAD.c.message)
-        self.delete_chunks = with_keys(delete(CHUNKS), CHUNKS.c.message)
-        self.delete_branches = with_keys(delete(BRANCH), BRANCH.c.number)
-        self.delete_work = with_keys(delete(WORK), WORK.c.branch)
-        self.delete_fences = with_keys(delete(FENCE), FENCE.c.gtrid)
+        self.delete_messages = self._with_keys(delete(MESSAGE), MESSAGE.c.number)
+        self.delete_payloads = self._with_keys(delete(PAYLOAD), PAYLOAD.c.message)
+        self.delete_chunks = self._with_keys(delete(CHUNKS), CHUNKS.c.message)
+        self.delete_branches = self._with_keys(delete(BRANCH), BRANCH.c.number)
+        self.delete_work = self._with_keys(delete(WORK), WORK.c.branch)
+        self.delete_fences = self._with_keys(delete(FENCE), FENCE.c.gtrid)
+
+        standing = MESSAGE.c.position != literal_column(str(PENDING))
+        self.delete_payloads_of_queues = self._of_queues(PAYLOAD.c.message, standing)
+        self.delete_chunks_of_queues = self._of_queues(CHUNKS.c.message, standing)
+        self.delete_messages_of_queues = self._with_keys(delete(MESSAGE).where(standing), MESSAGE.c.queue)
+        self.delete_queues = self._with_keys(delete(QUEUE), QUEUE.c.number)
+
         payload: tuple[ColumnElement[Any], ...] = (PAYLOAD.c.message, PAYLOAD.c.data)
         if dialect.name == "sqlite":  # one row, in which the messages and their payloads stand in one order
             payload = (func.group_concat(PAYLOAD.c.message), func.group_concat(func.hex(PAYLOAD.c.data)))
-        self.select_payloads = with_keys(select(*payload), PAYLOAD.c.message)
-        places = values(*(column(name, BigInteger) for name in ("number", "queue", "position", "delivery_count")))
-        new = places.data([tuple(map(bindparam, "abcd"))]).cte("new")
-        self.place = Many(
-            update(MESSAGE)
-            .where(MESSAGE.c.number == new.c.number)
-            .values(queue=new.c.queue, position=new.c.position, delivery_count=new.c.delivery_count),
-            dialect,
-            r"(?<=VALUES )\([^()]+\)",
-        )
+        self.select_payloads = self._with_keys(select(*payload), PAYLOAD.c.message)
+
+    def _insert(self, table: Table, *columns: str) -> Many:
+        names = columns or tuple(table.columns.keys())
+        statement = insert(table).values({name: bindparam(name) for name in names})
+        return Many(statement, self._dialect, r"(?<=VALUES )\(.*\)")
+
+    def _update(self, table: Table, *columns: str) -> Many:
+        """Rows of the key `number` and the new values of `columns`."""
+        names = ("number", *columns)
+        given = values(*(column(name) for name in names))
+        new = given.data([tuple(bindparam(name) for name in names)]).cte("new")
+        statement = update(table).where(table.c.number == new.c.number)
+        return Many(statement.values({name: new.c[name] for name in columns}), self._dialect, r"(?<=VALUES )\([^()]+\)")
+
+    def _with_keys(self, statement: Delete | Select[Any], key: ColumnElement[int]) -> Many:
+        return Many(statement.where(key.in_([bindparam("key")])), self._dialect, _KEY)
+
+    def _of_queues(self, key: Column[int], standing: ColumnElement[bool]) -> Many:
+        messages = select(MESSAGE.c.number).where(standing, MESSAGE.c.queue.in_([bindparam("key")]))
+        return Many(delete(key.table).where(key.in_(messages)), self._dialect, _KEY)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import delete, insert, inspect, select, update
-from sqlalchemy.exc import SQLAlchemyError
 
 from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreDamaged, StoreError
-from dtx.store.databases import open_database
+from dtx.store.databases import FAILURES, open_database
 from dtx.store.reading import PayloadCache, Reader
 from dtx.store.restoring import RestoredFromSql
 from dtx.store.schema import CHUNKS, MESSAGE, META, METADATA, VERSION, Statements
@@ -68,11 +67,11 @@ class SqlStore:
             restored = RestoredFromSql(database.reader())
             statements = Statements(connection.dialect)
             reader = Reader(database.reader(), statements, self._deliver)
-            writer = Writer(connection, statements, self._hook, self._written)
+            writer = Writer(database.transactions(connection), statements, self._hook, self._written)
         except StoreError:
             database.close()
             raise
-        except (SQLAlchemyError, sqlite3.Error) as error:
+        except FAILURES as error:
             database.close()
             raise _opening_error(error) from error
         self._opened = _Opened(database, writer, reader)

@@ -12,17 +12,14 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-
 from dtx.store.contract import Batch, Step, StoreError, StoreFull, StoreStopped
-from dtx.store.databases import is_full
+from dtx.store.databases import FAILURES, is_full
 from dtx.store.group import carry_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlalchemy import Connection, RootTransaction
-
+    from dtx.store.databases import Transactions
     from dtx.store.schema import Statements
 
     Submitted: TypeAlias = tuple[Batch, Callable[[StoreError | None], None]]
@@ -36,12 +33,12 @@ class Writer:
 
     def __init__(
         self,
-        connection: Connection,
+        transactions: Transactions,
         statements: Statements,
         hook: Callable[[Step], None],
         completed: Callable[[list[Submitted], StoreError | None], None],
     ) -> None:
-        self._connection = connection
+        self._transactions = transactions
         self._statements = statements
         self._hook = hook
         self._completed = completed
@@ -92,30 +89,29 @@ class Writer:
         """Makes the group durable; the error that its batches are told, or None."""
         if self._stopped is not None:
             return self._stopped
-        transaction: RootTransaction | None = None
         try:
             self._hook(Step.BEFORE_WRITE)
-            transaction = self._connection.begin()
-            carry_out(batches, self._connection, self._statements)
+            self._transactions.begin()
+            carry_out(batches, self._transactions, self._statements)
             self._hook(Step.WRITTEN)
-        except SQLAlchemyError as error:
-            return self._not_written(transaction, error)
+        except FAILURES as error:
+            return self._not_written(error)
         try:
-            transaction.commit()  # the force: what the batches tell is durable from here on
-        except SQLAlchemyError as error:
+            self._transactions.commit()  # the force: what the batches tell is durable from here on
+        except FAILURES as error:
             return self._stop(f"a force failed: {error}")
         self._hook(Step.FORCED)
         return None
 
-    def _not_written(self, transaction: RootTransaction | None, error: SQLAlchemyError) -> StoreError:
+    def _not_written(self, error: Exception) -> StoreError:
         """The answer to a group that failed before its force."""
-        if transaction is not None and isinstance(error, DBAPIError) and is_full(error):
-            try:
-                transaction.rollback()
-            except SQLAlchemyError as failure:
-                return self._stop(f"after {error}: {failure}")
-            return StoreFull(f"no space in the store: {error.orig}")
-        return self._stop(f"a write failed: {error}")
+        if not is_full(error):
+            return self._stop(f"a write failed: {error}")
+        try:
+            self._transactions.rollback()
+        except FAILURES as failure:
+            return self._stop(f"after {error}: {failure}")
+        return StoreFull(f"no space in the store: {error}")
 
     def _stop(self, reason: str) -> StoreStopped:
         self._stopped = StoreStopped(f"the store has stopped, open it again: {reason}")

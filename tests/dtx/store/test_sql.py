@@ -82,10 +82,9 @@ def test_a_full_store_refuses_and_goes_on(sqlite_place: Place) -> None:
     opened.keep(enqueued(range(1, 100), QUEUE, b"x" * 1000))
     store = opened.store
     assert isinstance(store, SqlStore)
-    connection = store._open.writer._connection
-    pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
-    connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
-    connection.commit()
+    cursor = store._open.writer._transactions._cursor
+    (pages,) = cursor.execute("PRAGMA page_count").fetchone()
+    cursor.execute(f"PRAGMA max_page_count = {pages}")
 
     (error,) = opened.submit(enqueued(range(100, 300), QUEUE, b"x" * 1000))
     assert type(error) is StoreFull
@@ -199,9 +198,7 @@ def test_tables_of_another_version_are_not_opened(sqlite_place: Place) -> None:
     opened = sqlite_place.open()
     store = opened.store
     assert isinstance(store, SqlStore)
-    connection = store._open.writer._connection
-    connection.exec_driver_sql("UPDATE dtx_meta SET value = 99 WHERE name = 'version'")
-    connection.commit()
+    store._open.writer._transactions._cursor.execute("UPDATE dtx_meta SET value = 99 WHERE name = 'version'")
     with pytest.raises(StoreDamaged, match="version 99, not 1"):
         sqlite_place.open()
 
@@ -240,10 +237,9 @@ def test_the_file_is_the_owners_and_forced_at_every_commit(sqlite_place: Place, 
     assert (tmp_path / "store.db").stat().st_mode & 0o077 == 0
     store = opened.store
     assert isinstance(store, SqlStore)
-    connection = store._open.writer._connection
-    assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
-    assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2
-    connection.commit()
+    cursor = store._open.writer._transactions._cursor
+    assert cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert cursor.execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 def test_payloads_leave_memory_with_the_force(sqlite_place: Place) -> None:
