@@ -66,9 +66,7 @@ class _Splitter:
 
     def __init__(self, max_frame_size: int) -> None:
         if max_frame_size < MIN_MAX_FRAME_SIZE:
-            raise ValueError(
-                f"AMQP allows no maximum frame size below {MIN_MAX_FRAME_SIZE}: {max_frame_size}"
-            )
+            raise ValueError(f"AMQP allows no maximum frame size below {MIN_MAX_FRAME_SIZE}: {max_frame_size}")
         self._limit = max_frame_size
         self._kept = bytearray()
         self._wanted = 0

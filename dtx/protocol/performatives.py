@@ -136,9 +136,7 @@ class Fields:
     def octets(self, count: int) -> list[bytes]:
         """The first `count` fields as they are encoded, null where they are left out."""
         pairs = zip(self._starts, self._starts[1:], strict=False)
-        return [self._data[start:stop] for start, stop in pairs][:count] + [NULL] * (
-            count - len(self._starts) + 1
-        )
+        return [self._data[start:stop] for start, stop in pairs][:count] + [NULL] * (count - len(self._starts) + 1)
 
 
 def _begin(channel: int, given: Fields) -> BeginSeen:

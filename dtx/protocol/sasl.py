@@ -119,9 +119,7 @@ class SaslServer(SaslLayer):
             if self.mechanism == mechanisms.PLAIN and users is not None:
                 return _from_initial(initial, lambda first: mechanisms.plain_server(first, users))
             if self.mechanism == mechanisms.SCRAM and users is not None:
-                return _from_initial(
-                    initial, lambda first: mechanisms.scram_server(first, users, self._nonce)
-                )
+                return _from_initial(initial, lambda first: mechanisms.scram_server(first, users, self._nonce))
         return Verdict(None, reason=f"mechanism {self.mechanism[:40]!r} is not offered")
 
     def _converse(self, answer: Any) -> None:
@@ -185,9 +183,7 @@ class ClientPolicy:
 class SaslClient(SaslLayer):
     """The client's side of one connection."""
 
-    def __init__(
-        self, policy: ClientPolicy, *, encrypted: bool, hostname: str, nonce: Callable[[int], bytes]
-    ) -> None:
+    def __init__(self, policy: ClientPolicy, *, encrypted: bool, hostname: str, nonce: Callable[[int], bytes]) -> None:
         super().__init__(CLIENT_LEGAL)
         self.mechanism = ""
         self._policy = policy

@@ -153,9 +153,7 @@ class SaslLayer(ABC):
         if end != len(data) or not isinstance(body, list):
             raise SaslError("a SASL frame is no described list")
         try:
-            frame = Frame(
-                value.descriptor if isinstance(value.descriptor, int) else _SYMBOLS[value.descriptor]
-            )
+            frame = Frame(value.descriptor if isinstance(value.descriptor, int) else _SYMBOLS[value.descriptor])
         except (ValueError, KeyError, TypeError):
             raise SaslError(f"unknown SASL frame {value.descriptor!r:.60}") from None
         if (self.state, frame) not in self._legal:

@@ -25,12 +25,8 @@ MAX_ITERATIONS: Final = 1_000_000
 GS2_HEADER: Final = "n,,"
 
 _VERIFIER: Final = re.compile(r"SCRAM-SHA-256\$([1-9][0-9]{0,6}):([^$:]+)\$([^$:]+):([^$:]+)", re.ASCII)
-_CLIENT_FIRST: Final = re.compile(
-    r"([ny],(?:a=([^,]+))?,)(n=([^,]+),r=([\x21-\x2b\x2d-\x7e]+))(?:,.*)?", re.DOTALL
-)
-_SERVER_FIRST: Final = re.compile(
-    r"r=([\x21-\x2b\x2d-\x7e]+),s=([^,]+),i=([1-9][0-9]{0,6})(?:,.*)?", re.DOTALL
-)
+_CLIENT_FIRST: Final = re.compile(r"([ny],(?:a=([^,]+))?,)(n=([^,]+),r=([\x21-\x2b\x2d-\x7e]+))(?:,.*)?", re.DOTALL)
+_SERVER_FIRST: Final = re.compile(r"r=([\x21-\x2b\x2d-\x7e]+),s=([^,]+),i=([1-9][0-9]{0,6})(?:,.*)?", re.DOTALL)
 _CLIENT_FINAL: Final = re.compile(r"(c=([^,]+),r=([\x21-\x2b\x2d-\x7e]+)(?:,.*)?),p=([^,]+)", re.DOTALL)
 _PROHIBITED: Final = (
     stringprep.in_table_c12,
@@ -67,9 +63,7 @@ class Verifier:
         """The verifier with this text form."""
         match = _VERIFIER.fullmatch(text)
         if match is None:
-            raise ScramError(
-                f"not a verifier of the form {MECHANISM}$<iterations>:<salt>$<StoredKey>:<ServerKey>"
-            )
+            raise ScramError(f"not a verifier of the form {MECHANISM}$<iterations>:<salt>$<StoredKey>:<ServerKey>")
         iterations = int(match[1])
         salt, stored, server = (_from_base64(match[part]) for part in (2, 3, 4))
         if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:

@@ -116,9 +116,7 @@ def _write(path: Path, verifiers: Mapping[str, Verifier], secret: bytes) -> None
     """Replaces the file in one step, readable by its owner only."""
     lines = [f"decoy {base64.b64encode(secret).decode()}"]
     lines += [f"{verifiers[name]} {name}" for name in sorted(verifiers)]
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False
-    ) as file:
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
         file.write("\n".join(lines) + "\n")
         file.flush()
         os.fsync(file.fileno())

@@ -187,7 +187,8 @@ class Batch:
         self.queues.append((queue, name, settings))
 
     def delete_queue(self, queue: int) -> None:
-        """The queue goes, with every message that stands in it. Messages of prepared branches stay."""
+        """The queue goes, with every message that stands in it, also what a prepared branch would retire.
+        Messages that prepared branches enqueue stay."""
         self.queues_deleted.append(queue)
 
     def enqueue(
@@ -315,16 +316,12 @@ class MessageStore(Protocol):
         """The payload of a message of at most CHUNK octets, if the store has it in memory just now."""
         ...
 
-    def fetch(
-        self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]
-    ) -> None:
+    def fetch(self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]) -> None:
         """Reads payloads of stored messages of at most CHUNK octets each; ask for many at once, `done` gets
         them by message number. What is not in the store is missing there. Fetches are answered in order."""
         ...
 
-    def fetch_chunk(
-        self, message: int, number: int, done: Callable[[bytes | None, StoreError | None], None]
-    ) -> None:
+    def fetch_chunk(self, message: int, number: int, done: Callable[[bytes | None, StoreError | None], None]) -> None:
         """Reads one piece, from 0, of a message larger than CHUNK; None when it is not in the store."""
         ...
 

@@ -86,9 +86,7 @@ class Disk:
     def _delete(self, batch: Batch) -> None:
         for queue in batch.queues_deleted:
             self.queues.pop(queue, None)
-            for facts in [
-                facts for facts in self.messages.values() if facts.queue == queue and facts.position
-            ]:
+            for facts in [facts for facts in self.messages.values() if facts.queue == queue and facts.position]:
                 self._drop(facts.number)
         for message in batch.dequeues:
             self._drop(message)
@@ -121,7 +119,9 @@ class _Restored:
                 branch.completed_ms,
                 tuple(disk.messages[message] for message, outcome in branch.work if outcome is None),
                 tuple(
-                    StoredDequeue(message, outcome) for message, outcome in branch.work if outcome is not None
+                    StoredDequeue(message, outcome)
+                    for message, outcome in branch.work
+                    if outcome is not None and message in disk.messages
                 ),
             )
             for number, branch in sorted(disk.branches.items())
@@ -196,16 +196,12 @@ class MemoryStore:
         facts = self._disk.messages.get(message)
         return self._disk.pieces[message][0] if facts is not None and facts.size <= CHUNK else None
 
-    def fetch(
-        self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]
-    ) -> None:
+    def fetch(self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]) -> None:
         """As `dtx.store.contract.MessageStore` says."""
         found = {message: payload for message in messages if (payload := self._payload(message)) is not None}
         self._deliver(lambda: done(found, None))
 
-    def fetch_chunk(
-        self, message: int, number: int, done: Callable[[bytes | None, StoreError | None], None]
-    ) -> None:
+    def fetch_chunk(self, message: int, number: int, done: Callable[[bytes | None, StoreError | None], None]) -> None:
         """As `dtx.store.contract.MessageStore` says."""
         piece = self._disk.pieces.get(message, {}).get(number)
         self._deliver(lambda: done(piece, None))
