@@ -84,9 +84,7 @@ class Composite(Generic[T]):
         if type(items) is not list:
             raise WireError(Condition.INVALID_FIELD, f"{self.name} is a list, not {kind_name(items)}")
         if len(items) > len(self.fields):
-            raise WireError(
-                Condition.INVALID_FIELD, f"{self.name} has {len(self.fields)} fields, not {len(items)}"
-            )
+            raise WireError(Condition.INVALID_FIELD, f"{self.name} has {len(self.fields)} fields, not {len(items)}")
         values = []
         for number, field in enumerate(self.fields):
             item = items[number] if number < len(items) else None
@@ -180,9 +178,7 @@ def shown(descriptor: Any) -> str:
 
 
 # --- kinds --------------------
-def plain(
-    name: str, wire: type, ours: Callable[[Any], Any], check: Callable[[Any], str] | None = None
-) -> Kind:
+def plain(name: str, wire: type, ours: Callable[[Any], Any], check: Callable[[Any], str] | None = None) -> Kind:
     """A kind that is one AMQP type; `check` says what is wrong with a value of it, or the empty string."""
 
     def from_wire(value: Any) -> Any:

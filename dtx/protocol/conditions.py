@@ -147,9 +147,7 @@ class RefusedError(Exception):
         self.refusal = refusal
 
 
-def refused(
-    code: Code, description: str, xid: Xid | None = None, condition: Condition | None = None
-) -> RefusedError:
+def refused(code: Code, description: str, xid: Xid | None = None, condition: Condition | None = None) -> RefusedError:
     """The exception that refuses with `code`; its condition is the table's where none is given."""
     told = condition or CONDITION_OF[code] or Condition.INTERNAL_ERROR
     return RefusedError(Refusal(told, description, code, xid))

@@ -204,9 +204,7 @@ def request_message(value: bytes, reply_to: str, correlation: Any) -> bytes:
     return encode(Described(Ulong(PROPERTIES), properties)) + value_message(value)
 
 
-def response_message(
-    value: bytes, correlation: Any, application_properties: dict[Any, Any] | None = None
-) -> bytes:
+def response_message(value: bytes, correlation: Any, application_properties: dict[Any, Any] | None = None) -> bytes:
     """The response to the request with this correlation; `value` is encoded already."""
     octets = b""
     if correlation is not None:

@@ -118,10 +118,6 @@ def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
     if not node.permissions.may(connection.identity, action, address):
         told = f"{connection.identity} may not {action.value} at {address!r}"
         raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
-    if address not in node.resource.queues and not node.permissions.may(
-        connection.identity, Action.CREATE, address
-    ):
-        raise refused(
-            Code.XAER_NOTA, f"there is no queue {address!r}, and {connection.identity} may not make it"
-        )
+    if address not in node.resource.queues and not node.permissions.may(connection.identity, Action.CREATE, address):
+        raise refused(Code.XAER_NOTA, f"there is no queue {address!r}, and {connection.identity} may not make it")
     return node.resource.find(address)

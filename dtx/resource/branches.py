@@ -147,9 +147,7 @@ class Registry:
                 for post in stored.enqueues
                 if post.queue in queues
             ]
-            retired = [
-                (entries[one.message], one.outcome) for one in stored.dequeues if one.message in entries
-            ]
+            retired = [(entries[one.message], one.outcome) for one in stored.dequeues if one.message in entries]
             branch.work.restore(posts, retired)
             if stored.outcome is not None:
                 branch.move(BranchVerb.DECIDE)

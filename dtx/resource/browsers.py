@@ -70,10 +70,7 @@ class BrowsingLink(Link):
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
         while self.open and len(self._asked) < min(AHEAD, LIB.pn_link_credit(self.pointer)):
-            if (
-                LIB.pn_session_outgoing_bytes(self.session.pointer)
-                > self.connection.node.limits.output_octets
-            ):
+            if LIB.pn_session_outgoing_bytes(self.session.pointer) > self.connection.node.limits.output_octets:
                 self.connection.when_sent(self, self.advance)
                 return
             entry = self.next_entry()
@@ -143,9 +140,7 @@ class BrowsingLink(Link):
 class QueueBrowser(BrowsingLink):
     """A queue's available messages, and those that come."""
 
-    def __init__(
-        self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue
-    ) -> None:
+    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue) -> None:
         super().__init__(connection, session, pointer)
         self._queue = queue
         self._position = 0
@@ -185,9 +180,7 @@ class BranchBrowser(BrowsingLink):
         super().__init__(connection, session, pointer)
         retired = [held.entry for held in branch.work.retired.values()] if work != "posted" else []
         posted = list(branch.work.posts) if work != "retired" else []
-        self._left = deque(
-            [(entry, "retired") for entry in retired] + [(entry, "posted") for entry in posted]
-        )
+        self._left = deque([(entry, "retired") for entry in retired] + [(entry, "posted") for entry in posted])
         self._work: dict[int, str] = {}
 
     def next_entry(self) -> Entry | None:

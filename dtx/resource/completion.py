@@ -191,9 +191,7 @@ class Completion:
 
     def _check_ended(self, branch: Branch) -> None:
         if branch.associations:
-            told = (
-                f"{branch.active} associations are at work and {branch.suspended} suspended: end them first"
-            )
+            told = f"{branch.active} associations are at work and {branch.suspended} suspended: end them first"
             raise refused(Code.XAER_PROTO, told, branch.xid)
 
     # -- one operation at a time

@@ -163,6 +163,14 @@ class BrokerConnection:
         """Idle time-outs; when to call again, 0 for never."""
         return 0 if self.closed else self._engine.tick(now_ms)
 
+    def resume(self) -> None:
+        """The peer takes again what it is sent."""
+        self.writable = True
+        for link in tuple(self.links.values()):
+            link.flow_event()
+        self.node.touch(self)
+        self.node.resource.settle()
+
     def close(self, refusal: Refusal | None) -> None:
         """Says goodbye to the peer."""
         if not self.closed:
@@ -205,9 +213,7 @@ class BrokerConnection:
 
     def say_transaction(self, name: str, txn_id: bytes | None) -> None:
         """From now on flows of our sender `name` tell this txn-id."""
-        self._outgoing.set_properties(
-            name, receiver=False, properties={} if txn_id is None else {TXN_ID: txn_id}
-        )
+        self._outgoing.set_properties(name, receiver=False, properties={} if txn_id is None else {TXN_ID: txn_id})
 
     # -- events
     def _handle_events(self) -> None:

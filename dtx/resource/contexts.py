@@ -237,9 +237,7 @@ class LocalTransaction(Gathering):
             else:
                 self.state = advance(LOCAL, self.state, LocalVerb.FORCED, Result.RB)
                 self._undo()
-                answer(
-                    Refusal(Condition.ROLLBACK, f"rolled back, the store is full: {error}", Code.XA_RBOTHER)
-                )
+                answer(Refusal(Condition.ROLLBACK, f"rolled back, the store is full: {error}", Code.XA_RBOTHER))
 
         self._ended(self)
         if self.work.empty:

@@ -51,17 +51,13 @@ FOUND: Final = {BranchState.S3: Found.PREPARED, BranchState.S5: Found.HEURISTIC}
 class DtxCoordination:
     """The coordination of every branch."""
 
-    def __init__(
-        self, registry: Registry, completion: Completion, fences: Fences, permissions: Permissions
-    ) -> None:
+    def __init__(self, registry: Registry, completion: Completion, fences: Fences, permissions: Permissions) -> None:
         self._registry = registry
         self._completion = completion
         self._fences = fences
         self._permissions = permissions
 
-    def handle(
-        self, command: Coordination, identity: Identity, session: DtxDemarcation, answer: Answer
-    ) -> None:
+    def handle(self, command: Coordination, identity: Identity, session: DtxDemarcation, answer: Answer) -> None:
         """Carries out a command of `identity` that came over `session`."""
         try:
             match command:
@@ -135,9 +131,7 @@ class DtxCoordination:
         return branch
 
     # -- timeouts
-    def _timeout(
-        self, command: SetTimeout | GetTimeout, identity: Identity, session: DtxDemarcation
-    ) -> Reply:
+    def _timeout(self, command: SetTimeout | GetTimeout, identity: Identity, session: DtxDemarcation) -> Reply:
         branch = self._branch(command.xid, identity, session, end=False)
         if isinstance(command, SetTimeout):
             if branch.state not in UNPREPARED:
@@ -181,7 +175,5 @@ class DtxCoordination:
 
 def describe(branch: Branch) -> Details:
     """What is known of a branch in doubt."""
-    holdings = tuple(
-        Holding(queue, retired, posted) for queue, (retired, posted) in branch.work.holdings().items()
-    )
+    holdings = tuple(Holding(queue, retired, posted) for queue, (retired, posted) in branch.work.holdings().items())
     return Details(branch.xid, FOUND[branch.state], branch.since_ms, branch.owner, holdings, branch.outcome)

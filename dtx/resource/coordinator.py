@@ -61,11 +61,7 @@ class ControlLink(ReceivingLink):
     def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
         """As ReceivingLink says."""
         if settled or context is not None:
-            told = (
-                "no transactional work is allowed here"
-                if context
-                else "a control message is not sent settled"
-            )
+            told = "no transactional work is allowed here" if context else "a control message is not sent settled"
             self.terminate(Refusal(Condition.NOT_ALLOWED, told, Code.XAER_PROTO))
             return
         self.wait(delivery)
@@ -122,9 +118,7 @@ class ControlLink(ReceivingLink):
         elif isinstance(context, LocalTransaction):
             context.discharge(
                 fail=discharge.fail,
-                answer=lambda refusal: self.connection.when_withdrawn(
-                    lambda: self._answer(delivery, refusal)
-                ),
+                answer=lambda refusal: self.connection.when_withdrawn(lambda: self._answer(delivery, refusal)),
             )
         else:
             verb = AssociationVerb.END_FAIL if discharge.fail else AssociationVerb.END

@@ -204,9 +204,7 @@ class ReceivingLink(Link):
             self.message(delivery, octets, context, settled=settled)
         self._replenish()
 
-    def _break(
-        self, delivery: Pointer, context: Gathering | None, refusal: Refusal, *, settled: bool
-    ) -> None:
+    def _break(self, delivery: Pointer, context: Gathering | None, refusal: Refusal, *, settled: bool) -> None:
         """The delivery's transaction is wrong: it is refused, and where nobody would hear that, the link
         is."""
         if context is not None:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 class IncomingLink(ReceivingLink):
     """A link whose messages go to a queue."""
 
-    def __init__(
-        self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue
-    ) -> None:
+    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue) -> None:
         limits = connection.node.limits
         super().__init__(connection, session, pointer, credit=limits.credit, limit=limits.message_octets)
         self._queue = queue
@@ -61,9 +59,7 @@ class IncomingLink(ReceivingLink):
         expires_ms = self._resource.now_ms + ttl_ms if ttl_ms else 0
         return Entry(queue, self._resource.number(), len(octets), expires_ms, octets)
 
-    def _refused(
-        self, delivery: Pointer, context: Gathering | None, refusal: Refusal, *, settled: bool
-    ) -> None:
+    def _refused(self, delivery: Pointer, context: Gathering | None, refusal: Refusal, *, settled: bool) -> None:
         """A message can't be taken: who sent it unsettled hears it, and may still discharge the
         transaction; who sent it settled may not."""
         fatal = refusal.condition in FATAL

@@ -155,9 +155,7 @@ class Resource:
     def create(self, name: str) -> Queue:
         """A new lasting queue."""
         if len(self.queues) >= self.limits.queues:
-            raise refused(
-                Code.XAER_RMERR, f"there are {len(self.queues)} queues", condition=Condition.RESOURCE_LIMIT
-            )
+            raise refused(Code.XAER_RMERR, f"there are {len(self.queues)} queues", condition=Condition.RESOURCE_LIMIT)
         queue = self._make(self.number(), name)
         self.turn.batch.create_queue(queue.number, name)
         return queue
@@ -198,9 +196,7 @@ class Resource:
         turn = self.turn
         if entry.queue.lasting:
             entry.position = entry.queue.next_position()
-            turn.batch.enqueue(
-                entry.number, entry.queue.number, entry.position, entry.payload or b"", entry.expires_ms
-            )
+            turn.batch.enqueue(entry.number, entry.queue.number, entry.position, entry.payload or b"", entry.expires_ms)
             turn.posts.append(entry)
             if answer is not None:
                 turn.answers.append(answer)

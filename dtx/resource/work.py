@@ -114,9 +114,7 @@ class Work:
     def let_go_undecided(self) -> None:
         """Messages that were acquired, whose delivery is live and has no outcome: the acquisition stands, and
         the outcome is not this transaction's any more."""
-        for held in [
-            held for held in self.retired.values() if held.outcome is None and held.delivery is not None
-        ]:
+        for held in [held for held in self.retired.values() if held.outcome is None and held.delivery is not None]:
             del self.retired[held.entry.number]
             if held.delivery is not None:
                 held.delivery.reverted()
@@ -139,9 +137,7 @@ class Work:
             if stored:
                 batch.place(entry.number, entry.queue.number, entry.position, 0)
             else:
-                batch.enqueue(
-                    entry.number, entry.queue.number, entry.position, entry.payload or b"", entry.expires_ms
-                )
+                batch.enqueue(entry.number, entry.queue.number, entry.position, entry.payload or b"", entry.expires_ms)
         effects = []
         for held in self.retired.values():
             entry = held.entry

@@ -1,8 +1,8 @@
 """A broker's node and peers, engine against engine, in memory: no socket, no thread, no sleep.
 
-`World` holds a node over a `MemoryStore` on a `Disk`; what the store would do in its thread waits in `jobs` until
-`World.pump` runs it, so that a test can stop between a force and what follows. `Peer` is proton's own client engine
-with the few steps that a transaction controller takes.
+`World` holds a node over a `MemoryStore` on a `Disk`; what the store would do in its thread waits in `jobs`
+until `World.pump` runs it, so that a test can stop between a force and what follows. `Peer` is proton's own
+client engine with the few steps that a transaction controller takes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from proton import (
     Terminus,
     Transport,
     symbol,
+    ulong,
 )
 
 from dtx.protocol.codec import encode
@@ -32,8 +33,8 @@ from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.links import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.links import DISTRIBUTED, LOCAL
-from dtx.protocol.messages import body_value, request_message, value_message
 from dtx.protocol.mechanisms import Identity
+from dtx.protocol.messages import body_value, request_message, value_message
 from dtx.protocol.replies import DECLARED, TRANSACTIONAL, decode_reply
 from dtx.resource.connection import BrokerConnection
 from dtx.resource.node import Node
@@ -259,9 +260,7 @@ class Peer:
         self.world.pump()
         return link
 
-    def receiver(
-        self, address: str | None, credit: int = 0, session: Session | None = None, **how: Any
-    ) -> Receiver:
+    def receiver(self, address: str | None, credit: int = 0, session: Session | None = None, **how: Any) -> Receiver:
         link = (session or self.session).receiver(self.name("in"))
         if address is None:
             link.source.dynamic = True
@@ -291,9 +290,7 @@ class Peer:
             delivery.settle()
         return delivery
 
-    def post(
-        self, link: Sender, body: Any, txn_id: bytes | None = None, *, settled: bool = False
-    ) -> Delivery:
+    def post(self, link: Sender, body: Any, txn_id: bytes | None = None, *, settled: bool = False) -> Delivery:
         delivery = self.send_octets(link, Message(body=body).encode(), self.name("m"), txn_id, settled=settled)
         self.world.pump()
         return delivery
@@ -327,8 +324,6 @@ class Peer:
         *,
         settle: bool = False,
     ) -> None:
-        from proton import ulong
-
         delivery.local.data = [txn_id, Described(ulong(outcome), [])]
         delivery.update(TRANSACTIONAL)
         if settle:
@@ -363,7 +358,8 @@ class Peer:
     def answer(self) -> Reply:
         assert self._replies is not None
         delivery = self._replies.current
-        assert delivery is not None and delivery.readable, "no answer"
+        assert delivery is not None, "no answer"
+        assert delivery.readable, "no answer"
         octets = self._replies.recv(delivery.pending)
         self._replies.advance()
         delivery.settle()
