@@ -7,7 +7,7 @@ A performative is a described list; `decoded` gives of begin, attach, flow, tran
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from dtx.protocol.encoding import NULL, Described, EncodingError, decode, fields
 
@@ -117,10 +117,10 @@ class Fields:
         """The field, or None where it is null or left out."""
         if not self._has(index):
             return None
-        value: Any = decode(self._data, self._starts[index], self._starts[index + 1])[0]
-        if type(value) is not kind or (kind is int and value < 0):  # bool is an int, and a symbol a str, to others
+        value, _ = decode(self._data, self._starts[index], self._starts[index + 1])
+        if type(value) is not kind or (isinstance(value, int) and value < 0):  # a bool is no int here
             raise EncodingError(f"field {index} is no {kind.__name__}: {value!r:.40}")
-        return cast("T", value)
+        return value
 
     def mandatory(self, index: int, kind: type[T]) -> T:
         """The field, which must be there."""
