@@ -118,7 +118,7 @@ class Fields:
         if not self._has(index):
             return None
         value, _ = decode(self._data, self._starts[index], self._starts[index + 1])
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        if type(value) is not kind or (isinstance(value, int) and value < 0):  # a bool is no int here
             raise EncodingError(f"field {index} is no {kind.__name__}: {value!r:.40}")
         return value
 
