@@ -82,11 +82,13 @@ class DetachSeen:
 
 @dataclass(frozen=True, slots=True)
 class FlowSeen:
-    """A flow of a link with properties, or without (an empty mapping) of one that had some before."""
+    """A flow of a link with properties, or without (an empty mapping) of one that had some before; or one
+    that asks for an `echo`: the state of the link as the other side has it, which proton doesn't give."""
 
     channel: int
     handle: int
     properties: Mapping[Any, Any]
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,9 @@ def _attach(channel: int, given: Fields) -> AttachSeen:
 
 def _flow(channel: int, given: Fields) -> FlowSeen | None:
     handle = given.optional(4, int)
-    return None if handle is None else FlowSeen(channel, handle, given.optional(10, dict) or {})
+    if handle is None:
+        return None
+    return FlowSeen(channel, handle, given.optional(10, dict) or {}, given.flag(9))
 
 
 def _transfer(channel: int, given: Fields) -> ContinuationSeen:
