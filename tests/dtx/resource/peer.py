@@ -12,7 +12,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cproton import pn_data_clear, pn_delivery_local, pn_disposition_data
+from cproton import (  # type: ignore[import-untyped]
+    pn_data_clear,
+    pn_delivery_local,
+    pn_disposition_data,
+)
 from proton import (
     Collector,
     Connection,
@@ -145,7 +149,7 @@ class Coordinator:
     def read(self, delivery: Delivery) -> tuple[int, Any, Refusal | None]:
         code, refusal = int(delivery.remote_state), None
         if delivery.remote_state == Delivery.REJECTED:
-            condition = delivery.remote.condition
+            condition: Any = delivery.remote.condition
             refusal = Refusal.read(condition.name, condition.description, condition.info)
         data = delivery.remote.data
         if delivery.settled:
@@ -205,7 +209,7 @@ class Peer:
             return False
         pending = self.transport.pending()
         if pending > 0:
-            octets = self.transport.peek(pending)
+            octets = self.transport.peek(pending) or b""
             self.transport.pop(len(octets))
             self.server.received(self.with_default_outcome(self.sent.feed(bytes(octets))))
             moved = True
@@ -360,8 +364,7 @@ class Peer:
     ) -> Delivery:
         delivery = link.delivery(tag)
         if txn_id is not None:
-            delivery.local.data = [txn_id]
-            delivery.update(TRANSACTIONAL)
+            say_state(delivery, TRANSACTIONAL, [txn_id])
         link.stream(octets)
         link.advance()
         if settled:
@@ -378,7 +381,7 @@ class Peer:
         delivery = link.current
         if delivery is None or not delivery.readable or delivery.partial:
             return None
-        octets = link.recv(delivery.pending)
+        octets = link.recv(delivery.pending) or b""
         link.advance()
         message = Message()
         message.decode(octets)
@@ -461,6 +464,13 @@ def say_state(delivery: Delivery, code: int, fields: list[Any]) -> None:
     pn_data_clear(pn_disposition_data(pn_delivery_local(delivery._impl)))
     delivery.local.data = fields
     delivery.update(code)
+
+
+def told(delivery: Delivery) -> tuple[bytes, Any]:
+    """txn-id and outcome in the transactional-state that the broker told of a delivery."""
+    fields: Any = delivery.remote.data
+    assert delivery.remote_state == TRANSACTIONAL
+    return bytes(fields[0]), fields[1] if len(fields) > 1 else None
 
 
 def condition_of(link: Link) -> Refusal:

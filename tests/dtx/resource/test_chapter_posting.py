@@ -12,7 +12,7 @@ from dtx.protocol.conditions import Condition
 from dtx.protocol.replies import TRANSACTIONAL, Result
 from dtx.resource.settings import QueueSettings, Settings
 from dtx.store.contract import Step, StoreFull
-from tests.dtx.resource.peer import Peer, World, closed, condition_of, say_state
+from tests.dtx.resource.peer import Peer, World, closed, condition_of, say_state, told
 from xa import Code, Xid
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ def test_the_presumptive_outcome_is_told_before_the_discharge() -> None:
     for txn_id in (first, second):
         delivery = peer.post(sender, "x", txn_id)
         assert delivery.remote_state == TRANSACTIONAL
-        named, outcome = delivery.remote.data
-        assert bytes(named) == txn_id
+        named, outcome = told(delivery)
+        assert named == txn_id
         assert outcome.descriptor == Delivery.ACCEPTED
 
 
@@ -101,7 +101,7 @@ def test_the_outcome_is_associated_with_the_transaction_of_the_transfer() -> Non
     for delivery in posted:
         assert delivery.settled
         assert delivery.remote_state == TRANSACTIONAL
-        assert bytes(delivery.remote.data[0]) == txn_id
+        assert told(delivery)[0] == txn_id
 
 
 def test_txn_ids_from_the_resource_tell_what_work_belongs_to_what() -> None:
@@ -114,7 +114,7 @@ def test_txn_ids_from_the_resource_tell_what_work_belongs_to_what() -> None:
     sender = peer.sender("q")
     txn_id = control.declare()
     in_it, outside = peer.post(sender, "in", txn_id), peer.post(sender, "outside")
-    assert bytes(in_it.remote.data[0]) == txn_id
+    assert told(in_it)[0] == txn_id
     assert outside.remote_state == Delivery.ACCEPTED
     consumer = peer.receiver("q")
     peer.acquire_for(consumer, txn_id)
@@ -123,7 +123,7 @@ def test_txn_ids_from_the_resource_tell_what_work_belongs_to_what() -> None:
     delivery = consumer.current
     assert delivery is not None
     assert delivery.remote_state == TRANSACTIONAL
-    assert bytes(delivery.remote.data[0]) == txn_id
+    assert told(delivery)[0] == txn_id
     plain = peer.receiver("q", 1)
     peer.post(sender, "plain")
     assert plain.current is not None
@@ -300,8 +300,8 @@ def test_a_message_sent_unsettled_that_cannot_be_taken_is_rejected_in_the_transa
     peer.post(sender, "fits", txn_id)
     delivery = peer.post(sender, "too much", txn_id)
     assert delivery.remote_state == TRANSACTIONAL
-    named, outcome = delivery.remote.data
-    assert bytes(named) == txn_id
+    named, outcome = told(delivery)
+    assert named == txn_id
     assert outcome.descriptor == Delivery.REJECTED
     assert outcome.value[0].value[0] == Condition.RESOURCE_LIMIT
     assert delivery.settled
@@ -404,7 +404,7 @@ def test_a_transaction_holds_no_more_than_one_may() -> None:
     context = peer.server.contexts[txn_id]
     context.work.octets = limits.transaction_octets
     delivery = peer.post(sender, "one too many", txn_id)
-    assert delivery.remote.data[1].descriptor == Delivery.REJECTED
+    assert told(delivery)[1].descriptor == Delivery.REJECTED
     context.work.octets = 0
     control.discharge(txn_id)
     assert peer.drained("q") == []
