@@ -1,1 +1,1 @@
-"""AMQP distributed transactions: `protocol` (shared by both sides), `resource` (the broker's side), `store`."""
+"""AMQP distributed transactions: `protocol` (shared by both sides), `resource` (the broker), `store`."""

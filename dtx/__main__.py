@@ -1,0 +1,9 @@
+"""`python -m dtx`: the embedded broker."""
+
+from __future__ import annotations
+
+import sys
+
+from dtx.resource.command import main
+
+sys.exit(main())

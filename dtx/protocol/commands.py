@@ -1,0 +1,322 @@
+"""What a transaction controller may ask: on the control link, and on the command channel.
+
+On the control link the standard `declare` and `discharge`, where `global-id` is an XID composite or a
+`start`, and `end` with what discharge lacks. On the command channel, request and response: `prepare`,
+`commit`, `rollback`, `forget`, `recover`, `set-timeout`, `get-timeout` with the fields of AMQP 0-10 `dtx`,
+and beyond it `complete` (an operator decides a prepared branch) and `fence`. A null xid means the branch
+that the session runs.
+
+docs/wire.md shows every one in octets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from dtx.protocol.composites import (
+    SYMBOLS,
+    Catalog,
+    Field,
+    Kind,
+    composite,
+    kind_name,
+    nested,
+    plain,
+    standard,
+)
+from dtx.protocol.values import Described, Uint
+from xa import NULL_XID, Xid
+
+MAX_TXN_ID: Final = 32
+MAX_PAGE: Final = 1000
+NULL_FORMAT: Final = 0xFFFF_FFFF
+"""The format of the null XID, −1, as an uint."""
+
+
+@dataclass(frozen=True, slots=True)
+class _XidFields:
+    """The XID of AMQP 0-10 as a composite: format, global-id, branch-id."""
+
+    format: int
+    global_id: bytes
+    branch_id: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Associates the txn-id that is declared with a branch: a new one, one that exists (`join`), or the one
+    whose association this control link has suspended (`resume`). `txn_id` names the txn-id to allocate, so
+    that work can be sent with it before the answer is there; `timeout_s` sets the branch's timeout."""
+
+    xid: Xid
+    join: bool = False
+    resume: bool = False
+    txn_id: bytes | None = None
+    timeout_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Declare:
+    """Allocates a txn-id: for a local transaction, or with `start` for a branch of a global one."""
+
+    start: Start | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Discharge:
+    """The txn-id is no longer in use. Local: commits, or with `fail` rolls back. Global: ends the
+    association, with `fail` making the branch rollback-only."""
+
+    txn_id: bytes
+    fail: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Ends the association of a txn-id with a branch; with `suspend` it can be resumed, with `prepare` the
+    branch is prepared in the same exchange (`keep`: as in Prepare)."""
+
+    txn_id: bytes
+    fail: bool = False
+    suspend: bool = False
+    prepare: bool = False
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Asks for the vote. With `keep` a branch that holds nothing is prepared durably as well, instead of a
+    read-only vote that leaves nothing behind: its xid stays taken until it is committed or rolled back."""
+
+    xid: Xid = NULL_XID
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Commits a prepared branch, or with `one_phase` one that ended and was not prepared."""
+
+    xid: Xid = NULL_XID
+    one_phase: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Rolls a branch back, prepared or not."""
+
+    xid: Xid = NULL_XID
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Lets a heuristically completed branch be forgotten."""
+
+    xid: Xid
+
+
+class Found(StrEnum):
+    """The states of a branch that recover tells."""
+
+    PREPARED = "prepared"
+    HEURISTIC = "heuristic"
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """A page of the prepared and heuristically completed branches, in the order of their xids: the first
+    `count` behind `after`, of those whose gtrid begins with `prefix` and whose state is one of `states`
+    (none given: all). `details` says what each of them holds."""
+
+    after: Xid = NULL_XID
+    count: int = MAX_PAGE
+    prefix: bytes = b""
+    states: tuple[Found, ...] = ()
+    details: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimeout:
+    """From now on the branch may take `timeout_s` seconds until it is prepared; 0 is the resource's
+    default."""
+
+    timeout_s: int
+    xid: Xid = NULL_XID
+
+
+@dataclass(frozen=True, slots=True)
+class GetTimeout:
+    """Asks for the branch's timeout."""
+
+    xid: Xid = NULL_XID
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """An operator completes a prepared branch: a heuristic decision, remembered until it is forgotten."""
+
+    xid: Xid
+    commit: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """No branch of this global transaction can be started or prepared any more; those that are not prepared
+    become rollback-only. With `lift` the fence goes."""
+
+    format_id: int
+    gtrid: bytes
+    lift: bool = False
+
+
+# --- kinds and tables -----------------------------------------
+def _txn_id_check(value: bytes) -> str:
+    return "" if len(value) <= MAX_TXN_ID else f"at most {MAX_TXN_ID} octets, not {len(value)}"
+
+
+def _count_check(value: int) -> str:
+    return "" if 1 <= value <= MAX_PAGE else f"between 1 and {MAX_PAGE}, not {value}"
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+BOOLEAN: Final = plain("boolean", bool, bool)
+UINT: Final = plain("uint", Uint, int)
+BINARY: Final = plain("binary", bytes, _same)
+TXN_ID: Final = plain("txn-id", bytes, _same, _txn_id_check)
+
+XID_TYPE: Final = composite(
+    _XidFields,
+    "xid",
+    0x01,
+    (
+        Field("format", UINT, mandatory=True),
+        Field("global-id", BINARY, mandatory=True),
+        Field("branch-id", BINARY, b""),
+    ),
+)
+_XID_FIELDS: Final = nested(XID_TYPE)
+
+
+def xid_to_wire(xid: Xid) -> Described:
+    """The XID composite."""
+    return XID_TYPE.to_wire(_XidFields(xid.format_id & 0xFFFF_FFFF, xid.gtrid, xid.bqual))
+
+
+def xid_from_wire(value: Any) -> Xid:
+    """The Xid in an XID composite; ValueError for anything else."""
+    parts: _XidFields = _XID_FIELDS.from_wire(value)
+    return Xid(-1 if parts.format == NULL_FORMAT else parts.format, parts.global_id, parts.branch_id)
+
+
+def _named(value: Any) -> Xid:
+    xid = xid_from_wire(value)
+    if xid.is_null:
+        raise ValueError("the null XID names no branch here")
+    return xid
+
+
+XID: Final = Kind("xid", xid_to_wire, xid_from_wire)
+NAMED_XID: Final = Kind("xid", xid_to_wire, _named)
+
+START: Final = composite(
+    Start,
+    "start",
+    0x02,
+    (
+        Field("xid", NAMED_XID, mandatory=True),
+        Field("join", BOOLEAN, absent=False),
+        Field("resume", BOOLEAN, absent=False),
+        Field("txn-id", TXN_ID),
+        Field("timeout", UINT),
+    ),
+)
+
+
+def _start_to_wire(start: Start) -> Described:
+    return xid_to_wire(start.xid) if start == Start(start.xid) else START.to_wire(start)
+
+
+def _start_from_wire(value: Any) -> Start:
+    if type(value) is not Described:
+        raise ValueError(f"an xid or a start is expected, not {kind_name(value)}")
+    if value.descriptor in {XID_TYPE.symbol, XID_TYPE.code}:
+        return Start(_named(value))
+    start: Start = _STARTS.from_wire(value)
+    if start.join and start.resume:
+        raise ValueError("join and resume exclude each other")
+    return start
+
+
+_STARTS: Final = Catalog.of(START)
+GLOBAL_ID: Final = Kind("global-id", _start_to_wire, _start_from_wire)
+
+
+def _states_from_wire(value: Any) -> tuple[Found, ...]:
+    return tuple(Found(item) for item in SYMBOLS.from_wire(value))
+
+
+STATES: Final = Kind("states", SYMBOLS.to_wire, _states_from_wire)
+
+DECLARE: Final = standard(Declare, "declare", 0x31, (Field("global-id", GLOBAL_ID),))
+DISCHARGE: Final = standard(
+    Discharge,
+    "discharge",
+    0x32,
+    (Field("txn-id", TXN_ID, mandatory=True), Field("fail", BOOLEAN, absent=False)),
+)
+END: Final = composite(
+    End,
+    "end",
+    0x03,
+    (
+        Field("txn-id", TXN_ID, mandatory=True),
+        Field("fail", BOOLEAN, absent=False),
+        Field("suspend", BOOLEAN, absent=False),
+        Field("prepare", BOOLEAN, absent=False),
+        Field("keep", BOOLEAN, absent=False),
+    ),
+)
+CONTROL: Final = Catalog.of(DECLARE, DISCHARGE, END)
+"""What the body of a message on a control link may be."""
+
+_ANY_XID: Final = Field("xid", XID, absent=NULL_XID)
+_THE_XID: Final = Field("xid", NAMED_XID, mandatory=True)
+COORDINATION: Final = Catalog.of(
+    composite(Prepare, "prepare", 0x10, (_ANY_XID, Field("keep", BOOLEAN, absent=False))),
+    composite(Commit, "commit", 0x11, (_ANY_XID, Field("one-phase", BOOLEAN, absent=False))),
+    composite(Rollback, "rollback", 0x12, (_ANY_XID,)),
+    composite(Forget, "forget", 0x13, (_THE_XID,)),
+    composite(
+        Recover,
+        "recover",
+        0x14,
+        (
+            Field("after", XID, absent=NULL_XID),
+            Field("count", plain("uint", Uint, int, _count_check), absent=MAX_PAGE),
+            Field("prefix", BINARY, absent=b""),
+            Field("states", STATES, absent=()),
+            Field("details", BOOLEAN, absent=False),
+        ),
+    ),
+    composite(SetTimeout, "set-timeout", 0x15, (Field("timeout", UINT, mandatory=True), _ANY_XID)),
+    composite(GetTimeout, "get-timeout", 0x16, (_ANY_XID,)),
+    composite(Complete, "complete", 0x17, (_THE_XID, Field("commit", BOOLEAN, mandatory=True))),
+    composite(
+        Fence,
+        "fence",
+        0x18,
+        (
+            Field("format", UINT, mandatory=True),
+            Field("global-id", BINARY, mandatory=True),
+            Field("lift", BOOLEAN, absent=False),
+        ),
+    ),
+)
+"""What the body of a request on the command channel may be."""
+
+Control = Declare | Discharge | End
+Coordination = Prepare | Commit | Rollback | Forget | Recover | SetTimeout | GetTimeout | Complete | Fence

@@ -1,0 +1,153 @@
+"""Conditions, XA codes and statuses of the wire: one table that both sides read.
+
+`xa-status` is an ushort. 0 to 7 are those of AMQP 0-10 `dtx`. Every other code of X/Open has a number that is
+made from its own: 0x100 + code for answers and rollbacks (XA_RETRY 0x104, XA_RBCOMMFAIL 0x165), 0x8000 −
+code for errors (XAER_NOTA 0x8004). What is done, and what came of a branch, is told as a result; what was
+refused, as an error with the condition of the table (a finer one where the cause is known), and `xa-status`
+in its info map.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.protocol.values import Symbol, Ushort
+from xa import Code, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Condition(StrEnum):
+    """Error conditions of AMQP 1.0 that this protocol uses."""
+
+    ROLLBACK = "amqp:transaction:rollback"
+    TIMEOUT = "amqp:transaction:timeout"
+    UNKNOWN_ID = "amqp:transaction:unknown-id"
+    NOT_FOUND = "amqp:not-found"
+    ILLEGAL_STATE = "amqp:illegal-state"
+    NOT_ALLOWED = "amqp:not-allowed"
+    INVALID_FIELD = "amqp:invalid-field"
+    DECODE_ERROR = "amqp:decode-error"
+    NOT_IMPLEMENTED = "amqp:not-implemented"
+    UNAUTHORIZED = "amqp:unauthorized-access"
+    RESOURCE_LIMIT = "amqp:resource-limit-exceeded"
+    INTERNAL_ERROR = "amqp:internal-error"
+    PRECONDITION_FAILED = "amqp:precondition-failed"
+    RESOURCE_DELETED = "amqp:resource-deleted"
+    RESOURCE_LOCKED = "amqp:resource-locked"
+    CONNECTION_FORCED = "amqp:connection:forced"
+    FRAMING_ERROR = "amqp:connection:framing-error"
+    TRANSFER_LIMIT = "amqp:link:transfer-limit-exceeded"
+    MESSAGE_SIZE = "amqp:link:message-size-exceeded"
+    DETACH_FORCED = "amqp:link:detach-forced"
+    WINDOW_VIOLATION = "amqp:session:window-violation"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One code: its number on the wire, and the condition of a refusal with it (None: told as a result)."""
+
+    code: Code
+    status: int
+    condition: Condition | None
+
+
+def _row(code: Code, condition: Condition | None) -> Row:
+    return Row(code, 0x8000 - code if code < 0 else 0x100 + code, condition)
+
+
+TABLE: Final = (
+    Row(Code.XA_OK, 0, None),
+    Row(Code.XA_RBROLLBACK, 1, Condition.ROLLBACK),
+    Row(Code.XA_RBTIMEOUT, 2, Condition.TIMEOUT),
+    Row(Code.XA_HEURHAZ, 3, None),
+    Row(Code.XA_HEURCOM, 4, None),
+    Row(Code.XA_HEURRB, 5, None),
+    Row(Code.XA_HEURMIX, 6, None),
+    Row(Code.XA_RDONLY, 7, None),
+    _row(Code.XA_RETRY, Condition.RESOURCE_LIMIT),
+    _row(Code.XA_NOMIGRATE, None),
+    _row(Code.XA_RBCOMMFAIL, Condition.ROLLBACK),
+    _row(Code.XA_RBDEADLOCK, Condition.ROLLBACK),
+    _row(Code.XA_RBINTEGRITY, Condition.ROLLBACK),
+    _row(Code.XA_RBOTHER, Condition.ROLLBACK),
+    _row(Code.XA_RBPROTO, Condition.ROLLBACK),
+    _row(Code.XA_RBTRANSIENT, Condition.ROLLBACK),
+    _row(Code.XAER_ASYNC, Condition.ILLEGAL_STATE),
+    _row(Code.XAER_RMERR, Condition.INTERNAL_ERROR),
+    _row(Code.XAER_NOTA, Condition.NOT_FOUND),
+    _row(Code.XAER_INVAL, Condition.INVALID_FIELD),
+    _row(Code.XAER_PROTO, Condition.ILLEGAL_STATE),
+    _row(Code.XAER_RMFAIL, Condition.CONNECTION_FORCED),
+    _row(Code.XAER_DUPID, Condition.NOT_ALLOWED),
+    _row(Code.XAER_OUTSIDE, Condition.ILLEGAL_STATE),
+)
+STATUS_OF: Final = {row.code: row.status for row in TABLE}
+CODE_OF: Final = {row.status: row.code for row in TABLE}
+CONDITION_OF: Final = {row.code: row.condition for row in TABLE}
+
+CODE_OF_CONDITION: Final[dict[str, Code]] = {
+    Condition.ROLLBACK: Code.XA_RBROLLBACK,
+    Condition.TIMEOUT: Code.XA_RBTIMEOUT,
+    Condition.UNKNOWN_ID: Code.XAER_NOTA,
+    Condition.NOT_FOUND: Code.XAER_NOTA,
+    Condition.ILLEGAL_STATE: Code.XAER_PROTO,
+    Condition.NOT_ALLOWED: Code.XAER_PROTO,
+    Condition.INVALID_FIELD: Code.XAER_INVAL,
+    Condition.DECODE_ERROR: Code.XAER_INVAL,
+    Condition.NOT_IMPLEMENTED: Code.XAER_INVAL,
+}
+"""Condition → code where an error has no `xa-status` (a broker that is not ours); XAER_RMERR for the rest."""
+
+STATUS_KEY: Final = "xa-status"
+XID_KEY: Final = "xid"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why something was refused. `code` is what an XA routine answers for it, `xid` the branch it is
+    about."""
+
+    condition: str
+    description: str
+    code: Code
+    xid: Xid | None = None
+
+    def info(self) -> dict[Symbol, Any]:
+        """The error's info map: the status, and the xid in its text form."""
+        info: dict[Symbol, Any] = {Symbol(STATUS_KEY): Ushort(STATUS_OF[self.code])}
+        if self.xid is not None:
+            info[Symbol(XID_KEY)] = str(self.xid)
+        return info
+
+    @classmethod
+    def read(cls, condition: str, description: str | None, info: Mapping[Any, Any] | None) -> Refusal:
+        """The refusal in the parts of an error, also in one of a broker that knows nothing of this
+        protocol."""
+        told = info or {}
+        status = told.get(STATUS_KEY)
+        code = CODE_OF.get(status) if isinstance(status, int) else None
+        try:
+            xid = Xid.parse(str(told[XID_KEY])) if XID_KEY in told else None
+        except ValueError:
+            xid = None
+        if code is None:
+            code = CODE_OF_CONDITION.get(condition, Code.XAER_RMERR)
+        return cls(condition, description or "", code, xid)
+
+
+class RefusedError(Exception):
+    """Something was asked for that is refused, and had no effect beyond what the message says."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal)
+        self.refusal = refusal
+
+
+def refused(code: Code, description: str, xid: Xid | None = None, condition: Condition | None = None) -> RefusedError:
+    """The exception that refuses with `code`; its condition is the table's where none is given."""
+    told = condition or CONDITION_OF[code] or Condition.INTERNAL_ERROR
+    return RefusedError(Refusal(told, description, code, xid))

@@ -1,0 +1,326 @@
+"""The AMQP bytes in front of proton's transport: sees what proton hides, and adds what proton can't say.
+
+The stream begins with the header AMQP 0 1 0 0. A frame is size(4) doff(1) type(1) channel(2), an extended
+header up to octet 4 × doff, and a performative: a described list with a descriptor of 0x10 (open) to 0x18
+(close), encoded as 00 53 code by everybody we know of; wider integers and symbols may stand for it.
+
+`IncomingFrames` cuts what a peer sends into segments, so that a frame which proton shows only in part (a flow
+with properties, a transfer that continues a delivery), or whose handle proton doesn't tell (begin, attach,
+detach, end), is pushed alone and can be matched with the events of that push. All else passes in one piece.
+`OutgoingFrames` adds properties to the flows of links, and otherwise changes nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from dtx.protocol.codec import encode
+from dtx.protocol.encoding import NULL, EncodingError, Symbol, binary, composite, decode, mapped, symbol
+from dtx.protocol.performatives import (
+    ATTACH,
+    BEGIN,
+    CODES,
+    DECODE_ERROR,
+    DETACH,
+    END,
+    FLOW,
+    FRAMING_ERROR,
+    TRANSFER,
+    AttachSeen,
+    ContinuationSeen,
+    DetachSeen,
+    EndSeen,
+    Fields,
+    FlowSeen,
+    FrameError,
+    Seen,
+    decoded,
+)
+from dtx.protocol.values import Uint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
+MIN_MAX_FRAME_SIZE: Final = 512
+MAX_PROPERTIES: Final = 256
+
+_FRAME: Final = struct.Struct(">IBBH")
+_PERFORMATIVE: Final = b"\x00\x53"
+"""How the descriptor of a performative begins in every frame that proton and its like send."""
+_SMALLEST: Final = _FRAME.size + 4
+"""Octets of the smallest frame with a performative: 00 53 code, and an empty list."""
+_SMALL_WIDTHS: Final = bytes(
+    {0x4: 1, 0x5: 2, 0x6: 3, 0x7: 5, 0x8: 9, 0x9: 17}.get(constructor >> 4, 0) for constructor in range(256)
+)
+"""Constructor → octets of the value with it; 0 where they vary."""
+_NOT_TRUE: Final = frozenset({0x40, 0x42})
+_REWRITTEN: Final = frozenset({ATTACH, FLOW, DETACH, END})
+
+
+Segment: TypeAlias = tuple[bytes, Seen | None]
+"""Bytes for proton; where `Seen` is not None they are that one frame."""
+
+
+class _Splitter:
+    """Cuts a stream into its header and whole frames. No more than one unfinished frame is kept back."""
+
+    def __init__(self, max_frame_size: int) -> None:
+        if max_frame_size < MIN_MAX_FRAME_SIZE:
+            raise ValueError(f"AMQP allows no maximum frame size below {MIN_MAX_FRAME_SIZE}: {max_frame_size}")
+        self._limit = max_frame_size
+        self._kept = bytearray()
+        self._wanted = 0
+        self._started = False
+
+    @property
+    def kept(self) -> int:
+        """Octets of an unfinished frame that wait for the rest of it."""
+        return len(self._kept)
+
+    def _ready(self, data: bytes) -> bytes:
+        """What was kept and `data`, when that makes at least one whole frame; else nothing."""
+        if self._kept:
+            self._kept += data
+            if len(self._kept) < self._wanted:
+                return b""
+            data = bytes(self._kept)
+            self._kept.clear()
+        return data
+
+    def _header_end(self, data: bytes) -> int:
+        """Where the frames begin in the first octets of the stream; 0 while its header is not complete."""
+        if self._started:
+            return 0
+        if data[: len(AMQP_HEADER)] != AMQP_HEADER[: len(data)]:
+            raise FrameError(FRAMING_ERROR, f"expected the header of AMQP 1.0, not {data[:8]!r}")
+        self._started = len(data) >= len(AMQP_HEADER)
+        return len(AMQP_HEADER) if self._started else 0
+
+    def _keep(self, data: bytes, position: int) -> None:
+        """Keeps the unfinished frame at `position`; its size is checked before more of it is taken."""
+        self._kept += memoryview(data)[position:]
+        self._wanted = 4
+        if self._started and len(self._kept) >= 4:
+            self._wanted = int.from_bytes(self._kept[:4], "big")
+            if not _FRAME.size <= self._wanted <= self._limit:
+                raise self._wrong_size(self._wanted)
+
+    def _wrong_size(self, size: int) -> FrameError:
+        return FrameError(FRAMING_ERROR, f"a frame of {size} octets; 8 to {self._limit} are allowed")
+
+
+def _unusual(data: bytes, position: int, stop: int) -> tuple[int, int]:
+    """Code and begin of the fields of a frame with an extended header, a long descriptor, or no body."""
+    doff, kind = data[position + 4], data[position + 5]
+    start = position + 4 * doff
+    if kind != 0 or doff < 2 or start > stop:
+        raise FrameError(FRAMING_ERROR, f"a frame of type {kind} with its body at {4 * doff}")
+    if start == stop:
+        return 0, stop
+    if data[start] != 0:
+        raise FrameError(DECODE_ERROR, "a frame without a performative")
+    try:
+        descriptor, start = decode(data, start + 1, stop)
+    except EncodingError as error:
+        raise FrameError(DECODE_ERROR, f"a frame without a performative: {error}") from error
+    if isinstance(descriptor, Symbol):
+        return CODES.get(descriptor, 0), start
+    return (descriptor, start) if isinstance(descriptor, int) else (0, start)
+
+
+def _has_more(data: bytes, position: int, stop: int) -> bool:
+    """Whether the fields of a transfer may say `more`; asked of every message. What looks odd may."""
+    constructor = data[position]
+    if constructor == 0xC0 and stop - position > 2:
+        count = data[position + 2]
+        position += 3
+    elif constructor == 0xD0 and stop - position > 8:
+        count = int.from_bytes(data[position + 5 : position + 9], "big")
+        position += 9
+    else:
+        return True
+    if count < 6:
+        return False
+    for _ in range(5):  # handle, delivery-id, delivery-tag, message-format, settled
+        if stop - position < 2:
+            return True
+        width = _SMALL_WIDTHS[data[position]]
+        if width:
+            position += width
+        elif data[position] == 0xA0:
+            position += 2 + data[position + 1]
+        else:
+            return True
+    return position >= stop or data[position] not in _NOT_TRUE
+
+
+class IncomingFrames(_Splitter):
+    """What a peer sends. `max_frame_size` is what our open frame says.
+
+    After a FrameError the connection is to be closed with its condition, and nothing more to be fed; what was
+    fed in that call must not reach proton.
+    """
+
+    def __init__(self, max_frame_size: int) -> None:
+        super().__init__(max_frame_size)
+        self._partial: set[tuple[int, int]] = set()
+        self._with_properties: set[tuple[int, int]] = set()
+
+    def feed(self, data: bytes) -> list[Segment]:
+        """The segments that `data` completes, in order."""
+        data = self._ready(data)
+        run, position, end = 0, self._header_end(data), len(data)
+        segments: list[Segment] = []
+        while self._started and end - position >= _FRAME.size:
+            size, doff, kind, channel = _FRAME.unpack_from(data, position)
+            if not _FRAME.size <= size <= self._limit:
+                raise self._wrong_size(size)
+            stop = position + size
+            if stop > end:
+                break
+            start = position + _FRAME.size
+            if data[start : start + 2] == _PERFORMATIVE and doff == 2 and kind == 0 and size >= _SMALLEST:
+                code = data[start + 2]
+                start += 3
+            else:
+                code, start = _unusual(data, position, stop)
+            seen = None
+            if code != TRANSFER:
+                if BEGIN <= code <= END:
+                    seen = self._look(code, channel, data, start, stop)
+            elif self._partial or _has_more(data, start, stop):
+                seen = self._look(code, channel, data, start, stop)
+            if seen is not None:
+                if run < position:
+                    segments.append((data[run:position], None))
+                segments.append((data[position:stop], seen))
+                run = stop
+            position = stop
+        if run < position:
+            segments.append((data[run:position] if run or position < end else data, None))
+        if position < end:
+            self._keep(data, position)
+        return segments
+
+    def _look(self, code: int, channel: int, data: bytes, start: int, stop: int) -> Seen | None:
+        """What the frame says that proton does not; None where proton tells all of it."""
+        seen = decoded(code, channel, data, start, stop)
+        match seen:
+            case ContinuationSeen(handle=handle, more=more, aborted=aborted):
+                continues = (channel, handle) in self._partial
+                if more and not aborted:
+                    self._partial.add((channel, handle))
+                else:
+                    self._partial.discard((channel, handle))
+                return seen if continues else None
+            case FlowSeen(handle=handle, properties=properties, echo=echo):
+                had_some = (channel, handle) in self._with_properties
+                if properties:
+                    self._with_properties.add((channel, handle))
+                else:
+                    self._with_properties.discard((channel, handle))
+                return seen if properties or had_some or echo else None
+            case AttachSeen(handle=handle) | DetachSeen(handle=handle):
+                self._partial.discard((channel, handle))
+                self._with_properties.discard((channel, handle))
+            case EndSeen():
+                for keys in (self._partial, self._with_properties):
+                    keys.difference_update([key for key in keys if key[0] == channel])
+        return seen
+
+
+class OutgoingFrames(_Splitter):
+    """What our own proton sends. Link names are unique per direction within a connection, as AMQP demands."""
+
+    def __init__(self) -> None:
+        super().__init__(2**32 - 1)
+        self._links: dict[tuple[int, int], tuple[str, bool]] = {}
+        self._properties: dict[tuple[str, bool], bytes] = {}
+        self._echoes: dict[tuple[str, bool], tuple[int, int]] = {}
+
+    def echo(self, name: str, *, receiver: bool, delivery_count: int, credit: int) -> None:
+        """The next flow of a session (without a link) tells the state of our endpoint `name` in it. The
+        caller has proton send one: a session whose incoming capacity is set does so."""
+        self._echoes[name, receiver] = (delivery_count, credit)
+
+    def set_properties(self, name: str, properties: Mapping[str, bytes], *, receiver: bool) -> None:
+        """From now on, every flow of our endpoint `name` (a receiver or a sender) has these properties, which
+        are symbols with binary values, such as txn-id; with an empty mapping none. A flow that proton has
+        not written yet counts as later."""
+        if not properties:
+            self._properties.pop((name, receiver), None)
+            return
+        octets = mapped([(symbol(key), binary(value)) for key, value in properties.items()])
+        if len(octets) > MAX_PROPERTIES:
+            raise ValueError(f"properties of {len(octets)} octets; a flow takes at most {MAX_PROPERTIES}")
+        self._properties[name, receiver] = octets
+
+    def feed(self, data: bytes) -> bytes:
+        """What is to be sent for `data`."""
+        data = self._ready(data)
+        run, position, end = 0, self._header_end(data), len(data)
+        pieces: list[bytes] = []
+        while self._started and end - position >= _FRAME.size:
+            size, doff, _kind, channel = _FRAME.unpack_from(data, position)
+            stop = position + size
+            if stop > end:
+                break
+            start = position + 4 * doff
+            if stop - start > 3 and data[start + 2] in _REWRITTEN:
+                flow = self._rewritten(channel, data, start, stop)
+                if flow is not None:
+                    pieces += (data[run:position], flow)
+                    run = stop
+            position = stop
+        if position < end:
+            self._keep(data, position)
+        if not pieces:
+            return data if position == end else data[:position]
+        pieces.append(data[run:position])
+        return b"".join(pieces)
+
+    def _rewritten(self, channel: int, data: bytes, start: int, stop: int) -> bytes | None:
+        """The flow frame with its link's properties; None where the frame stays as it is."""
+        code = data[start + 2]
+        seen = decoded(code, channel, data, start + 3, stop)
+        match seen:
+            case AttachSeen(handle=handle, name=name, receiver=receiver):
+                self._links[channel, handle] = name, receiver
+            case DetachSeen(handle=handle):
+                self._gone(channel, handle)
+            case EndSeen():
+                for key in [key for key in self._links if key[0] == channel]:
+                    self._gone(*key)
+            case FlowSeen(handle=handle):
+                link = self._links.get((channel, handle))
+                properties = self._properties.get(link) if link is not None else None
+                if properties is not None:
+                    return _flow_frame(channel, [*Fields(data, start + 3, stop).octets(10), properties])
+            case None if code == FLOW and self._echoes:
+                return self._echoed(channel, Fields(data, start + 3, stop).octets(4))
+        return None
+
+    def _echoed(self, channel: int, session: list[bytes]) -> bytes | None:
+        """Flows of the links of this session that are to be echoed."""
+        frames = b""
+        for (at, handle), link in self._links.items():
+            state = self._echoes.pop(link, None) if at == channel else None
+            if state is not None:
+                count, credit = state
+                numbers = map(encode, (Uint(handle), Uint(count & 0xFFFF_FFFF), Uint(credit)))
+                rest = [NULL, NULL, NULL, self._properties.get(link, NULL)]  # available, drain, echo, properties
+                frames += _flow_frame(channel, [*session, *numbers, *rest])
+        return frames or None
+
+    def _gone(self, channel: int, handle: int) -> None:
+        link = self._links.pop((channel, handle), None)
+        if link is not None:
+            self._properties.pop(link, None)
+            self._echoes.pop(link, None)
+
+
+def _flow_frame(channel: int, items: list[bytes]) -> bytes:
+    performative = composite(FLOW, items)
+    return _FRAME.pack(_FRAME.size + len(performative), 2, 0, channel) + performative

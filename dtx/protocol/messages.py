@@ -1,0 +1,214 @@
+"""Messages as octets: the sections of AMQP 1.0 as far as a resource and its controllers have to look at them.
+
+A message is a sequence of described values, in this order, each at most once but for the body: header (70),
+delivery-annotations (71), message-annotations (72), properties (73), application-properties (74), body (75
+data, 76 amqp-sequence, 77 amqp-value), footer (78). A resource stores and forwards messages as the octets
+that they are; what it changes, the header and the delivery annotations, stands in front, and the rest is
+never decoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dtx.protocol.codec import DecodeError, decode, decode_from, encode, skip
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import Condition
+from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong
+
+HEADER: Final = 0x70
+DELIVERY_ANNOTATIONS: Final = 0x71
+MESSAGE_ANNOTATIONS: Final = 0x72
+PROPERTIES: Final = 0x73
+APPLICATION_PROPERTIES: Final = 0x74
+DATA: Final = 0x75
+SEQUENCE: Final = 0x76
+VALUE: Final = 0x77
+FOOTER: Final = 0x78
+
+_NAMES: Final = {
+    Symbol("amqp:header:list"): HEADER,
+    Symbol("amqp:delivery-annotations:map"): DELIVERY_ANNOTATIONS,
+    Symbol("amqp:message-annotations:map"): MESSAGE_ANNOTATIONS,
+    Symbol("amqp:properties:list"): PROPERTIES,
+    Symbol("amqp:application-properties:map"): APPLICATION_PROPERTIES,
+    Symbol("amqp:data:binary"): DATA,
+    Symbol("amqp:amqp-sequence:list"): SEQUENCE,
+    Symbol("amqp:amqp-value:*"): VALUE,
+    Symbol("amqp:footer:map"): FOOTER,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a header says that matters to a queue; `end` is where the section ends, 0 where there is none."""
+
+    durable: bool = False
+    priority: int = 4
+    ttl_ms: int | None = None
+    delivery_count: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request: the value in its body, still encoded, and where the response goes. `correlation` is what the
+    response carries as correlation-id, in the type in which it came."""
+
+    body: bytes
+    reply_to: str | None
+    correlation: Any
+    application_properties: dict[Any, Any]
+
+
+NO_HEADER: Final = Header()
+
+
+def _section(octets: bytes, at: int) -> tuple[int, int]:
+    """The code of the section that begins at `at`, and where its value begins."""
+    if octets[at : at + 2] == b"\x00\x53" and len(octets) > at + 2:
+        code = octets[at + 2]
+        if HEADER <= code <= FOOTER:
+            return code, at + 3
+    if octets[at : at + 1] != b"\x00":
+        raise DecodeError(f"a section is a described value; at {at} is none")
+    descriptor, start = decode_from(octets, at + 1)
+    code = 0
+    if type(descriptor) is Symbol:
+        code = _NAMES.get(descriptor, 0)
+    elif type(descriptor) is Ulong:
+        code = int(descriptor)
+    if not HEADER <= code <= FOOTER:
+        raise DecodeError(f"at {at} is no section of a message")
+    return code, start
+
+
+def read_header(octets: bytes) -> Header:
+    """The header in front of a message; WireError when the message begins with no section, or a wrong
+    header."""
+    if octets[:3] in _NOT_A_HEADER:
+        return NO_HEADER
+    try:
+        code, start = _section(octets, 0)
+        if code != HEADER:
+            return NO_HEADER
+        items, end = decode_from(octets, start)
+    except DecodeError as error:
+        raise WireError(Condition.DECODE_ERROR, f"header: {error}") from None
+    if type(items) is not list or len(items) > 5:
+        raise WireError(Condition.INVALID_FIELD, "the header is a list of at most 5 fields")
+    durable, priority, ttl, first, count = (*items, None, None, None, None, None)[:5]
+    types = ((durable, bool), (priority, Ubyte), (ttl, Uint), (first, bool), (count, Uint))
+    if any(item is not None and type(item) is not wanted for item, wanted in types):
+        raise WireError(Condition.INVALID_FIELD, "a field of the header has a wrong type")
+    return Header(bool(durable), 4 if priority is None else int(priority), ttl, int(count or 0), end)
+
+
+_NOT_A_HEADER: Final = frozenset(bytes((0x00, 0x53, code)) for code in range(HEADER + 1, FOOTER + 1))
+
+
+def with_header(octets: bytes, header: Header, *, delivery_count: int, ttl_ms: int | None) -> bytes:
+    """The message with a header that tells `delivery_count` and `ttl_ms`; `header` is what `read_header`
+    found."""
+    items: list[Any] = [
+        header.durable or None,
+        Ubyte(header.priority) if header.priority != 4 else None,
+        None if ttl_ms is None else Uint(min(ttl_ms, 0xFFFF_FFFF)),
+        None,
+        Uint(delivery_count) if delivery_count else None,
+    ]
+    while items and items[-1] is None:
+        items.pop()
+    section = encode(Described(Ulong(HEADER), items)) if items else b""
+    return section + octets[header.end :]
+
+
+def with_delivery_annotations(octets: bytes, annotations: dict[Symbol, Any]) -> bytes:
+    """The message with these delivery annotations in place of those that it has."""
+    at = read_header(octets).end
+    end = at
+    try:
+        if at < len(octets) and _section(octets, at)[0] == DELIVERY_ANNOTATIONS:
+            end = skip(octets, at)
+    except DecodeError:
+        end = at  # it was taken as it is, and is passed on as it is
+    section = encode(Described(Ulong(DELIVERY_ANNOTATIONS), annotations))
+    return octets[:at] + section + octets[end:]
+
+
+def _sections(octets: bytes) -> dict[int, tuple[int, int]]:
+    """Where the value of each section begins and ends."""
+    found: dict[int, tuple[int, int]] = {}
+    at = 0
+    last = 0
+    while at < len(octets):
+        code, start = _section(octets, at)
+        at = skip(octets, start)
+        if code in found or code < last:
+            raise DecodeError(f"section {code:#x} stands where it must not")
+        found[code] = (start, at)
+        last = code
+    return found
+
+
+def body_value(octets: bytes | bytearray) -> bytes:
+    """The value, still encoded, of a message whose body is one amqp-value section; WireError for any
+    other."""
+    octets = bytes(octets)
+    try:
+        found = _sections(octets)
+    except DecodeError as error:
+        raise WireError(Condition.DECODE_ERROR, str(error)) from None
+    if VALUE not in found or found.keys() & {DATA, SEQUENCE}:
+        raise WireError(Condition.DECODE_ERROR, "the body is to be a single amqp-value section")
+    start, end = found[VALUE]
+    return bytes(octets[start:end])
+
+
+def read_request(octets: bytes) -> Request:
+    """A message as a request; WireError where it can't be one."""
+    body = body_value(octets)
+    found = _sections(octets)
+    properties = _value(octets, found, PROPERTIES, list)
+    message_id, _user, _to, _subject, reply_to, correlation = (*properties, *[None] * 6)[:6]
+    if reply_to is not None and type(reply_to) is not str:
+        raise WireError(Condition.INVALID_FIELD, "reply-to is a string")
+    if correlation is None:
+        correlation = message_id
+    told = _value(octets, found, APPLICATION_PROPERTIES, dict)
+    return Request(body, reply_to, correlation, told)
+
+
+def _value(octets: bytes, found: dict[int, tuple[int, int]], code: int, wanted: type) -> Any:
+    if code not in found:
+        return wanted()
+    start, end = found[code]
+    try:
+        value = decode(octets[start:end])
+    except DecodeError as error:
+        raise WireError(Condition.DECODE_ERROR, f"section {code:#x}: {error}") from None
+    if type(value) is not wanted:
+        raise WireError(Condition.INVALID_FIELD, f"section {code:#x} is a {wanted.__name__}")
+    return value
+
+
+def value_message(value: bytes) -> bytes:
+    """A message that is one amqp-value section; `value` is encoded already."""
+    return b"\x00\x53\x77" + value
+
+
+def request_message(value: bytes, reply_to: str, correlation: Any) -> bytes:
+    """A request: `value` is encoded already, `correlation` a Ulong, a UUID, binary or string."""
+    properties = [None, None, None, None, reply_to, correlation]
+    return encode(Described(Ulong(PROPERTIES), properties)) + value_message(value)
+
+
+def response_message(value: bytes, correlation: Any, application_properties: dict[Any, Any] | None = None) -> bytes:
+    """The response to the request with this correlation; `value` is encoded already."""
+    octets = b""
+    if correlation is not None:
+        octets = encode(Described(Ulong(PROPERTIES), [None] * 5 + [correlation]))
+    if application_properties:
+        octets += encode(Described(Ulong(APPLICATION_PROPERTIES), application_properties))
+    return octets + value_message(value)

@@ -1,0 +1,192 @@
+"""What a transactional resource answers.
+
+On the control link an outcome: `declared`, `accepted`, `rejected` with an error, and for an end with prepare
+`xa-result`. On the command channel a message: `xa-result`, `recovered`, `timeout`, or the standard `error`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.protocol.codec import encode
+from dtx.protocol.commands import BOOLEAN, MAX_PAGE, NAMED_XID, TXN_ID, UINT, Found
+from dtx.protocol.composites import (
+    Catalog,
+    Field,
+    Kind,
+    composite,
+    kind_name,
+    nested,
+    plain,
+    several,
+    standard,
+)
+from dtx.protocol.conditions import CODE_OF, STATUS_OF, Refusal
+from dtx.protocol.values import Described, Symbol, Timestamp, Ushort
+
+if TYPE_CHECKING:
+    from xa import Code, Xid
+
+ACCEPTED: Final = 0x24
+REJECTED: Final = 0x25
+RELEASED: Final = 0x26
+MODIFIED: Final = 0x27
+DECLARED: Final = 0x33
+TRANSACTIONAL: Final = 0x34
+
+MAX_HOLDINGS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The txn-id that was allocated."""
+
+    txn_id: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a command: XA_OK, XA_RDONLY, XA_RB* or XA_HEUR*."""
+
+    code: Code
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a branch holds in one queue: messages it retires there, and messages it posts there."""
+
+    queue: str
+    retired: int
+    posted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """A branch that recover found: its state, since when (ms since the epoch), whose it is, what it holds,
+    and how it was completed where it was completed heuristically."""
+
+    xid: Xid
+    state: Found
+    since_ms: int
+    owner: str
+    holdings: tuple[Holding, ...] = ()
+    outcome: Code | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A page: the xids in their order, details of each where they were asked for, and whether there are
+    more."""
+
+    in_doubt: tuple[Xid, ...]
+    more: bool = False
+    details: tuple[Details, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout:
+    """A branch's timeout, in seconds."""
+
+    timeout_s: int
+
+
+# --- kinds and tables -----------------------------------------
+def _code_from_wire(value: Any) -> Code:
+    if type(value) is not Ushort:
+        raise ValueError(f"ushort is expected, not {kind_name(value)}")
+    code = CODE_OF.get(value)
+    if code is None:
+        raise ValueError(f"{value} is no xa-status")
+    return code
+
+
+def _found_from_wire(value: Any) -> Found:
+    if type(value) is not Symbol:
+        raise ValueError(f"symbol is expected, not {kind_name(value)}")
+    return Found(value)
+
+
+STATUS: Final = Kind("xa-status", lambda code: Ushort(STATUS_OF[code]), _code_from_wire)
+STRING: Final = plain("string", str, str)
+TIMESTAMP: Final = plain("timestamp", Timestamp, int)
+
+DECLARED_TYPE: Final = standard(Declared, "declared", DECLARED, (Field("txn-id", TXN_ID, mandatory=True),))
+RESULT: Final = composite(Result, "xa-result", 0x20, (Field("status", STATUS, mandatory=True),))
+HOLDING: Final = composite(
+    Holding,
+    "holding",
+    0x22,
+    (
+        Field("queue", STRING, mandatory=True),
+        Field("retired", UINT, mandatory=True),
+        Field("posted", UINT, mandatory=True),
+    ),
+)
+DETAILS: Final = composite(
+    Details,
+    "details",
+    0x23,
+    (
+        Field("xid", NAMED_XID, mandatory=True),
+        Field("state", Kind("state", Symbol, _found_from_wire), mandatory=True),
+        Field("since", TIMESTAMP, mandatory=True),
+        Field("owner", STRING, mandatory=True),
+        Field("holdings", several(nested(HOLDING), MAX_HOLDINGS), absent=()),
+        Field("outcome", STATUS),
+    ),
+)
+RECOVERED: Final = composite(
+    Recovered,
+    "recovered",
+    0x21,
+    (
+        Field("in-doubt", several(NAMED_XID, MAX_PAGE), mandatory=True),
+        Field("more", BOOLEAN, absent=False),
+        Field("details", several(nested(DETAILS), MAX_PAGE), absent=()),
+    ),
+)
+TIMEOUT: Final = composite(Timeout, "timeout", 0x24, (Field("timeout", UINT, mandatory=True),))
+
+
+@dataclass(frozen=True, slots=True)
+class _ErrorFields:
+    condition: str
+    description: str = ""
+    info: dict[Any, Any] | None = None
+
+
+_ERROR: Final = standard(
+    _ErrorFields,
+    "error",
+    0x1D,
+    (
+        Field("condition", plain("symbol", Symbol, str), mandatory=True),
+        Field("description", STRING, absent=""),
+        Field("info", plain("map", dict, dict)),
+    ),
+)
+_REPLIES: Final = Catalog.of(RESULT, RECOVERED, TIMEOUT, _ERROR)
+
+Reply = Result | Recovered | Timeout | Refusal
+
+
+def error_value(refusal: Refusal) -> Described:
+    """The standard error that tells a refusal."""
+    return _REPLIES.to_wire(_ErrorFields(refusal.condition, refusal.description, refusal.info()))
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """The value in the body of a response."""
+    if isinstance(reply, Refusal):
+        return encode(error_value(reply))
+    return _REPLIES.encode(reply)
+
+
+def decode_reply(octets: bytes) -> Reply:
+    """What the value in the body of a response says; WireError for anything else."""
+    reply = _REPLIES.decode(octets)
+    if isinstance(reply, _ErrorFields):
+        return Refusal.read(reply.condition, reply.description, reply.info)
+    answer: Reply = reply
+    return answer

@@ -1,0 +1,101 @@
+"""The values of AMQP 1.0: every AMQP type has a Python type of its own, so that a composite can ask for an
+uint and refuse a ulong.
+
+    null None              boolean bool                    ubyte … long   Ubyte, Ushort, Uint, Ulong, Byte, …
+    float, double float    timestamp Timestamp (ms)        char Char      decimal32 … 128 Decimal (undecoded)
+    binary bytes           string str                      symbol Symbol  uuid uuid.UUID
+    list list              map dict                        array Array    described Described
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class Symbol(str):
+    """A symbol: ASCII, from a domain of names."""
+
+    __slots__ = ()
+
+
+class Char(str):
+    """One character."""
+
+    __slots__ = ()
+
+
+class Ubyte(int):
+    """8 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class Ushort(int):
+    """16 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class Uint(int):
+    """32 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class Ulong(int):
+    """64 bits, unsigned."""
+
+    __slots__ = ()
+
+
+class Byte(int):
+    """8 bits, signed."""
+
+    __slots__ = ()
+
+
+class Short(int):
+    """16 bits, signed."""
+
+    __slots__ = ()
+
+
+class Int(int):
+    """32 bits, signed."""
+
+    __slots__ = ()
+
+
+class Long(int):
+    """64 bits, signed."""
+
+    __slots__ = ()
+
+
+class Timestamp(int):
+    """Milliseconds since the epoch."""
+
+    __slots__ = ()
+
+
+class Array(list[Any]):
+    """An array: its elements have one type."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decimal:
+    """A decimal floating point number, as it stands on the wire: `code` is its constructor."""
+
+    code: int
+    octets: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A value with a descriptor: a Ulong or a Symbol says what the value means."""
+
+    descriptor: Any
+    value: Any

@@ -1,0 +1,325 @@
+"""Broker: the asyncio shell around a node. Sockets, TLS, SASL, time, and the store's completions.
+
+All of the node runs on the event loop; the store forces in its own thread, and tells what is durable through
+`call_soon_threadsafe`, so the loop goes on serving while something is forced. What connections have to say is
+written once per turn of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import ssl
+import time
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.sasl import SaslServer, ServerPolicy
+from dtx.resource.connection import BrokerConnection
+from dtx.resource.credentials import Credentials
+from dtx.resource.node import Node
+from dtx.resource.permissions import open_to_this_machine
+from dtx.store.sql import SqlStore
+from xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.resource.config import Address, BrokerConfig
+    from dtx.store.contract import Step, StoreError
+
+LOG: Final = logging.getLogger("xabridge.broker")
+HANDSHAKE_S: Final = 15.0
+GOODBYE_S: Final = 5.0
+
+
+class SystemClock:
+    """The machine's time."""
+
+    def monotonic(self) -> float:
+        """As Clock says."""
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        """As Clock says."""
+        return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """A broker on the running event loop. `hook` is called in the store's thread at each of its steps."""
+
+    def __init__(self, config: BrokerConfig, hook: Callable[[Step], None] = lambda _: None) -> None:
+        self.config = config
+        self.addresses: list[Address] = []
+        self.notice = ""
+        self.failure: StoreError | None = None
+        users = Credentials.load(config.users) if config.users is not None else None
+        permissions = config.permissions
+        anonymous = config.anonymous
+        if permissions is None:
+            permissions, self.notice = open_to_this_machine(config.hosts)
+            anonymous = True
+        self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
+        self._loop = asyncio.get_running_loop()
+        self._store = SqlStore(config.store, self._deliver, hook)
+        self.node = Node(self._store, SystemClock(), config.settings, permissions, self._store_stopped)
+        self.peers: dict[BrokerConnection, PeerProtocol] = {}
+        self.open_peers: set[PeerProtocol] = set()
+        self._paused: set[PeerProtocol] = set()
+        self._servers: list[asyncio.Server] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._flushing = False
+        self._stop = asyncio.Event()
+        self._gone = asyncio.Event()
+
+    # -- life
+    async def start(self) -> None:
+        """Opens the store, restores what it holds, and listens."""
+        self.node.open()
+        tls = self._tls() if self.config.listen_tls else None
+        for address, context in [(one, None) for one in self.config.listen] + [
+            (one, tls) for one in self.config.listen_tls
+        ]:
+            server = await self._loop.create_server(lambda: PeerProtocol(self), address.host, address.port, ssl=context)
+            self._servers.append(server)
+            for socket in server.sockets:
+                host, port = socket.getsockname()[:2]
+                self.addresses.append(type(address)(host, port))
+        self._tick()
+
+    def _tls(self) -> ssl.SSLContext:
+        config = self.config
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if config.certificate is not None and config.key is not None:
+            context.load_cert_chain(config.certificate, config.key)
+        if config.client_ca is not None:
+            context.load_verify_locations(config.client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+    async def run(self) -> None:
+        """Serves until `stop` is called, or the store stops."""
+        await self._stop.wait()
+        await self.close()
+
+    def stop(self) -> None:
+        """Lets `run` come to its end."""
+        self._stop.set()
+
+    async def close(self) -> None:
+        """Says goodbye to every peer, forces what waits, and lets the store go."""
+        for server in self._servers:
+            server.close()
+        goodbye = Refusal(Condition.CONNECTION_FORCED, "the broker shuts down", Code.XAER_RMFAIL)
+        for connection in tuple(self.peers):
+            if self.failure is None:
+                connection.close(goodbye)
+        self.flush()
+        if self.open_peers and self.failure is None:
+            self._gone.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), GOODBYE_S)
+        for peer in tuple(self.open_peers):
+            peer.abort()
+        await asyncio.sleep(0)
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._loop.run_in_executor(None, self._store.close)
+
+    def _store_stopped(self, error: StoreError) -> None:
+        LOG.critical("the store stopped, nobody is answered any more: %s", error)
+        self.failure = error
+        for peer in tuple(self.open_peers):
+            peer.abort()
+        self.stop()
+
+    # -- turns
+    def _deliver(self, call: Callable[[], None]) -> object:
+        """Runs a completion of the store on the loop; called in the store's threads."""
+        return self._loop.call_soon_threadsafe(self._completed, call)
+
+    def _completed(self, call: Callable[[], None]) -> None:
+        call()
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Writes what connections have to say."""
+        self._flushing = False
+        while touched := self.node.take_touched():
+            for connection in touched:
+                peer = self.peers.get(connection)
+                if peer is not None:
+                    peer.write()
+        if self._paused and not self.node.overloaded:
+            for peer in self._paused:
+                peer.resume_reading()
+            self._paused.clear()
+
+    def pause(self, peer: PeerProtocol) -> None:
+        """Too much waits for the store: reads nothing more from this peer until less does."""
+        self._paused.add(peer)
+
+    def left(self, peer: PeerProtocol) -> None:
+        """A peer's socket is closed."""
+        self.open_peers.discard(peer)
+        if not self.open_peers:
+            self._gone.set()
+
+    def _tick(self) -> None:
+        if self.failure is None:
+            delay = self.node.resource.tick()
+            now_ms = int(time.monotonic() * 1000)
+            for connection in tuple(self.peers):
+                if connection.tick(now_ms):
+                    self.node.touch(connection)
+            self.flush()
+            self._timer = self._loop.call_later(max(delay, 0.01), self._tick)
+
+
+class PeerProtocol(asyncio.Protocol):
+    """One peer's socket: SASL first, then AMQP."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._transport: asyncio.Transport | None = None
+        self._sasl: SaslServer | None = None
+        self._connection: BrokerConnection | None = None
+        self._handshake: asyncio.TimerHandle | None = None
+        self._address = ""
+        self._reading = True
+
+    # -- asyncio
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As asyncio.Protocol says."""
+        broker = self._broker
+        transport = cast("asyncio.Transport", transport)
+        self._transport = transport
+        self._address = _shown(transport.get_extra_info("peername"))
+        if len(broker.open_peers) >= broker.node.limits.connections or broker.failure is not None:
+            LOG.warning("%s: refused, there are %d connections", self._address, len(broker.open_peers))
+            transport.abort()
+            return
+        broker.open_peers.add(self)
+        encrypted = transport.get_extra_info("ssl_object")
+        self._sasl = SaslServer(
+            broker.policy,
+            encrypted=encrypted is not None,
+            certified=_certified(encrypted),
+            nonce=os.urandom,
+        )
+        self._handshake = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._too_slow)
+
+    def data_received(self, data: bytes) -> None:
+        """As asyncio.Protocol says."""
+        if self._connection is not None:
+            self._connection.received(data)
+            self._broker.flush()
+            if self._broker.node.overloaded and self._reading:
+                self.pause_reading()
+                self._broker.pause(self)
+        elif self._sasl is not None:
+            self._sasl.feed(data)
+            self._go_on()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As asyncio.Protocol says."""
+        del exc
+        self._broker.left(self)
+        if self._handshake is not None:
+            self._handshake.cancel()
+        if self._connection is not None:
+            self._broker.peers.pop(self._connection, None)
+            self._connection.lost()
+            self._broker.flush()
+
+    def pause_writing(self) -> None:
+        """As asyncio.Protocol says."""
+        if self._connection is not None:
+            self._connection.writable = False
+
+    def resume_writing(self) -> None:
+        """As asyncio.Protocol says."""
+        if self._connection is not None:
+            self._connection.resume()
+            self._broker.flush()
+
+    # -- SASL
+    def _go_on(self) -> None:
+        sasl, transport = self._sasl, self._transport
+        if sasl is None or transport is None:
+            return
+        octets = sasl.output()
+        if octets:
+            transport.write(octets)
+        if sasl.failed:
+            LOG.warning("%s: %s", self._address, sasl.failure)
+            transport.close()
+        elif sasl.computation is not None:
+            self.pause_reading()
+            future = asyncio.get_running_loop().run_in_executor(None, sasl.computation)
+            future.add_done_callback(self._computed)
+        elif sasl.done and sasl.identity is not None:
+            self._sasl = None
+            self._connection = BrokerConnection(self._broker.node, sasl.identity, self._address)
+            self._broker.peers[self._connection] = self
+            if self._handshake is not None:
+                self._handshake.cancel()
+            if sasl.rest:
+                self.data_received(sasl.rest)
+
+    def _computed(self, future: asyncio.Future[Any]) -> None:
+        if self._sasl is not None and self._transport is not None and not self._transport.is_closing():
+            self._sasl.computed(future.result())
+            self.resume_reading()
+            self._go_on()
+
+    def _too_slow(self) -> None:
+        LOG.warning("%s: not authenticated after %s s", self._address, HANDSHAKE_S)
+        self.abort()
+
+    # -- for the broker
+    def write(self) -> None:
+        """Writes what the connection has to say."""
+        connection, transport = self._connection, self._transport
+        if connection is None or transport is None:
+            return
+        while connection.writable and (octets := connection.output()):
+            transport.write(octets)
+        if connection.closed and not transport.is_closing():
+            transport.close()
+
+    def abort(self) -> None:
+        """Drops the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_reading(self) -> None:
+        """Reads nothing more."""
+        if self._transport is not None and self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Reads on."""
+        if self._transport is not None and not self._reading and not self._transport.is_closing():
+            self._reading = True
+            with contextlib.suppress(RuntimeError):  # it was closed at this moment
+                self._transport.resume_reading()
+
+
+def _shown(peer: Any) -> str:
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else "?"
+
+
+def _certified(encrypted: Any) -> str | None:
+    """The common name in the client's certificate."""
+    certificate = encrypted.getpeercert() if encrypted is not None else None
+    if not certificate:
+        return None
+    names = [value for group in certificate.get("subject", ()) for key, value in group if key == "commonName"]
+    return names[0] if len(names) == 1 else None

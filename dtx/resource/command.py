@@ -1,0 +1,88 @@
+"""`xabridge broker`, and `python -m dtx`: runs the embedded broker until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from dtx.resource.broker import Broker
+from dtx.resource.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
+from dtx.resource.credentials import CredentialsError
+from dtx.resource.permissions import PermissionsError
+from dtx.store.contract import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dtx.resource.config import BrokerConfig
+
+SUMMARY: Final = "run the embedded AMQP 1.0 broker with distributed transactions"
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("--config", type=Path, help="a TOML file with a section [broker]")
+    parser.add_argument(
+        "--listen", action="append", metavar="HOST:PORT", help=f"where to listen (default {DEFAULT_LISTEN})"
+    )
+    parser.add_argument("--listen-tls", action="append", metavar="HOST:PORT", help="where to listen with TLS")
+    parser.add_argument("--store", metavar="URL", help=f"the message store (default {DEFAULT_STORE})")
+    parser.add_argument("--certificate", metavar="FILE", help="TLS: this broker's certificate, PEM")
+    parser.add_argument("--key", metavar="FILE", help="TLS: the certificate's key, PEM")
+    parser.add_argument("--client-ca", metavar="FILE", help="TLS: who may sign certificates of clients, PEM")
+    parser.add_argument("--users", metavar="FILE", help="the file of users")
+    parser.add_argument("--anonymous", action="store_true", default=None, help="take peers without a name")
+    parser.add_argument("--verbose", action="store_true", help="say more on stderr")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the broker; the exit code."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO if arguments.verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    names = ("listen", "listen_tls", "store", "certificate", "key", "client_ca", "users", "anonymous")
+    try:
+        config = load(arguments.config, {name: getattr(arguments, name) for name in names})
+        return asyncio.run(_serve(config))
+    except (ConfigError, CredentialsError, PermissionsError) as error:
+        sys.stderr.write(f"xabridge broker: {error}\n")
+        return EXIT_USAGE
+    except (StoreError, OSError) as error:
+        sys.stderr.write(f"xabridge broker: {error}\n")
+        return EXIT_FAILED
+
+
+async def _serve(config: BrokerConfig) -> int:
+    broker = Broker(config)
+    await broker.start()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, broker.stop)
+    if broker.notice:
+        sys.stderr.write(f"xabridge broker: {broker.notice}\n")
+    where = ", ".join(map(str, broker.addresses))
+    in_doubt = broker.node.registry.in_doubt_count
+    sys.stdout.write(f"xabridge broker: listening on {where} · {config.store} · {in_doubt} branches in doubt\n")
+    sys.stdout.flush()
+    await broker.run()
+    if broker.failure is not None:
+        sys.stderr.write(f"xabridge broker: stopped, because the store did: {broker.failure}\n")
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m dtx`."""
+    parser = argparse.ArgumentParser(prog="python -m dtx", description=SUMMARY)
+    add_arguments(parser)
+    return run(parser.parse_args(argv))

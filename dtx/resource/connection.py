@@ -1,0 +1,382 @@
+"""BrokerConnection: one peer, from the octets that it sends to the octets that it gets.
+
+`received` cuts the octets into segments, so that what proton hides (flow properties, states of continued
+deliveries) is known before proton's events of the same frame, and carries out what the frames say.
+Sessions, links and txn-ids of the connection live here; what they mean is in the link modules and the
+resource.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
+from dtx.protocol.frames import IncomingFrames, OutgoingFrames
+from dtx.protocol.links import DYNAMIC, TXN_ID
+from dtx.protocol.performatives import AttachSeen, ContinuationSeen, DetachSeen, EndSeen, FlowSeen, FrameError
+from dtx.resource.attach import attach
+from dtx.resource.contexts import Gathering, unknown_id
+from dtx.resource.demarcation import DtxDemarcation
+from dtx.resource.engine import LIB, Engine, set_condition, text
+from dtx.resource.outcomes import Outcome, read_transactional_state
+from dtx.store.contract import CHUNK
+from xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.protocol.mechanisms import Identity
+    from dtx.protocol.performatives import Seen
+    from dtx.resource.engine import Pointer
+    from dtx.resource.link import Link
+    from dtx.resource.node import Node
+    from dtx.resource.queues import Queue
+
+MAX_STATES: Final = 1000
+
+
+class Session:
+    """One session: its demarcation, and its links."""
+
+    __slots__ = ("demarcation", "links", "pointer")
+
+    def __init__(self, pointer: Pointer, demarcation: DtxDemarcation) -> None:
+        self.pointer = pointer
+        self.demarcation = demarcation
+        self.links: dict[Pointer, Link] = {}
+
+
+class BrokerConnection:
+    """One connection. `number` tells it apart; `peer` is its address, for people."""
+
+    def __init__(self, node: Node, identity: Identity, peer: str = "") -> None:
+        limits = node.limits
+        self.node = node
+        self.identity = identity
+        self.peer = peer
+        self.container = ""
+        self.number = node.resource.number()
+        self.sessions: dict[Pointer, Session] = {}
+        self.links: dict[Pointer, Link] = {}
+        self.contexts: dict[bytes, Gathering] = {}
+        self.replies: dict[str, Queue] = {}
+        self.writable = True
+        """Whether the peer takes what it is sent; the shell's to say."""
+        self.closed = False
+        self._engine = Engine(
+            node.settings.container,
+            max_frame=limits.frame_octets,
+            channel_max=limits.sessions - 1,
+            idle_timeout_ms=int(node.settings.idle_timeout_s * 1000),
+        )
+        self._capacity = 2048 * limits.frame_octets
+        self._incoming = IncomingFrames(limits.frame_octets)
+        self._outgoing = OutgoingFrames()
+        self._handles: dict[tuple[int, int], Link] = {}
+        self.attaching: AttachSeen | None = None
+        """The attach that is being answered."""
+        self._states: dict[bytes, tuple[bytes, Outcome | None]] = {}
+        self._echoing: dict[Link, None] = {}
+        self.draining: dict[Link, None] = {}
+        self._aborted: dict[Link, None] = {}
+        self._withdrawing: list[Callable[[], None]] = []
+        self._unsent: list[tuple[Link, Callable[[], None]]] = []
+        self._txn_number = 0
+        self._handlers: dict[int, Callable[[Pointer], None]] = {
+            LIB.PN_CONNECTION_REMOTE_OPEN: self._on_open,
+            LIB.PN_CONNECTION_REMOTE_CLOSE: self._on_close,
+            LIB.PN_SESSION_REMOTE_OPEN: self._on_begin,
+            LIB.PN_SESSION_REMOTE_CLOSE: self._on_end,
+            LIB.PN_LINK_REMOTE_OPEN: self._on_attach,
+            LIB.PN_LINK_REMOTE_DETACH: self._on_detach,
+            LIB.PN_LINK_REMOTE_CLOSE: self._on_detach,
+        }
+        node.connections[self.number] = self
+
+    # -- octets
+    def received(self, octets: bytes) -> None:
+        """Carries out what the peer sent. The turn ends with it: the shell sends what there is to send."""
+        if self.closed:
+            return
+        try:
+            for data, seen in self._incoming.feed(octets):
+                if seen is not None:
+                    self._before(seen)
+                self._engine.push(data)
+                self._handle_events()
+                if seen is not None:
+                    self._after(seen)
+        except FrameError as error:
+            self.close(Refusal(Condition.FRAMING_ERROR, str(error), Code.XAER_INVAL))
+        self.node.touch(self)
+        self.node.resource.settle()
+
+    def output(self) -> bytes:
+        """What is to be sent now."""
+        for link in tuple(self.draining):
+            link.drain()
+        for link in tuple(self._echoing):
+            self._echo(link)
+        octets = b""
+        while not octets and (produced := self._engine.output()):
+            self._handle_events()
+            octets = self._outgoing.feed(produced)  # nothing, as long as a frame is not complete
+        if self._unsent:
+            self._call_sent()
+        if self._withdrawing and not self._aborting():
+            calls, self._withdrawing = self._withdrawing, []
+            for call in calls:
+                call()
+        if self._engine.finished:
+            self.lost()
+        return octets
+
+    def _echo(self, link: Link) -> None:
+        """Tells the state of a link, in a flow that proton sends for its session."""
+        del self._echoing[link]
+        if link.pointer in self.links:
+            receiver = bool(LIB.pn_link_is_receiver(link.pointer))
+            credit = max(0, LIB.pn_link_credit(link.pointer))
+            self._outgoing.echo(link.name, receiver=receiver, delivery_count=link.delivery_count, credit=credit)
+            LIB.pn_session_set_incoming_capacity(link.session.pointer, self._capacity)
+
+    def when_sent(self, link: Link, call: Callable[[], None]) -> None:
+        """Calls `call` when the link's session has little left to send."""
+        self._unsent.append((link, call))
+
+    def when_withdrawn(self, call: Callable[[], None]) -> None:
+        """Calls `call` when no delivery is in the middle of being aborted: a discharge that failed is
+        answered after its last partial delivery has ended."""
+        if self._aborting():
+            self._withdrawing.append(call)
+        else:
+            call()
+
+    def aborted(self, link: Link) -> None:
+        """A delivery of `link` was aborted; that has to be told to the peer."""
+        self._aborted[link] = None
+
+    def _aborting(self) -> bool:
+        for link in tuple(self._aborted):
+            if link.pointer not in self.links or not LIB.pn_link_queued(link.pointer):
+                del self._aborted[link]
+        return bool(self._aborted)
+
+    def _call_sent(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for link, call in unsent:
+            if link.pointer not in self.links:
+                continue
+            if LIB.pn_session_outgoing_bytes(link.session.pointer) < CHUNK:
+                call()
+            else:
+                self._unsent.append((link, call))
+
+    def tick(self, now_ms: int) -> int:
+        """Idle time-outs; when to call again, 0 for never."""
+        return 0 if self.closed else self._engine.tick(now_ms)
+
+    def resume(self) -> None:
+        """The peer takes again what it is sent."""
+        self.writable = True
+        for link in tuple(self.links.values()):
+            link.flow_event()
+        self.node.touch(self)
+        self.node.resource.settle()
+
+    def close(self, refusal: Refusal | None) -> None:
+        """Says goodbye to the peer."""
+        if not self.closed:
+            self._engine.close(refusal)
+            self.node.touch(self)
+
+    def lost(self) -> None:
+        """The peer is gone. What it held is free; prepared branches are as they were."""
+        if self.closed:
+            return
+        self.closed = True
+        for session in tuple(self.sessions.values()):
+            self._end_session(session)
+        self.draining.clear()
+        self.node.connections.pop(self.number, None)
+        self._engine.free()
+        self.node.resource.settle()
+
+    # -- what proton hides
+    def _before(self, seen: Seen) -> None:
+        if isinstance(seen, AttachSeen):
+            self.attaching = seen
+        elif isinstance(seen, FlowSeen):
+            link = self._handles.get((seen.channel, seen.handle))
+            if link is not None:
+                link.flow_properties(seen.properties.get(TXN_ID))
+        elif isinstance(seen, ContinuationSeen):
+            link = self._handles.get((seen.channel, seen.handle))
+            if link is not None:
+                link.continued(seen.state)
+
+    def _after(self, seen: Seen) -> None:
+        if isinstance(seen, AttachSeen):
+            self.attaching = None
+        elif isinstance(seen, FlowSeen):
+            link = self._handles.get((seen.channel, seen.handle)) if seen.echo else None
+            if link is not None:
+                self._echoing[link] = None
+        elif isinstance(seen, DetachSeen):
+            self._handles.pop((seen.channel, seen.handle), None)
+        elif isinstance(seen, EndSeen):
+            for key in [key for key in self._handles if key[0] == seen.channel]:
+                del self._handles[key]
+
+    def say_transaction(self, name: str, txn_id: bytes | None) -> None:
+        """From now on flows of our sender `name` tell this txn-id."""
+        self._outgoing.set_properties(name, receiver=False, properties={} if txn_id is None else {TXN_ID: txn_id})
+
+    # -- events
+    def _handle_events(self) -> None:
+        links = self.links
+        for kind, event in self._engine.events():
+            if kind == LIB.PN_DELIVERY:
+                delivery = LIB.pn_event_delivery(event)
+                link = links.get(LIB.pn_delivery_link(delivery))
+                if link is not None:
+                    link.delivery_event(delivery)
+            elif kind == LIB.PN_LINK_FLOW:
+                link = links.get(LIB.pn_event_link(event))
+                if link is not None:
+                    link.flow_event()
+            else:
+                handler = self._handlers.get(kind)
+                if handler is not None:
+                    handler(event)
+
+    def _on_open(self, _event: Pointer) -> None:
+        self.container = text(LIB.pn_connection_remote_container(self._engine.connection))
+        LIB.pn_connection_open(self._engine.connection)
+
+    def _on_close(self, _event: Pointer) -> None:
+        for session in tuple(self.sessions.values()):
+            self._end_session(session)
+        LIB.pn_connection_close(self._engine.connection)
+
+    def _on_begin(self, event: Pointer) -> None:
+        pointer = LIB.pn_event_session(event)
+        LIB.pn_session_set_incoming_capacity(pointer, self._capacity)
+        LIB.pn_session_open(pointer)
+        if len(self.sessions) >= self.node.limits.sessions:
+            told = f"a connection may have {self.node.limits.sessions} sessions"
+            refusal = Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR)
+            set_condition(LIB.pn_session_condition(pointer), refusal)
+            LIB.pn_session_close(pointer)
+            return
+        node = self.node
+        demarcation = DtxDemarcation(
+            node.resource, node.registry, node.fences, node.permissions, self.identity, self.released
+        )
+        self.sessions[pointer] = Session(pointer, demarcation)
+
+    def _on_end(self, event: Pointer) -> None:
+        pointer = LIB.pn_event_session(event)
+        session = self.sessions.get(pointer)
+        if session is not None:
+            self._end_session(session)
+        LIB.pn_session_close(pointer)
+        LIB.pn_session_free(pointer)
+
+    def _end_session(self, session: Session) -> None:
+        """The session's links and what they hold are let go; control links first, as they decide."""
+        self.sessions.pop(session.pointer, None)
+        for link in sorted(session.links.values(), key=lambda link: not link.controls):
+            self.links.pop(link.pointer, None)
+            link.gone()
+        session.links.clear()
+
+    def _on_attach(self, event: Pointer) -> None:
+        pointer = LIB.pn_event_link(event)
+        session = self.sessions.get(LIB.pn_link_session(pointer))
+        if session is None:
+            return
+        link = attach(self, session, pointer)
+        if link is not None:
+            self.links[pointer] = link
+            session.links[pointer] = link
+            if self.attaching is not None:
+                self._handles[self.attaching.channel, self.attaching.handle] = link
+            link.opened()
+
+    def _on_detach(self, event: Pointer) -> None:
+        pointer = LIB.pn_event_link(event)
+        link = self.links.get(pointer)
+        if link is not None:
+            self.forget(link)
+        if LIB.pn_link_state(pointer) & LIB.PN_LOCAL_ACTIVE:
+            LIB.pn_link_close(pointer)
+        if LIB.pn_link_session(pointer) in self.sessions:
+            LIB.pn_link_free(pointer)
+
+    def forget(self, link: Link) -> None:
+        """A link is no longer used: what it held is let go."""
+        self.links.pop(link.pointer, None)
+        link.session.links.pop(link.pointer, None)
+        for key in [key for key, one in self._handles.items() if one is link]:
+            del self._handles[key]
+        link.gone()
+
+    def detach(self, link: Link, refusal: Refusal) -> None:
+        """Closes a link with an error."""
+        if link.pointer in self.links:
+            set_condition(LIB.pn_link_condition(link.pointer), refusal)
+            LIB.pn_link_close(link.pointer)
+            self.forget(link)
+            self.node.touch(self)
+
+    # -- transactions
+    def new_txn_id(self) -> bytes:
+        """A txn-id that the connection has not used."""
+        if len(self.contexts) >= self.node.limits.transactions:
+            told = f"a connection may have {self.node.limits.transactions} transactions at once"
+            raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+        while True:
+            self._txn_number += 1
+            txn_id = self._txn_number.to_bytes(4, "big")
+            if txn_id not in self.contexts:
+                return txn_id
+
+    def state_of(self, octets: bytes | None) -> tuple[bytes, Outcome | None]:
+        """txn-id and outcome of a transactional-state. WireError: it is none."""
+        if octets is None:
+            raise WireError(Condition.INVALID_FIELD, "a delivery state of this size is not looked at")
+        found = self._states.get(octets)
+        if found is None:
+            found = read_transactional_state(octets)
+            if len(self._states) >= MAX_STATES:
+                self._states.clear()
+            self._states[octets] = found
+        return found
+
+    def context(self, txn_id: bytes) -> Gathering:
+        """The transaction; RefusedError where there is none."""
+        context = self.contexts.get(txn_id)
+        if context is None:
+            raise RefusedError(unknown_id(txn_id))
+        return context
+
+    def released(self, context: Gathering) -> None:
+        """A txn-id is no longer in use: links acquire no more for it."""
+        self.contexts.pop(context.txn_id, None)
+        for link in self.links.values():
+            link.transaction_ended(context)
+
+    # -- dynamic nodes
+    def make_reply_queue(self) -> Queue:
+        """A dynamic node of this connection."""
+        name = f"{DYNAMIC}{self.number:x}/{self.node.resource.number():x}"
+        queue = self.node.resource.make_dynamic(name)
+        self.replies[name] = queue
+        return queue
+
+    def drop_reply_queue(self, queue: Queue) -> None:
+        """The dynamic node goes."""
+        if self.replies.pop(queue.name, None) is not None:
+            self.node.resource.drop_dynamic(queue)

@@ -1,0 +1,450 @@
+"""OutgoingLink: messages from a queue to a consumer, acquired and retired.
+
+A message that the queue hands over is acquired, under the transaction that the link acquires for, or none.
+It is sent when its payload is at hand; links keep their order. What the peer says of a delivery is given to
+the context that it names, and what becomes of it there comes back through `applied`, `reverted` and
+`withdrawn`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import Condition, Refusal, RefusedError
+from dtx.protocol.messages import read_header, with_header
+from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
+from dtx.protocol.values import Described, Symbol, Ulong
+from dtx.resource.contexts import Gathering, unknown_id
+from dtx.resource.engine import LIB, Pointer, open_delivery, remote_state, send, set_state
+from dtx.resource.link import Link, refusal_of
+from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN, Outcome, outcome_from
+from dtx.resource.queues import State
+from dtx.resource.resource import fits_one_piece
+from dtx.store.contract import CHUNK
+from xa import Code
+
+if TYPE_CHECKING:
+    from dtx.resource.connection import BrokerConnection, Session
+    from dtx.resource.contexts import TransactionalContext
+    from dtx.resource.queues import Entry, Queue
+    from dtx.resource.work import Retirement
+
+MAX_FETCHING: Final = 4 << 20
+_SIMPLE: Final = {ACCEPTED: TAKEN, REJECTED: REFUSED, RELEASED: GIVEN_BACK}
+
+
+class Sent:
+    """One message at a consumer. `pointer` is proton's delivery once it is sent."""
+
+    __slots__ = (
+        "context",
+        "decided",
+        "default",
+        "ended",
+        "entry",
+        "gone",
+        "link",
+        "payload",
+        "pointer",
+        "retirement",
+    )
+
+    def __init__(self, link: OutgoingLink, entry: Entry, default: Outcome) -> None:
+        self.link = link
+        self.entry = entry
+        self.default = default
+        self.payload: bytes | None = None
+        self.pointer: Pointer | None = None
+        self.context: TransactionalContext | None = None
+        self.retirement: Retirement | None = None
+        self.ended: bytes | None = None
+        """The txn-id of a transaction that it belonged to, and that was rolled back."""
+        self.decided = False
+        """Whether an outcome outside of transactions was applied."""
+        self.gone = False
+
+    def applied(self, outcome: Outcome) -> None:
+        """As Held says."""
+        self.context = self.retirement = None
+        self.link.finish(self, outcome)
+
+    def reverted(self) -> None:
+        """As Held says."""
+        if isinstance(self.context, Gathering):
+            self.ended = self.context.txn_id
+        self.context = self.retirement = None
+
+    def withdrawn(self) -> None:
+        """As Held says."""
+        self.context = self.retirement = None
+        self.link.withdraw(self)
+
+
+class OutgoingLink(Link):
+    """A link that consumes from a queue; one that is `dynamic` goes with the link."""
+
+    willing = False
+
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        session: Session,
+        pointer: Pointer,
+        queue: Queue,
+        *,
+        dynamic: bool = False,
+    ) -> None:
+        super().__init__(connection, session, pointer)
+        self._queue = queue
+        self._dynamic = dynamic
+        self._default = default_outcome(connection) or (TAKEN if dynamic else FAILED)
+        """What becomes of a message that is settled without an outcome: a response is not given twice."""
+        self._resource = connection.node.resource
+        self._outside = connection.node.outside
+        self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
+        self._context: TransactionalContext = self._outside
+        self._acquisition: bytes | None = None
+        self._credit = 0
+        self._waiting: deque[Sent] = deque()
+        self._sent: dict[Pointer, Sent] = {}
+        self._streaming: Sent | None = None
+        self._fetching = 0
+        self._tag = 0
+        self._limit = connection.node.limits.unsettled
+        self._output_limit = connection.node.limits.output_octets
+        self.open = True
+
+    # -- taking from the queue
+    def wants(self) -> bool:
+        """As Consumer says."""
+        return (
+            self._credit > 0
+            and self.connection.writable
+            and len(self._sent) + len(self._waiting) < self._limit
+            and self._fetching < MAX_FETCHING
+            and LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit
+        )
+
+    def deliver(self, entry: Entry) -> None:
+        """As Consumer says."""
+        self._credit -= 1
+        sent = Sent(self, entry, self._default)
+        self._context.acquire(sent, settled=self._settles)
+        waiting = self._waiting
+        if fits_one_piece(entry):
+            sent.payload = self._resource.payload(entry)
+            if sent.payload is None:
+                self._fetching += entry.size
+                self._resource.fetch(entry, lambda payload: self._fetched(sent, payload))
+        if sent.payload is not None and not waiting and self._streaming is None:
+            self._send(sent)
+        else:
+            waiting.append(sent)
+            if len(waiting) == 1 and not fits_one_piece(entry):
+                self._flush()
+
+    def queue_deleted(self) -> None:
+        """As Consumer says."""
+        told = f"the queue {self._queue.name} is gone"
+        self.detach(Refusal(Condition.RESOURCE_DELETED, told, Code.XAER_NOTA))
+
+    def _fetched(self, sent: Sent, payload: bytes | None) -> None:
+        self._fetching -= sent.entry.size
+        if not self.open or sent.gone:
+            return
+        if payload is None:  # it is not in the store any more, nor anywhere
+            self._drop(sent)
+        else:
+            sent.payload = payload
+        self._flush()
+        if self._credit > 0:
+            self._queue.wake(self)
+
+    def _drop(self, sent: Sent) -> None:
+        sent.gone = True
+        if sent in self._waiting:
+            self._waiting.remove(sent)
+        self._credit += 1
+
+    def _flush(self) -> None:
+        waiting = self._waiting
+        while waiting and self._streaming is None:
+            sent = waiting[0]
+            if not fits_one_piece(sent.entry):
+                waiting.popleft()
+                self._stream(sent)
+            elif sent.payload is not None:
+                waiting.popleft()
+                self._send(sent)
+            else:
+                return
+
+    # -- sending
+    def _begin(self, sent: Sent) -> Pointer:
+        self._tag += 1
+        self.delivery_count += 1
+        delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
+        sent.pointer = delivery
+        if not self._settles:
+            self._sent[delivery] = sent
+        if self._acquisition is not None and sent.context is self._context:
+            set_state(delivery, TRANSACTIONAL, self._acquisition)
+        self.connection.node.touch(self.connection)
+        return delivery
+
+    def _send(self, sent: Sent) -> None:
+        payload, sent.payload = sent.payload or b"", None
+        entry = sent.entry
+        delivery = self._begin(sent)
+        if entry.count or entry.expires_ms:
+            payload = self._with_facts(entry, payload)
+        send(self.pointer, payload)
+        LIB.pn_link_advance(self.pointer)
+        if self._settles:
+            LIB.pn_delivery_settle(delivery)
+
+    def _with_facts(self, entry: Entry, payload: bytes) -> bytes:
+        """The message with the header that it has by now."""
+        header = read_header(payload)
+        ttl_ms = header.ttl_ms
+        if ttl_ms is not None and entry.expires_ms:
+            ttl_ms = max(1, entry.expires_ms - self._resource.now_ms)
+        return with_header(payload, header, delivery_count=entry.count, ttl_ms=ttl_ms)
+
+    def _stream(self, sent: Sent) -> None:
+        """Sends a large message piece by piece, the next one when proton has passed the last one on."""
+        self._streaming = sent
+        delivery = self._begin(sent)
+        pieces = (sent.entry.size + CHUNK - 1) // CHUNK
+
+        def ask(number: int) -> None:
+            self._resource.fetch_piece(sent.entry, number, lambda piece: told(number, piece))
+
+        def told(number: int, piece: bytes | None) -> None:
+            if not self.open or sent.gone:
+                return
+            if piece is None:
+                LIB.pn_delivery_abort(delivery)
+                self._sent.pop(delivery, None)
+                self._end_stream(sent)
+                return
+            if number == 0 and (sent.entry.count or sent.entry.expires_ms):
+                piece = self._with_facts(sent.entry, piece)
+            send(self.pointer, piece)
+            self.connection.node.touch(self.connection)
+            if number + 1 < pieces:
+                self.connection.when_sent(self, lambda: ask(number + 1))
+            else:
+                LIB.pn_link_advance(self.pointer)
+                if self._settles:
+                    LIB.pn_delivery_settle(delivery)
+                self._end_stream(sent)
+
+        ask(0)
+
+    def _end_stream(self, sent: Sent) -> None:
+        if self._streaming is sent:
+            self._streaming = None
+            self._flush()
+            if self._credit > 0:
+                self._queue.wake(self)
+
+    # -- credit
+    def flow_event(self) -> None:
+        """As Link says."""
+        self._credit = LIB.pn_link_credit(self.pointer) - len(self._waiting) - (self._streaming is not None)
+        while self._credit < 0 and self._waiting:
+            self._give_back(self._waiting.pop())
+            self._credit += 1
+        if LIB.pn_link_get_drain(self.pointer):
+            self.connection.draining[self] = None
+        if self._credit > 0:
+            self._queue.wake(self)
+
+    def _give_back(self, sent: Sent) -> None:
+        """A message that was taken and not sent goes back to its queue."""
+        sent.gone = True
+        if sent.retirement is not None and isinstance(sent.context, Gathering):
+            sent.context.work.retired.pop(sent.entry.number, None)
+            sent.context = sent.retirement = None
+        if sent.entry.state is State.HELD:
+            sent.entry.queue.give_back(sent.entry)
+
+    def drain(self) -> None:
+        """As Link says; the queue had its turn."""
+        if not LIB.pn_link_get_drain(self.pointer):
+            self.connection.draining.pop(self, None)
+        elif not self._waiting and self._streaming is None and not self._fetching:
+            self.connection.draining.pop(self, None)
+            self.delivery_count += LIB.pn_link_drained(self.pointer)
+            self._credit = 0
+
+    def flow_properties(self, txn_id: Any) -> None:
+        """As Link says: what is acquired from now on belongs to this transaction."""
+        if txn_id is None:
+            self._acquire_for(None)
+            return
+        if type(txn_id) is not bytes:
+            self.detach(Refusal(Condition.INVALID_FIELD, "a txn-id is binary", Code.XAER_INVAL))
+            return
+        try:
+            context = self.connection.context(txn_id)
+            context.check()
+        except RefusedError as error:
+            self.detach(error.refusal)
+            return
+        self._acquire_for(context)
+
+    def _acquire_for(self, context: Gathering | None) -> None:
+        self._context = self._outside if context is None else context
+        self._acquisition = None if context is None else context.acquisition
+        self.connection.say_transaction(self.name, None if context is None else context.txn_id)
+
+    def transaction_ended(self, context: Gathering) -> None:
+        """As Link says."""
+        if self._context is context:
+            self._acquire_for(None)
+
+    # -- what the peer says of deliveries
+    def delivery_event(self, delivery: Pointer) -> None:
+        """As Link says."""
+        sent = self._sent.get(delivery)
+        if sent is None:
+            return
+        settled = bool(LIB.pn_delivery_settled(delivery))
+        code = LIB.pn_delivery_remote_state(delivery)
+        if code == TRANSACTIONAL:
+            self._transactional(sent, delivery, settled=settled)
+            return
+        outcome = _SIMPLE.get(code)
+        if outcome is None and code == MODIFIED:
+            state = LIB.pn_delivery_remote(delivery)
+            outcome = Outcome(
+                MODIFIED,
+                bool(LIB.pn_disposition_is_failed(state)),
+                bool(LIB.pn_disposition_is_undeliverable(state)),
+            )
+        if isinstance(sent.context, Gathering):
+            if outcome is None and not settled:
+                return
+            told = "an outcome outside of the transaction to which the delivery belongs"
+            if outcome is None:  # it is settled, with the outcome that it has
+                sent.context.retire(sent, None, settled=True)
+                self._forget(sent)
+            else:
+                self._conflict(sent.context, told)
+        elif not sent.decided and (settled or outcome is not None):
+            sent.decided = True
+            self._outside.retire(sent, outcome, settled=settled)
+            if settled:
+                self._forget(sent)
+        elif settled:
+            self._forget(sent)
+
+    def _transactional(self, sent: Sent, delivery: Pointer, *, settled: bool) -> None:
+        try:
+            txn_id, outcome = self.connection.state_of(remote_state(delivery))
+        except WireError as error:
+            self.detach(refusal_of(error))
+            return
+        context = self.connection.contexts.get(txn_id)
+        if context is None or txn_id == sent.ended:
+            self._stale(sent, txn_id, settled=settled)
+            return
+        if sent.context is not None and sent.context is not context:
+            told = "the delivery belongs to another transaction that is not discharged"
+            self._conflict(context, told)
+            return
+        if sent.decided:
+            return
+        context.retire(sent, outcome, settled=settled)
+        if settled:
+            self._forget(sent)
+
+    def _stale(self, sent: Sent, txn_id: bytes, *, settled: bool) -> None:
+        """The state names a transaction that is over. That is what is left of it where the peer only settles;
+        otherwise it asks for work that can't be done."""
+        if isinstance(sent.context, Gathering) and sent.context.txn_id == txn_id:
+            if settled:  # ended for its branch, which holds the delivery
+                sent.context.retire(sent, None, settled=True)
+                self._forget(sent)
+        elif txn_id == sent.ended:
+            if settled and not sent.decided:
+                sent.decided = True
+                self._outside.retire(sent, None, settled=True)
+                self._forget(sent)
+        else:
+            self.detach(unknown_id(txn_id))
+
+    def _conflict(self, context: Gathering, told: str) -> None:
+        context.control.terminate(Refusal(Condition.ROLLBACK, f"rolled back: {told}", Code.XA_RBPROTO))
+
+    # -- what becomes of deliveries
+    def _forget(self, sent: Sent) -> None:
+        delivery = sent.pointer
+        if delivery is not None and self._sent.pop(delivery, None) is not None:
+            sent.gone = True
+            LIB.pn_delivery_settle(delivery)
+            self.connection.node.touch(self.connection)
+            if self._credit > 0:
+                self._queue.wake(self)
+
+    def finish(self, sent: Sent, outcome: Outcome) -> None:
+        """The outcome is in force: it is told, and settled."""
+        if self.open and not sent.gone and sent.pointer is not None:
+            set_state(sent.pointer, outcome.code)
+            self._forget(sent)
+
+    def withdraw(self, sent: Sent) -> None:
+        """The message is the controller's no more: what was not sent never will be."""
+        if not self.open or sent.gone:
+            return
+        if sent.pointer is None:
+            sent.gone = True
+            self._waiting.remove(sent)
+            self._credit += 1
+        elif sent is self._streaming or LIB.pn_delivery_pending(sent.pointer):
+            delivery = sent.pointer
+            sent.gone = True
+            self._sent.pop(delivery, None)
+            LIB.pn_delivery_abort(delivery)
+            self.connection.aborted(self)
+            self.connection.node.touch(self.connection)
+            self._end_stream(sent)
+        else:
+            set_state(sent.pointer, RELEASED)
+            self._forget(sent)
+
+    def gone(self) -> None:
+        """As Link says: deliveries that no transaction has end with their default outcome."""
+        self.open = False
+        self._queue.forget(self)
+        self.connection.draining.pop(self, None)
+        for sent in self._waiting:
+            self._give_back(sent)
+        self._waiting.clear()
+        for sent in self._sent.values():
+            sent.gone = True
+            if sent.retirement is not None:
+                sent.retirement.delivery = None
+            elif not sent.decided:
+                self._resource.retire(sent.entry, sent.default, None)
+        self._sent.clear()
+        self._streaming = None
+        if self._dynamic:
+            self.connection.drop_reply_queue(self._queue)
+
+
+def default_outcome(connection: BrokerConnection) -> Outcome | None:
+    """The default outcome that the peer gave the source of the link that it attaches."""
+    seen = connection.attaching
+    if seen is None or seen.default_outcome is None:
+        return None
+    descriptor = seen.default_outcome.descriptor
+    typed = Ulong(descriptor) if isinstance(descriptor, int) else Symbol(str(descriptor))
+    try:
+        return outcome_from(Described(typed, seen.default_outcome.value))
+    except WireError as error:
+        raise RefusedError(refusal_of(error)) from None

@@ -1,0 +1,179 @@
+"""DtxCoordination: outcomes of branches and what is known of them, for the command channel.
+
+A command names its branch, or with a null XID means the one that the session runs: an association of it
+that is at work is ended first, as the slides have it, where work done between start and commit belongs to
+the branch. Every command is answered exactly once, and what it changed is durable by then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from dtx.protocol.commands import (
+    Commit,
+    Complete,
+    Fence,
+    Forget,
+    Found,
+    GetTimeout,
+    Prepare,
+    Recover,
+    Rollback,
+    SetTimeout,
+)
+from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.replies import Details, Holding, Recovered, Timeout
+from dtx.protocol.replies import Result as Told
+from dtx.resource.branches import UNPREPARED
+from dtx.resource.demarcation import unauthorized
+from xa import Code
+from xa.tables import AssociationState, AssociationVerb, BranchState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.protocol.commands import Coordination
+    from dtx.protocol.mechanisms import Identity
+    from dtx.protocol.replies import Reply
+    from dtx.resource.branches import Branch, Registry
+    from dtx.resource.completion import Completion
+    from dtx.resource.contexts import DistributedContext
+    from dtx.resource.demarcation import DtxDemarcation
+    from dtx.resource.fences import Fences
+    from dtx.resource.permissions import Permissions
+    from xa import Xid
+
+    Answer = Callable[[Reply], None]
+
+FOUND: Final = {BranchState.S3: Found.PREPARED, BranchState.S5: Found.HEURISTIC}
+
+
+class DtxCoordination:
+    """The coordination of every branch."""
+
+    def __init__(self, registry: Registry, completion: Completion, fences: Fences, permissions: Permissions) -> None:
+        self._registry = registry
+        self._completion = completion
+        self._fences = fences
+        self._permissions = permissions
+
+    def handle(self, command: Coordination, identity: Identity, session: DtxDemarcation, answer: Answer) -> None:
+        """Carries out a command of `identity` that came over `session`."""
+        try:
+            match command:
+                case Recover():
+                    answer(self._recover(command, identity))
+                case Fence():
+                    self._fence(command, identity, answer)
+                case SetTimeout() | GetTimeout():
+                    answer(self._timeout(command, identity, session))
+                case _:
+                    self._outcome(command, identity, session, answer)
+        except RefusedError as error:
+            answer(error.refusal)
+
+    def end_and_prepare(
+        self,
+        context: DistributedContext,
+        session: DtxDemarcation,
+        answer: Answer,
+        *,
+        keep: bool,
+    ) -> None:
+        """Ends an association and prepares its branch, in one exchange."""
+        try:
+            session.end(context, AssociationVerb.END)
+        except RefusedError as error:
+            answer(error.refusal)
+            return
+        branch = context.branch
+        self._completion.in_turn(branch, answer, lambda: self._completion.prepare(branch, answer, keep=keep))
+
+    # -- outcomes
+    def _outcome(
+        self,
+        command: Prepare | Commit | Rollback | Forget | Complete,
+        identity: Identity,
+        session: DtxDemarcation,
+        answer: Answer,
+    ) -> None:
+        branch = self._branch(command.xid, identity, session, end=True)
+        done = self._completion
+
+        def operation() -> None:
+            match command:
+                case Prepare():
+                    done.prepare(branch, answer, keep=command.keep)
+                case Commit():
+                    done.commit(branch, answer, one_phase=command.one_phase)
+                case Rollback():
+                    done.rollback(branch, answer)
+                case Forget():
+                    done.forget(branch, answer)
+                case Complete():
+                    done.complete(branch, answer, commit=command.commit)
+
+        done.in_turn(branch, answer, operation)
+
+    def _branch(self, xid: Xid, identity: Identity, session: DtxDemarcation, *, end: bool) -> Branch:
+        if xid.is_null:
+            context = session.running
+            if end and context.state is AssociationState.T1:
+                if context.partial:
+                    told = "a delivery of its work is not complete"
+                    raise refused(Code.XAER_PROTO, told, context.branch.xid)
+                session.end(context, AssociationVerb.END)
+            branch = context.branch
+        else:
+            branch = self._registry.find(xid)
+        if not self._permissions.may_coordinate(identity, branch.owner):
+            raise unauthorized(identity, branch.xid)
+        return branch
+
+    # -- timeouts
+    def _timeout(self, command: SetTimeout | GetTimeout, identity: Identity, session: DtxDemarcation) -> Reply:
+        branch = self._branch(command.xid, identity, session, end=False)
+        if isinstance(command, SetTimeout):
+            if branch.state not in UNPREPARED:
+                told = f"the branch is {branch.state.value}: no timeout touches it any more"
+                raise refused(Code.XAER_PROTO, told, branch.xid)
+            self._registry.set_timeout(branch, command.timeout_s)
+            return Told(Code.XA_OK)
+        return Timeout(branch.timeout_s)
+
+    # -- recovery
+    def _recover(self, command: Recover, identity: Identity) -> Recovered:
+        found: list[Branch] = []
+        states = command.states or tuple(Found)
+        for branch in self._registry.in_doubt(command.after, command.prefix):
+            if FOUND.get(branch.state) not in states:
+                continue
+            if not self._permissions.may_coordinate(identity, branch.owner):
+                continue
+            if len(found) == command.count:
+                return self._page(found, command, more=True)
+            found.append(branch)
+        return self._page(found, command, more=False)
+
+    def _page(self, found: list[Branch], command: Recover, *, more: bool) -> Recovered:
+        details = tuple(map(describe, found)) if command.details else ()
+        return Recovered(tuple(branch.xid for branch in found), more, details)
+
+    # -- fences
+    def _fence(self, command: Fence, identity: Identity, answer: Answer) -> None:
+        owners = {branch.owner for branch in self._registry.of(command.format_id, command.gtrid)}
+        known = self._fences.owner(command.format_id, command.gtrid)
+        owners.add(identity.name if known is None else known)
+        if not all(self._permissions.may_coordinate(identity, owner) for owner in owners):
+            told = f"{identity} may not coordinate this global transaction"
+            raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
+        if command.lift:
+            self._fences.lift(command.format_id, command.gtrid, answer)
+        else:
+            self._fences.put(command.format_id, command.gtrid, identity.name, answer)
+
+
+def describe(branch: Branch) -> Details:
+    """What is known of a branch in doubt."""
+    holdings = tuple(Holding(queue, retired, posted) for queue, (retired, posted) in branch.work.holdings().items())
+    return Details(branch.xid, FOUND[branch.state], branch.since_ms, branch.owner, holdings, branch.outcome)

@@ -1,0 +1,125 @@
+"""What the management node tells: the broker, its queues, branches and connections.
+
+A request has an application property `operation`: `status`, `queues`, `branches` or `connections`; the last
+three answer in pages, `count` entries (at most 1000) behind the one that `after` names. The response is a
+map, or a list of maps.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import Condition
+from dtx.protocol.values import Timestamp, Ulong
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dtx.protocol.messages import Request
+    from dtx.resource.branches import Branch
+    from dtx.resource.node import Node
+    from dtx.resource.queues import Queue
+
+MAX_PAGE: Final = 1000
+
+
+def answer(node: Node, request: Request) -> Any:
+    """The response's value; WireError for what is no such request."""
+    told = request.application_properties
+    operation = told.get("operation")
+    found = _OPERATIONS.get(operation) if isinstance(operation, str) else None
+    if found is None:
+        names = ", ".join(sorted(_OPERATIONS))
+        raise WireError(Condition.NOT_IMPLEMENTED, f"operation is one of {names}")
+    after, count = told.get("after", ""), told.get("count", MAX_PAGE)
+    if not isinstance(after, str) or isinstance(count, bool) or not isinstance(count, int):
+        raise WireError(Condition.INVALID_FIELD, "after is a string, count a number")
+    if not 1 <= count <= MAX_PAGE:
+        raise WireError(Condition.INVALID_FIELD, f"count is between 1 and {MAX_PAGE}")
+    return found(node, after, int(count))
+
+
+def _status(node: Node, _after: str, _count: int) -> dict[str, Any]:
+    resource = node.resource
+    return {
+        "container": node.settings.container,
+        "queues": Ulong(len(resource.queues)),
+        "branches": Ulong(len(node.registry)),
+        "in-doubt": Ulong(node.registry.in_doubt_count),
+        "fences": Ulong(len(node.fences)),
+        "connections": Ulong(len(node.connections)),
+        "waiting-octets": Ulong(resource.store.waiting_octets),
+    }
+
+
+def _queues(node: Node, after: str, count: int) -> list[Any]:
+    held: dict[str, dict[str, Any]] = {}
+    for branch in node.registry:
+        for queue, (retired, posted) in branch.work.holdings().items():
+            held.setdefault(queue, {})[str(branch.xid)] = Ulong(retired + posted)
+    queues = sorted(name for name in node.resource.queues if name > after)
+    return [_queue(node.resource.queues[name], held.get(name, {})) for name in queues[:count]]
+
+
+def _queue(queue: Queue, held: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": queue.name,
+        "depth": Ulong(queue.depth),
+        "held": Ulong(queue.held),
+        "pending": Ulong(queue.pending),
+        "consumers": Ulong(queue.consumers),
+        "lasting": queue.lasting,
+        "locked-by": dict(islice(held.items(), MAX_PAGE)),
+    }
+
+
+def _branches(node: Node, after: str, count: int) -> list[Any]:
+    branches = sorted(((str(branch.xid), branch) for branch in node.registry), key=lambda pair: pair[0])
+    return _page((pair for pair in branches if pair[0] > after), count, lambda pair: _branch(*pair))
+
+
+def _branch(xid: str, branch: Branch) -> dict[str, Any]:
+    return {
+        "xid": xid,
+        "state": branch.state.value,
+        "owner": branch.owner,
+        "since": Timestamp(branch.since_ms),
+        "timeout": Ulong(branch.timeout_s),
+        "associations": Ulong(len(branch.associations)),
+        "holds": {
+            queue: {"retired": Ulong(retired), "posted": Ulong(posted)}
+            for queue, (retired, posted) in branch.work.holdings().items()
+        },
+    }
+
+
+def _connections(node: Node, after: str, count: int) -> list[Any]:
+    behind = int(after, 16) if after and set(after) <= set("0123456789abcdef") else -1
+    numbers = sorted(number for number in node.connections if number > behind)
+    return _page(
+        numbers,
+        count,
+        lambda number: {
+            "number": f"{number:x}",
+            "peer": node.connections[number].peer,
+            "user": str(node.connections[number].identity),
+            "container": node.connections[number].container,
+            "sessions": Ulong(len(node.connections[number].sessions)),
+            "links": Ulong(len(node.connections[number].links)),
+            "transactions": Ulong(len(node.connections[number].contexts)),
+        },
+    )
+
+
+def _page(items: Iterable[Any], count: int, shown: Callable[[Any], dict[str, Any]]) -> list[Any]:
+    return [shown(item) for item in islice(items, count)]
+
+
+_OPERATIONS: Final[dict[str, Callable[[Node, str, int], Any]]] = {
+    "status": _status,
+    "queues": _queues,
+    "branches": _branches,
+    "connections": _connections,
+}

@@ -1,0 +1,98 @@
+"""Outcomes of deliveries: the terminal states of the messaging chapter, and the octets in which they are
+kept.
+
+An outcome is kept, in the store and in a transactional-state, as the described list that AMQP has for it:
+`00 53 24 45` is accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dtx.protocol.codec import DecodeError, decode, encode
+from dtx.protocol.commands import MAX_TXN_ID
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import Condition
+from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED
+from dtx.protocol.values import Described, Symbol, Ulong
+
+_CODES: Final[dict[Any, int]] = {
+    **{Ulong(code): code for code in (ACCEPTED, REJECTED, RELEASED, MODIFIED)},
+    Symbol("amqp:accepted:list"): ACCEPTED,
+    Symbol("amqp:rejected:list"): REJECTED,
+    Symbol("amqp:released:list"): RELEASED,
+    Symbol("amqp:modified:list"): MODIFIED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A terminal delivery state. `failed` and `undeliverable` are those of modified."""
+
+    code: int
+    failed: bool = False
+    undeliverable: bool = False
+
+    def encode(self) -> bytes:
+        """The octets, as the module's docstring says."""
+        if self.code == MODIFIED:
+            return encode(Described(Ulong(MODIFIED), [self.failed, self.undeliverable]))
+        return b"\x00\x53" + bytes((self.code,)) + b"\x45"
+
+
+TAKEN: Final = Outcome(ACCEPTED)
+REFUSED: Final = Outcome(REJECTED)
+GIVEN_BACK: Final = Outcome(RELEASED)
+FAILED: Final = Outcome(MODIFIED, failed=True)
+"""What becomes of a message whose delivery ended without an outcome: another attempt, counted."""
+TAKEN_OCTETS: Final = TAKEN.encode()
+
+
+def outcome_from(value: Any) -> Outcome | None:
+    """The outcome that a delivery state is, None for one that is not terminal; WireError for what is none."""
+    if value is None:
+        return None
+    if type(value) is not Described or type(value.value) is not list:
+        raise WireError(Condition.INVALID_FIELD, "an outcome is a described list")
+    code = _CODES.get(value.descriptor) if type(value.descriptor) in {Symbol, Ulong} else None
+    if code is None:
+        if value.descriptor in {Ulong(0x23), Symbol("amqp:received:list")}:
+            return None
+        raise WireError(Condition.NOT_IMPLEMENTED, "an outcome is accepted, rejected, released or modified")
+    if code == ACCEPTED:
+        return TAKEN
+    if code == MODIFIED:
+        failed, undeliverable = (*value.value, None, None)[:2]
+        if not isinstance(failed, bool | None) or not isinstance(undeliverable, bool | None):
+            raise WireError(Condition.INVALID_FIELD, "delivery-failed and undeliverable-here are booleans")
+        return Outcome(MODIFIED, failed is True, undeliverable is True)
+    return Outcome(code)
+
+
+def decode_outcome(octets: bytes) -> Outcome:
+    """The outcome in octets that `Outcome.encode` made."""
+    outcome = outcome_from(decode(octets))
+    if outcome is None:
+        raise ValueError(f"no outcome: {octets.hex()}")
+    return outcome
+
+
+def read_transactional_state(octets: bytes) -> tuple[bytes, Outcome | None]:
+    """txn-id and outcome in the fields of a transactional-state; WireError for anything else."""
+    try:
+        items = decode(octets)
+    except DecodeError as error:
+        raise WireError(Condition.DECODE_ERROR, f"transactional-state: {error}") from None
+    if type(items) is not list or not 1 <= len(items) <= 2:
+        raise WireError(Condition.INVALID_FIELD, "a transactional-state has a txn-id and an outcome")
+    txn_id = items[0]
+    if type(txn_id) is not bytes or len(txn_id) > MAX_TXN_ID:
+        raise WireError(Condition.INVALID_FIELD, f"a txn-id is binary, of at most {MAX_TXN_ID} octets")
+    return txn_id, outcome_from(items[1] if len(items) == 2 else None)
+
+
+def transactional_state(txn_id: bytes, outcome: bytes | None = None) -> bytes:
+    """The fields of a transactional-state; `outcome` is encoded already."""
+    octets = encode(txn_id) + (outcome or b"")
+    return bytes((0xC0, len(octets) + 1, 1 if outcome is None else 2)) + octets

@@ -1,0 +1,339 @@
+"""Resource: the transactional resource itself, queues, store and time, without a connection and without I/O.
+
+Everything happens in turns. In a turn changes that no transaction decides gather in one batch (`turn`),
+queues that got messages are marked; `settle` ends the turn: it hands messages out, submits the batch, and
+asks the store for payloads. Nobody hears that something is done before the store said that it is durable.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dtx.protocol.conditions import Condition, Refusal, refused
+from dtx.protocol.links import RESERVED
+from dtx.resource.queues import Effect, Entry, Queue, State
+from dtx.resource.settings import QueueSettings, Settings
+from dtx.store.contract import CHUNK, Batch, StoreError, StoreFull
+from xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dtx.resource.outcomes import Outcome
+    from dtx.store.contract import MessageStore, Restored
+
+MAX_NAME: Final = 255
+FETCH_MESSAGES: Final = 500
+
+
+class Clock(Protocol):
+    """What time it is."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        ...
+
+
+class Turn:
+    """Changes outside of transactions that become durable together: posts, and who waits for what."""
+
+    __slots__ = ("answers", "batch", "posts")
+
+    def __init__(self) -> None:
+        self.batch = Batch()
+        self.posts: list[Entry] = []
+        self.answers: list[Callable[[Refusal | None], None]] = []
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to submit."""
+        batch = self.batch
+        return not (
+            self.posts or self.answers or batch.dequeues or batch.placements or batch.queues or batch.fences
+        ) and not (batch.chunks or batch.finished)
+
+
+class Resource:
+    """Queues over a store. `stopped` is called once when the store can't say any more what is durable: nobody
+    may be answered from then on."""
+
+    def __init__(
+        self, store: MessageStore, clock: Clock, settings: Settings, stopped: Callable[[StoreError], None]
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.settings = settings
+        self.limits = settings.limits
+        self.queues: dict[str, Queue] = {}
+        self.turn = Turn()
+        self.failed = False
+        self.now_ms = clock.wall_ms()
+        self._stopped = stopped
+        self._number = 0
+        self._marked: list[Queue] = []
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._wanted: dict[int, Callable[[bytes | None], None]] = {}
+        self._owed: list[tuple[int, int]] = []
+        """Messages that are gone, and could not be deleted from a store that was full."""
+
+    # -- opening
+    def open(self) -> Restored:
+        """Opens the store and restores the queues, with their messages but for those of branches; the
+        registry takes these from what is returned."""
+        restored = self.store.open()
+        self._number = self.store.first_number
+        for stored in restored.queues:
+            self._make(stored.number, stored.name)
+        return restored
+
+    def restore_messages(self, restored: Restored, locked: set[int]) -> dict[int, Entry]:
+        """Puts the stored messages into their queues; gives those that are `locked` by branches."""
+        by_number = {queue.number: queue for queue in self.queues.values()}
+        found: dict[int, Entry] = {}
+        for number, queue_number, position, size, count, expires_ms in restored.messages():
+            queue = by_number.get(queue_number)
+            if queue is None:
+                continue
+            entry = Entry(queue, number, size, expires_ms, None, position, count)
+            held = number in locked
+            if held:
+                found[number] = entry
+            queue.restore(entry, held=held)
+        return found
+
+    def make_configured(self) -> None:
+        """The queues that the settings name."""
+        for name in self.settings.queues:
+            if name not in self.queues:
+                self.create(name)
+
+    # -- numbers and time
+    def number(self) -> int:
+        """A number that was never used and never will be again."""
+        self._number += 1
+        return self._number - 1
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        """Calls `call` in a later `tick`, not before `delay_s` have passed."""
+        heappush(self._timers, (self.clock.monotonic() + delay_s, self.number(), call))
+
+    def tick(self) -> float:
+        """Does what is due; in how many seconds there is something again, at most one."""
+        now = self.clock.monotonic()
+        self.now_ms = self.clock.wall_ms()
+        while self._timers and self._timers[0][0] <= now:
+            heappop(self._timers)[2]()
+        for queue in tuple(self.queues.values()):
+            queue.drop_expired(self.now_ms, self.turn.batch)
+        for number, size in self._owed:
+            self.turn.batch.dequeue(number, size)
+        self._owed.clear()
+        self.settle()
+        return min(1.0, max(0.0, self._timers[0][0] - now)) if self._timers else 1.0
+
+    # -- queues
+    def _make(self, number: int, name: str, *, lasting: bool = True) -> Queue:
+        settings = self.settings.queues.get(name, self.settings.queue_defaults)
+        queue = Queue(
+            number,
+            name,
+            settings if lasting else QueueSettings(max_depth=1000, max_deliveries=0, dead_letter=""),
+            lasting=lasting,
+            positions=self.number,
+            dead_letter=self._dead_letter,
+            on_available=self._marked.append,
+        )
+        self.queues[name] = queue
+        return queue
+
+    def create(self, name: str) -> Queue:
+        """A new lasting queue."""
+        if len(self.queues) >= self.limits.queues:
+            raise refused(Code.XAER_RMERR, f"there are {len(self.queues)} queues", condition=Condition.RESOURCE_LIMIT)
+        queue = self._make(self.number(), name)
+        self.turn.batch.create_queue(queue.number, name)
+        return queue
+
+    def find(self, name: str) -> Queue:
+        """The queue `name`, made on demand where the settings say so; RefusedError when there is none."""
+        queue = self.queues.get(name)
+        if queue is not None:
+            return queue
+        if not self.settings.create_on_demand or name.startswith(RESERVED):
+            raise refused(Code.XAER_NOTA, f"there is no queue {name!r}")
+        if not name or len(name) > MAX_NAME or not name.isprintable():
+            raise refused(Code.XAER_INVAL, f"a queue's name has 1 to {MAX_NAME} printable characters")
+        return self.create(name)
+
+    def make_dynamic(self, name: str) -> Queue:
+        """A queue that is not stored; who asked for it lets it go with `drop_dynamic`."""
+        return self._make(self.number(), name, lasting=False)
+
+    def drop_dynamic(self, queue: Queue) -> None:
+        """The queue goes, with what it holds."""
+        if self.queues.pop(queue.name, None) is not None:
+            queue.delete()
+
+    def _dead_letter(self, queue: Queue) -> Queue | None:
+        name = queue.settings.dead_letter
+        if not name or name == queue.name or not queue.lasting:
+            return None
+        target = self.queues.get(name)
+        if target is None and len(self.queues) < self.limits.queues:
+            target = self.create(name)
+        return None if target is None or target.full else target
+
+    # -- messages outside of transactions
+    def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> None:
+        """Posts a message; it becomes available, and `answer` is called, when it is durable."""
+        entry.queue.pending += 1
+        turn = self.turn
+        if entry.queue.lasting:
+            entry.position = entry.queue.next_position()
+            turn.batch.enqueue(entry.number, entry.queue.number, entry.position, entry.payload or b"", entry.expires_ms)
+            turn.posts.append(entry)
+            if answer is not None:
+                turn.answers.append(answer)
+            return
+        entry.queue.pending -= 1
+        entry.position = entry.queue.next_position()
+        entry.queue.append(entry)
+        if answer is not None:
+            answer(None)
+
+    def retire(self, entry: Entry, outcome: Outcome, answer: Callable[[Refusal | None], None] | None) -> None:
+        """Applies an outcome to a held message at once; `answer` is called when that is durable."""
+        turn = self.turn
+        if entry.state is State.HELD:
+            entry.queue.carry_out(entry.queue.plan(entry, outcome, turn.batch))
+        if answer is not None:
+            turn.answers.append(answer)
+
+    def apply(self, effects: list[Effect]) -> None:
+        """Carries planned effects out."""
+        for effect in effects:
+            effect.entry.queue.carry_out(effect)
+
+    # -- payloads
+    def payload(self, entry: Entry) -> bytes | None:
+        """A message's payload, if it is in memory. Not for messages larger than a piece of the store."""
+        if entry.payload is not None:
+            return entry.payload
+        return self.store.cached(entry.number)
+
+    def fetch(self, entry: Entry, done: Callable[[bytes | None], None]) -> None:
+        """Reads the payload of a stored message of at most one piece; None when it is not there any more."""
+        self._wanted[entry.number] = done
+
+    def _send_fetches(self) -> None:
+        while self._wanted:
+            numbers = list(self._wanted)[:FETCH_MESSAGES]
+            wanted = {number: self._wanted.pop(number) for number in numbers}
+            self.store.fetch(numbers, partial(self._fetched, wanted))
+
+    def _fetched(
+        self,
+        wanted: dict[int, Callable[[bytes | None], None]],
+        found: Mapping[int, bytes],
+        error: StoreError | None,
+    ) -> None:
+        if error is not None:
+            self._stop(error)
+            return
+        for number, done in wanted.items():
+            done(found.get(number))
+        self.settle()
+
+    def fetch_piece(self, entry: Entry, number: int, done: Callable[[bytes | None], None]) -> None:
+        """Reads a piece of a message that is larger than one."""
+
+        def fetched(piece: bytes | None, error: StoreError | None) -> None:
+            if error is not None:
+                self._stop(error)
+                return
+            done(piece)
+            self.settle()
+
+        self.store.fetch_chunk(entry.number, number, fetched)
+
+    # -- the store
+    def submit(self, batch: Batch, done: Callable[[StoreFull | None], None]) -> None:
+        """Makes `batch` durable, after the turn so far. `done` hears None, or why it never will be
+        durable."""
+        self._submit_turn()
+
+        def told(error: StoreError | None) -> None:
+            if error is None or isinstance(error, StoreFull):
+                if not self.failed:
+                    done(error)
+                    self.settle()
+            else:
+                self._stop(error)
+
+        self.store.submit(batch, told)
+
+    def _submit_turn(self) -> None:
+        turn = self.turn
+        if turn.empty:
+            return
+        self.turn = Turn()
+
+        def told(error: StoreError | None) -> None:
+            if error is None or isinstance(error, StoreFull):
+                if not self.failed:
+                    self._turned(turn, error)
+                    self.settle()
+            else:
+                self._stop(error)
+
+        self.store.submit(turn.batch, told)
+
+    def _turned(self, turn: Turn, error: StoreFull | None) -> None:
+        refusal = None
+        if error is None:
+            for entry in turn.posts:
+                queue = entry.queue
+                queue.pending -= 1
+                entry.payload = None
+                queue.append(entry)
+        else:
+            refusal = Refusal(Condition.RESOURCE_LIMIT, f"the store is full: {error}", Code.XAER_RMERR)
+            for entry in turn.posts:
+                entry.queue.pending -= 1
+                entry.state = State.GONE
+                entry.payload = None
+            chunked = set(turn.batch.chunked_dequeues)
+            self._owed += [(number, CHUNK + (number in chunked)) for number in turn.batch.dequeues]
+        for answer in turn.answers:
+            answer(refusal)
+
+    def _stop(self, error: StoreError) -> None:
+        if not self.failed:
+            self.failed = True
+            self._stopped(error)
+
+    # -- turns
+    def settle(self) -> None:
+        """Ends the turn."""
+        if self.failed:
+            return
+        marked = self._marked
+        while marked:
+            queues = marked[:]
+            marked.clear()
+            for queue in queues:
+                queue.dispatch(self.now_ms)
+        if self._wanted:
+            self._send_fetches()
+        self._submit_turn()
+
+
+def fits_one_piece(entry: Entry) -> bool:
+    """Whether the payload is stored in one piece."""
+    return entry.size <= CHUNK or not entry.queue.lasting

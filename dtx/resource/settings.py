@@ -1,0 +1,71 @@
+"""What an operator may set: bounds on everything that a peer can make grow, and how queues treat messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+MEGABYTE: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one peer, or all of them together, may take. Beyond it they hear a refusal; nobody else
+    notices."""
+
+    connections: int = 1000
+    sessions: int = 64
+    links: int = 256
+    transactions: int = 256
+    """Per connection: sessions, links in each session, txn-ids that are not discharged."""
+    frame_octets: int = 65_536
+    message_octets: int = 64 * MEGABYTE
+    credit: int = 500
+    """Messages that a sender may have on their way to one link."""
+    unsettled: int = 5_000
+    """Deliveries that one consumer may hold."""
+    queues: int = 10_000
+    queue_depth: int = 1_000_000
+    branches: int = 100_000
+    fences: int = 100_000
+    transaction_messages: int = 100_000
+    transaction_octets: int = 256 * MEGABYTE
+    """What one transaction may post before it is prepared or committed."""
+    waiting_octets: int = 64 * MEGABYTE
+    """Octets that wait for the store before the resource reads no more from its peers."""
+    output_octets: int = MEGABYTE
+    """Octets that wait for one peer before it is sent no more messages."""
+    waiting_commands: int = 64
+    """Commands that wait for one branch."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """How a queue treats its messages. `dead_letter` is the name of the queue that takes what was rejected,
+    or was delivered `max_deliveries` times in vain; empty: what was rejected is dropped, nothing else
+    is."""
+
+    max_depth: int = 1_000_000
+    max_deliveries: int = 10
+    dead_letter: str = "dead-letter"
+    ttl_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The resource's settings. Times in seconds; 0 is never where a time may be left out."""
+
+    container: str = "xabridge"
+    limits: Limits = field(default_factory=Limits)
+    queues: dict[str, QueueSettings] = field(default_factory=dict)
+    """Queues that are made at the start, and have settings of their own."""
+    queue_defaults: QueueSettings = field(default_factory=QueueSettings)
+    create_on_demand: bool = True
+    idle_timeout_s: float = 60.0
+    branch_timeout_s: int = 600
+    """A branch that is not prepared by then becomes rollback-only, unless set-timeout says otherwise."""
+    local_timeout_s: int = 600
+    rollback_only_s: int = 3600
+    """How long a rollback-only branch is remembered for the one who is to hear of it."""
+    fence_s: int = 7 * 24 * 3600
+    """How long a fence stands."""

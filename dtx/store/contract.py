@@ -1,0 +1,330 @@
+"""MessageStore: the contract of the place where the broker keeps messages and prepared branches.
+
+The broker's event loop fills a `Batch` with changes and submits it; the store forces all that waits at that
+moment in one transaction of its own (group commit), and then tells each batch that it is durable. Opening
+gives back what must be restored: queues and the facts of their messages, never a payload.
+
+Every thing in the store has a number of the broker's own that is never used twice, not even after a restart:
+`MessageStore.first_number` begins a fresh range at each opening; one counter may serve messages, positions,
+queues and branches. So creations, updates and deletions of one group can be carried out kind by kind.
+
+Every message of a lasting queue is stored, whether its header says durable or not: memory stays bounded, and
+a sender that forgot the header loses nothing. Queues that end with their connection need no store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from xa import Code, Xid
+
+CHUNK: Final = 256 * 1024
+"""Octets of a piece. A message of at most this size has its payload in one piece; a larger one has pieces of
+exactly this size, and a last one with the rest."""
+
+PENDING: Final = 0
+"""The position of a message that a prepared branch enqueued: it stands in no queue yet."""
+
+NUMBERS_PER_OPENING: Final = 1 << 40
+
+
+class StoreError(Exception):
+    """Something is wrong with a message store."""
+
+
+class StoreLocked(StoreError):
+    """Another process holds the store. The message names it where that is known."""
+
+
+class StoreDamaged(StoreError):
+    """The store can't be opened: it is not one of ours, of another version, or damaged. The message says
+    where."""
+
+
+class StoreFull(StoreError):
+    """The batch was not written and never will be: there is no space. The store goes on."""
+
+
+class StoreStopped(StoreError):
+    """A write or force failed: whether the batch is durable is unknown until the store is opened again, and
+    nothing more is written until then. Answer nobody, and stop the broker."""
+
+
+class Step(Enum):
+    """Where the store may crash: the hook that its constructor takes is called at each of these."""
+
+    BEFORE_WRITE = "before write"
+    WRITTEN = "after write, before force"
+    FORCED = "after force, before reply"
+
+
+class StoredMessage(NamedTuple):
+    """The facts of a stored message. Times are milliseconds since the epoch; `expires_ms` 0 means never."""
+
+    number: int
+    queue: int
+    position: int
+    size: int
+    delivery_count: int
+    expires_ms: int
+
+
+class StoredDequeue(NamedTuple):
+    """A message that a prepared branch retires, and the outcome as the broker encoded it."""
+
+    message: int
+    outcome: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredQueue:
+    """A lasting queue; `settings` is the broker's own text."""
+
+    number: int
+    name: str
+    settings: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBranch:
+    """A prepared branch (`outcome` None) with what it holds, or a heuristically completed one.
+
+    `enqueues` have the position PENDING; what `dequeues` names is in its queue, and locked by this branch.
+    Both are in the order in which `Batch.prepare` got them.
+    """
+
+    number: int
+    xid: Xid
+    owner: str
+    prepared_ms: int
+    outcome: Code | None
+    completed_ms: int
+    enqueues: tuple[StoredMessage, ...]
+    dequeues: tuple[StoredDequeue, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFence:
+    """A gtrid whose branches may not be prepared any more, who said so, and when."""
+
+    gtrid: bytes
+    owner: str
+    fenced_ms: int
+
+
+class Restored(Protocol):
+    """What an opened store holds. To be read once, at the start, before the first batch is submitted."""
+
+    @property
+    def queues(self) -> Sequence[StoredQueue]:
+        """Every lasting queue."""
+        ...
+
+    @property
+    def branches(self) -> Sequence[StoredBranch]:
+        """Every prepared or heuristically completed branch, oldest first."""
+        ...
+
+    @property
+    def fences(self) -> Sequence[StoredFence]:
+        """Every fence."""
+        ...
+
+    def messages(self) -> Iterator[StoredMessage]:
+        """Every message that stands in a queue, by queue number, then by position. Read lazily."""
+        ...
+
+
+class Batch:
+    """Changes that become durable together or not at all, in the order of submission.
+
+    It is filled and submitted on the broker's event loop, then it belongs to the store. Within one batch, and
+    among batches that wait for the same force, creations come first, then changes of existing things, then
+    deletions; because numbers are never used twice, the result is that of the order in which they were told.
+    A change that names a number that is not in the store does nothing.
+    """
+
+    __slots__ = (
+        "branches",
+        "chunked_dequeues",
+        "chunks",
+        "completions",
+        "dequeues",
+        "enqueues",
+        "fences",
+        "finished",
+        "octets",
+        "payloads",
+        "placements",
+        "queues",
+        "queues_deleted",
+        "work",
+    )
+
+    def __init__(self) -> None:
+        self.queues: list[tuple[int, str, str]] = []
+        self.enqueues: list[tuple[int, int, int, int, int, int]] = []
+        self.payloads: list[tuple[int, bytes]] = []
+        self.chunks: list[tuple[int, int, bytes]] = []
+        self.branches: list[tuple[int, Xid, str, int]] = []
+        self.work: list[tuple[int, int, int, bytes | None]] = []
+        self.placements: dict[int, tuple[int, int, int]] = {}
+        self.completions: list[tuple[int, int, int]] = []
+        self.fences: dict[bytes, tuple[str, int] | None] = {}
+        self.dequeues: list[int] = []
+        self.chunked_dequeues: list[int] = []
+        self.finished: list[int] = []
+        self.queues_deleted: list[int] = []
+        self.octets = 0
+
+    def create_queue(self, queue: int, name: str, settings: str = "") -> None:
+        """A lasting queue. The broker sees to it that names are unique."""
+        self.queues.append((queue, name, settings))
+
+    def delete_queue(self, queue: int) -> None:
+        """The queue goes, with every message that stands in it, also what a prepared branch would retire.
+        Messages that prepared branches enqueue stay."""
+        self.queues_deleted.append(queue)
+
+    def enqueue(
+        self,
+        message: int,
+        queue: int,
+        position: int,
+        payload: bytes,
+        expires_ms: int = 0,
+        delivery_count: int = 0,
+    ) -> None:
+        """A new message; `position` PENDING when it belongs to a branch that is prepared in this batch."""
+        size = len(payload)
+        self.octets += size
+        self.enqueues.append((message, queue, position, size, delivery_count, expires_ms))
+        if size <= CHUNK:
+            self.payloads.append((message, payload))
+        else:
+            for number in range((size + CHUNK - 1) // CHUNK):
+                self.chunks.append((message, number, payload[number * CHUNK : (number + 1) * CHUNK]))
+
+    def chunk(self, message: int, number: int, piece: bytes) -> None:
+        """Piece `number` (from 0) of a message larger than CHUNK, ahead of its `enqueue_chunked`, in this or
+        an earlier batch. Pieces without a message are dropped at the next opening, or by `dequeue`."""
+        self.octets += len(piece)
+        self.chunks.append((message, number, piece))
+
+    def enqueue_chunked(
+        self,
+        message: int,
+        queue: int,
+        position: int,
+        size: int,
+        *,
+        expires_ms: int = 0,
+        delivery_count: int = 0,
+    ) -> None:
+        """A new message larger than CHUNK whose pieces were told by `chunk`."""
+        self.enqueues.append((message, queue, position, size, delivery_count, expires_ms))
+
+    def place(self, message: int, queue: int, position: int, delivery_count: int) -> None:
+        """Where a message stands from now on: at the end of its queue when the branch that enqueued it
+        commits, in a dead-letter queue, or where it was with another delivery count."""
+        self.placements[message] = (queue, position, delivery_count)
+
+    def dequeue(self, message: int, size: int) -> None:
+        """The message goes, or the pieces so far of a message larger than CHUNK that never came to be."""
+        self.dequeues.append(message)
+        if size > CHUNK:
+            self.chunked_dequeues.append(message)
+
+    def prepare(
+        self,
+        branch: int,
+        xid: Xid,
+        owner: str,
+        prepared_ms: int,
+        *,
+        enqueues: Iterable[int] = (),
+        dequeues: Iterable[tuple[int, bytes]] = (),
+    ) -> None:
+        """A branch is prepared: `enqueues` name messages of this batch with the position PENDING, `dequeues`
+        messages in queues, each with the outcome to apply at commit. A branch may hold nothing."""
+        self.branches.append((branch, xid, owner, prepared_ms))
+        ordinal = 0
+        for message in enqueues:
+            self.work.append((branch, ordinal, message, None))
+            ordinal += 1
+        for message, outcome in dequeues:
+            self.work.append((branch, ordinal, message, outcome))
+            ordinal += 1
+
+    def finish(self, branch: int) -> None:
+        """The branch is gone: committed, rolled back or forgotten. What becomes of its messages is told
+        beside this, by `place` and `dequeue`."""
+        self.finished.append(branch)
+
+    def complete(self, branch: int, outcome: Code, completed_ms: int) -> None:
+        """The branch is heuristically completed, and holds nothing any more; messages as in `finish`."""
+        self.completions.append((branch, int(outcome), completed_ms))
+
+    def fence(self, gtrid: bytes, owner: str, fenced_ms: int) -> None:
+        """Branches of `gtrid` may not be prepared any more. Telling it again replaces the fence."""
+        self.fences[gtrid] = (owner, fenced_ms)
+
+    def lift_fence(self, gtrid: bytes) -> None:
+        """The fence of `gtrid` goes."""
+        self.fences[gtrid] = None
+
+
+class MessageStore(Protocol):
+    """A store. Every method but `open` and `close` is called on the broker's event loop and never blocks it;
+    completions are told there too, through the `deliver` that the constructor takes
+    (`loop.call_soon_threadsafe`, or the test's own).
+    """
+
+    def open(self) -> Restored:
+        """Makes the store usable, for this process alone, and says what it holds. May block.
+
+        StoreLocked, StoreDamaged; StoreError when it can't be reached: the message says the mend.
+        """
+        ...
+
+    @property
+    def first_number(self) -> int:
+        """The broker may use the numbers from this one to NUMBERS_PER_OPENING further; positive."""
+        ...
+
+    def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
+        """Makes `batch` durable, after all that were submitted before; `done(None)` is called once it is.
+
+        `done(StoreFull)`: it never will be; the store goes on. `done(StoreStopped)`: unknown; so end all
+        later ones. `done` is called in the order of submission, and never from within `submit` unless the
+        store's `deliver` calls at once.
+        """
+        ...
+
+    @property
+    def waiting_octets(self) -> int:
+        """Payload octets that were submitted and have not been told done. The broker reads no more from its
+        peers while this is too much."""
+        ...
+
+    def cached(self, message: int) -> bytes | None:
+        """The payload of a message of at most CHUNK octets, if the store has it in memory just now."""
+        ...
+
+    def fetch(self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]) -> None:
+        """Reads payloads of stored messages of at most CHUNK octets each; ask for many at once, `done` gets
+        them by message number. What is not in the store is missing there. Fetches are answered in order."""
+        ...
+
+    def fetch_chunk(self, message: int, number: int, done: Callable[[bytes | None, StoreError | None], None]) -> None:
+        """Reads one piece, from 0, of a message larger than CHUNK; None when it is not in the store."""
+        ...
+
+    def close(self) -> None:
+        """Forces what waits and closes the store. Blocks. Completions may be delivered until it returns."""
+        ...

@@ -1,0 +1,216 @@
+"""MemoryStore: a store in memory, for tests and simulations. What is durable stands in its `Disk`.
+
+A crash is to leave the store and open another one on the same disk: what waited is lost, what was forced is
+there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dtx.store.contract import (
+    CHUNK,
+    NUMBERS_PER_OPENING,
+    PENDING,
+    Batch,
+    Step,
+    StoredBranch,
+    StoredDequeue,
+    StoredFence,
+    StoredMessage,
+    StoredQueue,
+    StoreError,
+    StoreFull,
+    StoreStopped,
+)
+from xa import Code, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+
+@dataclass(slots=True)
+class _Branch:
+    xid: Xid
+    owner: str
+    prepared_ms: int
+    outcome: Code | None = None
+    completed_ms: int = 0
+    work: list[tuple[int, bytes | None]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Disk:
+    """What was forced."""
+
+    openings: int = 0
+    queues: dict[int, StoredQueue] = field(default_factory=dict)
+    messages: dict[int, StoredMessage] = field(default_factory=dict)
+    pieces: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    branches: dict[int, _Branch] = field(default_factory=dict)
+    fences: dict[bytes, StoredFence] = field(default_factory=dict)
+
+    def apply(self, batch: Batch) -> None:
+        """Carries out one batch."""
+        self._create(batch)
+        for message, (queue, position, count) in batch.placements.items():
+            if message in self.messages:
+                self.messages[message] = self.messages[message]._replace(
+                    queue=queue, position=position, delivery_count=count
+                )
+        for number, outcome, completed_ms in batch.completions:
+            branch = self.branches.get(number)
+            if branch is not None:
+                branch.outcome, branch.completed_ms, branch.work = Code(outcome), completed_ms, []
+        for gtrid, fence in batch.fences.items():
+            if fence is None:
+                self.fences.pop(gtrid, None)
+            else:
+                self.fences[gtrid] = StoredFence(gtrid, *fence)
+        self._delete(batch)
+
+    def _create(self, batch: Batch) -> None:
+        for queue in batch.queues:
+            self.queues[queue[0]] = StoredQueue(*queue)
+        for facts in batch.enqueues:
+            self.messages[facts[0]] = StoredMessage(*facts)
+        for message, payload in batch.payloads:
+            self.pieces[message] = {0: payload}
+        for message, number, piece in batch.chunks:
+            self.pieces.setdefault(message, {})[number] = piece
+        for branch, xid, owner, prepared_ms in batch.branches:
+            self.branches[branch] = _Branch(xid, owner, prepared_ms)
+        for branch, _, message, outcome in batch.work:
+            self.branches[branch].work.append((message, outcome))
+
+    def _delete(self, batch: Batch) -> None:
+        for queue in batch.queues_deleted:
+            self.queues.pop(queue, None)
+            for facts in [facts for facts in self.messages.values() if facts.queue == queue and facts.position]:
+                self._drop(facts.number)
+        for message in batch.dequeues:
+            self._drop(message)
+        for branch in batch.finished:
+            self.branches.pop(branch, None)
+
+    def _drop(self, message: int) -> None:
+        self.messages.pop(message, None)
+        self.pieces.pop(message, None)
+
+    def drop_orphans(self) -> None:
+        """Pieces of messages that never came to be."""
+        for message in [message for message in self.pieces if message not in self.messages]:
+            del self.pieces[message]
+
+
+class _Restored:
+    """As `dtx.store.contract.Restored` says."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.queues: Sequence[StoredQueue] = list(disk.queues.values())
+        self.fences: Sequence[StoredFence] = list(disk.fences.values())
+        self.branches: Sequence[StoredBranch] = [
+            StoredBranch(
+                number,
+                branch.xid,
+                branch.owner,
+                branch.prepared_ms,
+                branch.outcome,
+                branch.completed_ms,
+                tuple(disk.messages[message] for message, outcome in branch.work if outcome is None),
+                tuple(
+                    StoredDequeue(message, outcome)
+                    for message, outcome in branch.work
+                    if outcome is not None and message in disk.messages
+                ),
+            )
+            for number, branch in sorted(disk.branches.items())
+        ]
+        self._messages = [facts for facts in disk.messages.values() if facts.position != PENDING]
+
+    def messages(self) -> Iterator[StoredMessage]:
+        """As `dtx.store.contract.Restored` says."""
+        return iter(sorted(self._messages, key=lambda facts: (facts.queue, facts.position)))
+
+
+class MemoryStore:
+    """As `dtx.store.contract.MessageStore` says. What waits is forced when `deliver` calls back; a `deliver`
+    that calls at once makes every batch a group of its own. `hook` may raise `StoreStopped` to fail a
+    force, and `StoreFull` before the write.
+    `cached` tells the payloads of up to `cached_size` octets."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        deliver: Callable[[Callable[[], None]], object],
+        hook: Callable[[Step], None] = lambda _: None,
+        cached_size: int = CHUNK,
+    ) -> None:
+        self._cached_size = cached_size
+        self._disk = disk
+        self._deliver = deliver
+        self._hook = hook
+        self._waiting: list[tuple[Batch, Callable[[StoreError | None], None]]] = []
+        self._stopped: StoreStopped | None = None
+        self.waiting_octets = 0
+        self.first_number = 0
+        self.groups = 0
+
+    def open(self) -> _Restored:
+        """As `dtx.store.contract.MessageStore` says."""
+        self._disk.openings += 1
+        self._disk.drop_orphans()
+        self.first_number = self._disk.openings * NUMBERS_PER_OPENING
+        return _Restored(self._disk)
+
+    def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
+        """As `dtx.store.contract.MessageStore` says."""
+        self._waiting.append((batch, done))
+        self.waiting_octets += batch.octets
+        if len(self._waiting) == 1:
+            self._deliver(self._force)
+
+    def _force(self) -> None:
+        group, self._waiting = self._waiting, []
+        if not group:
+            return
+        failure: StoreError | None = self._stopped
+        if failure is None:
+            try:
+                self._hook(Step.BEFORE_WRITE)
+                self._hook(Step.WRITTEN)
+                for batch, _ in group:
+                    self._disk.apply(batch)
+                self._hook(Step.FORCED)
+                self.groups += 1
+            except StoreStopped as error:
+                failure = self._stopped = error
+            except StoreFull as error:
+                failure = error
+        self.waiting_octets -= sum(batch.octets for batch, _ in group)
+        for _, done in group:
+            done(failure)
+
+    def cached(self, message: int) -> bytes | None:
+        """As `dtx.store.contract.MessageStore` says."""
+        payload = self._payload(message)
+        return payload if payload is not None and len(payload) <= self._cached_size else None
+
+    def _payload(self, message: int) -> bytes | None:
+        facts = self._disk.messages.get(message)
+        return self._disk.pieces[message][0] if facts is not None and facts.size <= CHUNK else None
+
+    def fetch(self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]) -> None:
+        """As `dtx.store.contract.MessageStore` says."""
+        found = {message: payload for message in messages if (payload := self._payload(message)) is not None}
+        self._deliver(lambda: done(found, None))
+
+    def fetch_chunk(self, message: int, number: int, done: Callable[[bytes | None, StoreError | None], None]) -> None:
+        """As `dtx.store.contract.MessageStore` says."""
+        piece = self._disk.pieces.get(message, {}).get(number)
+        self._deliver(lambda: done(piece, None))
+
+    def close(self) -> None:
+        """As `dtx.store.contract.MessageStore` says."""
+        self._force()

@@ -1,0 +1,148 @@
+"""SqlStore: messages and branches in SQLite or PostgreSQL, by URL; one thread writes, another one reads."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import delete, insert, inspect, select, update
+
+from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreDamaged, StoreError
+from dtx.store.databases import FAILURES, open_database
+from dtx.store.reading import PayloadCache, Reader
+from dtx.store.restoring import RestoredFromSql
+from dtx.store.schema import CHUNKS, MESSAGE, META, METADATA, VERSION, Statements
+from dtx.store.writing import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sqlalchemy import Connection
+
+    from dtx.store.contract import Batch
+    from dtx.store.databases import Database
+    from dtx.store.reading import ChunkFetched, Fetched
+    from dtx.store.writing import Submitted
+
+CACHE_OCTETS: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What an open store has."""
+
+    database: Database
+    writer: Writer
+    reader: Reader
+
+
+class SqlStore:
+    """As `dtx.store.contract.MessageStore` says. `hook` is called in the writing thread at each `Step`."""
+
+    def __init__(
+        self,
+        url: str,
+        deliver: Callable[[Callable[[], None]], object],
+        hook: Callable[[Step], None] = lambda _: None,
+        cache_octets: int = CACHE_OCTETS,
+    ) -> None:
+        self._url = url
+        self._deliver = deliver
+        self._hook = hook
+        self._cache = PayloadCache(cache_octets)
+        self._opened: _Opened | None = None
+        self.waiting_octets = 0
+        self.first_number = 0
+        self.groups = 0
+
+    def open(self) -> RestoredFromSql:
+        """As `dtx.store.contract.MessageStore` says."""
+        if self._opened is not None:
+            raise StoreError("this store is open already")
+        database = open_database(self._url)
+        try:
+            connection = database.writer()
+            self.first_number = _prepare_tables(connection) * NUMBERS_PER_OPENING
+            restored = RestoredFromSql(database.reader())
+            statements = Statements(connection.dialect)
+            reader = Reader(database.reader(), statements, self._deliver)
+            writer = Writer(database.transactions(connection), statements, self._hook, self._written)
+        except StoreError:
+            database.close()
+            raise
+        except FAILURES as error:
+            database.close()
+            raise _opening_error(error) from error
+        self._opened = _Opened(database, writer, reader)
+        return restored
+
+    @property
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            raise StoreError("this store is not open")
+        return self._opened
+
+    def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
+        """As `dtx.store.contract.MessageStore` says."""
+        self._open.writer.submit(batch, done)
+        self.waiting_octets += batch.octets
+
+    def _written(self, group: list[Submitted], error: StoreError | None) -> None:
+        """Called in the writing thread, once per group."""
+        self._deliver(lambda: self._completed(group, error))
+
+    def _completed(self, group: list[Submitted], error: StoreError | None) -> None:
+        self.groups += 1
+        for batch, done in group:
+            self.waiting_octets -= batch.octets
+            if error is None:
+                self._cache.add(batch.payloads)
+                for message in batch.dequeues:
+                    self._cache.drop(message)
+            done(error)
+
+    def cached(self, message: int) -> bytes | None:
+        """As `dtx.store.contract.MessageStore` says."""
+        return self._cache.get(message)
+
+    def fetch(self, messages: Sequence[int], done: Fetched) -> None:
+        """As `dtx.store.contract.MessageStore` says."""
+        self._open.reader.fetch(messages, done)
+
+    def fetch_chunk(self, message: int, number: int, done: ChunkFetched) -> None:
+        """As `dtx.store.contract.MessageStore` says."""
+        self._open.reader.fetch_chunk(message, number, done)
+
+    def close(self) -> None:
+        """As `dtx.store.contract.MessageStore` says."""
+        if self._opened is None:
+            return
+        opened, self._opened = self._opened, None
+        opened.writer.close()
+        opened.reader.close()
+        opened.database.close()
+
+
+def _prepare_tables(connection: Connection) -> int:
+    """Makes the tables where there are none, drops what an earlier process left unfinished, and counts this
+    opening; all in one transaction."""
+    with connection.begin():
+        if not inspect(connection).has_table(META.name):
+            METADATA.create_all(connection)
+            connection.execute(insert(META), [{"name": "version", "value": VERSION}, {"name": "openings", "value": 0}])
+        facts = {row.name: row.value for row in connection.execute(select(META))}
+        if facts.get("version") != VERSION:
+            raise StoreDamaged(f"the store has tables of version {facts.get('version')}, not {VERSION}")
+        openings: int = facts["openings"] + 1
+        connection.execute(update(META).where(META.c.name == "openings").values(value=openings))
+        connection.execute(delete(CHUNKS).where(CHUNKS.c.message.not_in(select(MESSAGE.c.number))))
+    return openings
+
+
+def _opening_error(error: Exception) -> StoreError:
+    original = getattr(error, "orig", error)
+    code = getattr(original, "sqlite_errorcode", None)
+    if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+        return StoreDamaged(f"the store is no database of ours, or damaged: {original}")
+    return StoreError(f"the store can't be opened: {original}")

@@ -1,0 +1,128 @@
+"""The thread that writes for a SQL store: group commit.
+
+1. It takes everything that waits at this moment, up to GROUP_OCTETS, and carries it out in one transaction.
+2. It commits: this is the force, and the only one.
+3. It delivers the completion of the group to the event loop, which answers the batches in their order.
+For want of space before step 2 the group is refused; any other failure stops the store.
+"""
+
+from __future__ import annotations
+
+import threading
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from dtx.store.contract import Batch, Step, StoreError, StoreFull, StoreStopped
+from dtx.store.databases import FAILURES, is_full
+from dtx.store.group import carry_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.store.databases import Transactions
+    from dtx.store.schema import Statements
+
+    Submitted: TypeAlias = tuple[Batch, Callable[[StoreError | None], None]]
+
+GROUP_OCTETS: Final = 16 * 1024 * 1024
+GROUP_BATCHES: Final = 4096
+
+
+class Writer:
+    """The thread. `completed(group, error)` is delivered once per group."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        statements: Statements,
+        hook: Callable[[Step], None],
+        completed: Callable[[list[Submitted], StoreError | None], None],
+    ) -> None:
+        self._transactions = transactions
+        self._statements = statements
+        self._hook = hook
+        self._completed = completed
+        self._waiting: SimpleQueue[Submitted | None] = SimpleQueue()
+        self._stopped: StoreStopped | None = None
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
+        """Queues a batch."""
+        self._waiting.put((batch, done))
+
+    def close(self) -> None:
+        """Writes what waits, and ends the thread."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        group: list[Submitted] = []
+        ended = False
+        try:
+            while not ended:
+                group, ended = self._next_group()
+                if group:
+                    self._completed(group, self._force([batch for batch, _ in group]))
+                    group = []
+        finally:
+            if not ended:  # something that nobody foresaw: it is reported, and nobody waits for ever
+                self._answer_all(group)
+
+    def _next_group(self) -> tuple[list[Submitted], bool]:
+        """What waits now, at least one batch; and whether it is the last."""
+        entry = self._waiting.get()
+        group: list[Submitted] = []
+        octets = 0
+        while entry is not None:
+            group.append(entry)
+            octets += entry[0].octets
+            if octets >= GROUP_OCTETS or len(group) >= GROUP_BATCHES:
+                return group, False
+            try:
+                entry = self._waiting.get_nowait()
+            except Empty:
+                return group, False
+        return group, True
+
+    def _force(self, batches: list[Batch]) -> StoreError | None:
+        """Makes the group durable; the error that its batches are told, or None."""
+        if self._stopped is not None:
+            return self._stopped
+        try:
+            self._hook(Step.BEFORE_WRITE)
+            self._transactions.begin()
+            carry_out(batches, self._transactions, self._statements)
+            self._hook(Step.WRITTEN)
+        except FAILURES as error:
+            return self._not_written(error)
+        try:
+            self._transactions.commit()  # the force: what the batches tell is durable from here on
+        except FAILURES as error:
+            return self._stop(f"a force failed: {error}")
+        self._hook(Step.FORCED)
+        return None
+
+    def _not_written(self, error: Exception) -> StoreError:
+        """The answer to a group that failed before its force."""
+        if not is_full(error):
+            return self._stop(f"a write failed: {error}")
+        try:
+            self._transactions.rollback()
+        except FAILURES as failure:
+            return self._stop(f"after {error}: {failure}")
+        return StoreFull(f"no space in the store: {error}")
+
+    def _stop(self, reason: str) -> StoreStopped:
+        self._stopped = StoreStopped(f"the store has stopped, open it again: {reason}")
+        return self._stopped
+
+    def _answer_all(self, group: list[Submitted]) -> None:
+        stopped = self._stop("its writing thread ended unexpectedly")
+        entry: Submitted | None = None
+        while True:
+            self._completed(group, stopped)
+            entry = self._waiting.get()
+            if entry is None:
+                return
+            group = [entry]

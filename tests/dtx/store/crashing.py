@@ -1,0 +1,83 @@
+"""A process that works on a store, says on stdout what was answered, and kills itself at one step of one force.
+
+Arguments: URL, name of the step, and the force (from 1) at which it dies. Lines: `first <number>`, then `kept
+<name>` for each batch that was answered. The history is `WORK`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Final
+
+from dtx.store.contract import PENDING, Batch, Step, StoreError
+from dtx.store.sql import SqlStore
+from tests.dtx.store.stores import Loop
+from xa import Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+QUEUE: Final = 1
+OTHER: Final = 2
+XID: Final = Xid(7, b"gtrid", b"bqual")
+BRANCH: Final = 50
+
+
+def _posted(first: int) -> Batch:
+    batch = Batch()
+    batch.create_queue(QUEUE, "orders")
+    for number in (1, 2):
+        batch.enqueue(first + number, QUEUE, first + number, b"%d" % number)
+    return batch
+
+
+def _prepared(first: int) -> Batch:
+    batch = Batch()
+    batch.enqueue(first + 3, OTHER, PENDING, b"3")
+    batch.prepare(first + BRANCH, XID, "me", 1, enqueues=[first + 3], dequeues=[(first + 1, b"")])
+    return batch
+
+
+def _committed(first: int) -> Batch:
+    batch = Batch()
+    batch.finish(first + BRANCH)
+    batch.dequeue(first + 1, 1)
+    batch.place(first + 3, OTHER, first + 9, 0)
+    return batch
+
+
+WORK: Final[tuple[Callable[[int], Batch], ...]] = (_posted, _prepared, _committed)
+
+
+def say(*words: object) -> None:
+    """One line."""
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+def main(url: str, step: str, force: int) -> None:
+    """Works until it dies."""
+    forces = 0
+
+    def hook(at: Step) -> None:
+        nonlocal forces
+        forces += at is Step.BEFORE_WRITE
+        if forces == force and at is Step[step]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    loop = Loop()
+    store = SqlStore(url, loop.deliver, hook)
+    store.open()
+    say("first", store.first_number)
+    for make in WORK:
+        answers: list[StoreError | None] = []
+        store.submit(make(store.first_number), answers.append)
+        loop.until(lambda answers=answers: answers)  # type: ignore[misc]
+        assert answers == [None]
+        say("kept", make.__name__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

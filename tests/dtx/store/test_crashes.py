@@ -1,0 +1,69 @@
+"""kill -9 at every named step of the SQL store: what was forced is there, what was not is not, nothing is half."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dtx.store.contract import Step
+from dtx.store.memory import Disk
+from tests.dtx.store.crashing import WORK
+from tests.dtx.store.stores import Place, state
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("force", range(1, len(WORK) + 1))
+@pytest.mark.parametrize("step", list(Step))
+def test_a_kill_leaves_what_was_forced_and_nothing_else(
+    sql_place: Place, pytestconfig: pytest.Config, step: Step, force: int
+) -> None:
+    died = subprocess.run(
+        [sys.executable, "-m", "tests.dtx.store.crashing", str(sql_place.where), step.name, str(force)],
+        cwd=pytestconfig.rootpath,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert died.returncode == -9, died.stderr
+    said = [line.split() for line in died.stdout.splitlines()]
+    first = int(said[0][1])
+    kept = [name for word, name in said[1:] if word == "kept"]
+    assert kept == [make.__name__ for make in WORK[: force - 1]], "answered before it was forced"
+
+    durable = force if step is Step.FORCED else force - 1
+    reference = Place(Disk())
+    simple = reference.open()
+    for make in WORK[:durable]:
+        simple.keep(make(first))
+    restored, expected = sql_place.open(), reference.open()
+    assert state(restored.restored) == state(expected.restored)
+    assert restored.first > first
+
+    for make in WORK[durable:]:  # and the work goes on from there
+        restored.keep(make(first))
+        expected.keep(make(first))
+    again, expected = sql_place.open(), reference.open()
+    assert state(again.restored) == state(expected.restored)
+    assert again.fetch(first + 1, first + 2, first + 3) == expected.fetch(first + 1, first + 2, first + 3)
+
+
+def test_a_second_process_is_kept_out_and_told_by_whom(sqlite_place: Place, tmp_path: Path) -> None:
+    sqlite_place.open()
+    second = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; from dtx.store.sql import SqlStore; SqlStore(sys.argv[1], print).open()",
+            f"sqlite:///{tmp_path}/store.db",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert "StoreLocked: the store is in use by process " in second.stderr

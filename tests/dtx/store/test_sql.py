@@ -1,0 +1,292 @@
+"""The SQL store: group commit, failures, opening, and what it keeps in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dtx.store.contract import (
+    Batch,
+    Step,
+    StoreDamaged,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    StoreStopped,
+)
+from dtx.store.sql import SqlStore
+from tests.dtx.store.stores import WAIT_S, Loop, Opened, Place, enqueued
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+
+QUEUE = 1
+
+
+def test_all_that_waits_shares_one_force(sql_place: Place) -> None:
+    """While the first batch is being written, forty others come: they are one group."""
+    release, arrived = threading.Event(), threading.Event()
+
+    def hook(step: Step) -> None:
+        if step is Step.BEFORE_WRITE and not arrived.is_set():
+            arrived.set()
+            assert release.wait(WAIT_S)
+
+    opened = sql_place.open(hook)
+    answers: list[tuple[int, StoreError | None]] = []
+    store = opened.store
+    assert isinstance(store, SqlStore)
+    for number in range(1, 42):
+        batch = enqueued([number], QUEUE)
+        store.submit(batch, lambda error, number=number: answers.append((number, error)))  # type: ignore[misc]
+        if number == 1:
+            assert arrived.wait(WAIT_S)
+    release.set()
+    opened.loop.until(lambda: len(answers) == 41)
+    assert answers == [(number, None) for number in range(1, 42)]
+    assert store.groups == 2
+    assert len(list(sql_place.open().restored.messages())) == 41
+
+
+def test_nobody_is_answered_before_the_force(sql_place: Place) -> None:
+    """The writer stands between write and force: nothing is delivered, and a reader sees nothing."""
+    written, release = threading.Event(), threading.Event()
+
+    def hook(step: Step) -> None:
+        if step is Step.WRITTEN:
+            written.set()
+            assert release.wait(WAIT_S)
+
+    opened = sql_place.open(hook)
+    answers: list[StoreError | None] = []
+    opened.store.submit(enqueued([1], QUEUE), answers.append)
+    assert written.wait(WAIT_S)
+    assert opened.fetch(1) == {}
+    assert answers == []
+    release.set()
+    opened.loop.until(lambda: answers)
+    assert opened.fetch(1) == {1: b"payload"}
+
+
+def test_a_full_store_refuses_and_goes_on(sqlite_place: Place) -> None:
+    opened = sqlite_place.open()
+    opened.keep(enqueued(range(1, 100), QUEUE, b"x" * 1000))
+    store = opened.store
+    assert isinstance(store, SqlStore)
+    cursor = store._open.writer._transactions._cursor
+    (pages,) = cursor.execute("PRAGMA page_count").fetchone()
+    cursor.execute(f"PRAGMA max_page_count = {pages}")
+
+    (error,) = opened.submit(enqueued(range(100, 300), QUEUE, b"x" * 1000))
+    assert type(error) is StoreFull
+    batch = Batch()
+    for number in range(1, 60):
+        batch.dequeue(number, 1000)
+    opened.keep(batch)
+    opened.keep(enqueued(range(300, 320), QUEUE, b"y" * 1000))
+    left = [facts.number for facts in sqlite_place.open().restored.messages()]
+    assert left == [*range(60, 100), *range(300, 320)]
+
+
+FAILING_FORCE = """
+import json, resource, sys
+from dtx.store.contract import Step
+from tests.dtx.store.stores import Loop, Opened, enqueued
+from dtx.store.sql import SqlStore
+
+def hook(step):
+    global forces
+    if step is Step.WRITTEN:
+        forces += 1
+        if forces == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, -1))
+
+forces = 0
+loop = Loop()
+opened = Opened(SqlStore(sys.argv[1], loop.deliver, hook), loop)
+answers = []
+for batch in (enqueued([1], 1), enqueued([2], 1), enqueued([3], 1)):
+    answers += opened.submit(batch)
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+answers += opened.submit(enqueued([4], 1))
+print(json.dumps([[type(answer).__name__, str(answer)] for answer in answers]))
+"""
+
+
+def test_a_failed_force_stops_the_store(sqlite_place: Place, pytestconfig: pytest.Config) -> None:
+    """The operating system refuses to write at the second force: this and all later batches are told so, also
+    when writing would work again, until the store is opened anew."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING_FORCE, str(sqlite_place.where)],
+        cwd=pytestconfig.rootpath,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers = json.loads(done.stdout)
+    assert [kind for kind, _ in answers] == ["NoneType", "StoreStopped", "StoreStopped", "StoreStopped"]
+    assert answers[1][1].startswith("the store has stopped, open it again: a force failed")
+    assert answers[3] == answers[1]
+    assert [facts.number for facts in sqlite_place.open().restored.messages()] == [1]
+
+
+def test_a_lost_database_stops_the_store(postgres: Postgres) -> None:
+    def hook(step: Step) -> None:
+        if step is Step.WRITTEN and armed.is_set():
+            postgres.kill()
+
+    armed = threading.Event()
+    place = Place(postgres.create_database())
+    opened = place.open(hook)
+    opened.keep(enqueued([1], QUEUE))
+    armed.set()
+    answers = opened.submit(enqueued([2], QUEUE)) + opened.submit(enqueued([3], QUEUE))
+    assert [type(answer) for answer in answers] == [StoreStopped, StoreStopped]
+    place.close()
+    postgres.start()
+    again = place.open()
+    assert [facts.number for facts in again.restored.messages()] == [1]
+    place.close()
+
+
+def test_an_unforeseen_error_in_the_writer_leaves_nobody_waiting(sqlite_place: Place) -> None:
+    class BugError(Exception):
+        pass
+
+    def hook(step: Step) -> None:
+        if step is Step.WRITTEN:
+            raise BugError
+
+    reported: list[threading.ExceptHookArgs] = []
+    before, threading.excepthook = threading.excepthook, reported.append
+    try:
+        opened = sqlite_place.open(hook)
+        answers = opened.submit(enqueued([1], QUEUE)) + opened.submit(enqueued([2], QUEUE))
+        sqlite_place.close()
+    finally:
+        threading.excepthook = before
+    assert [type(answer) for answer in answers] == [StoreStopped, StoreStopped]
+    assert [report.exc_type for report in reported] == [BugError]
+    assert list(sqlite_place.open().restored.messages()) == []
+
+
+def test_one_process_has_the_store(sql_place: Place) -> None:
+    sql_place.open()
+    with pytest.raises(StoreLocked, match="in use"):
+        Place(sql_place.where).open()
+    sql_place.close()
+    sql_place.open()
+
+
+def test_what_is_not_ours_is_not_opened(tmp_path: Path) -> None:
+    file = tmp_path / "store.db"
+    file.write_bytes(b"not a database at all, but a text of some length. " * 100)
+    with pytest.raises(StoreDamaged, match="not a database"):
+        Place(f"sqlite:///{file}").open()
+
+
+def test_tables_of_another_version_are_not_opened(sqlite_place: Place) -> None:
+    opened = sqlite_place.open()
+    store = opened.store
+    assert isinstance(store, SqlStore)
+    store._open.writer._transactions._cursor.execute("UPDATE dtx_meta SET value = 99 WHERE name = 'version'")
+    with pytest.raises(StoreDamaged, match="version 99, not 1"):
+        sqlite_place.open()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("nonsense", "no URL of a store"),
+        ("mysql://host/name", "not in mysql"),
+        ("sqlite://", "needs a file"),
+        ("sqlite:////proc/store.db", "can't be opened"),
+        ("postgresql://nobody@127.0.0.1:1/none", "can't be opened"),
+    ],
+)
+def test_a_wrong_url_is_told_in_a_sentence(url: str, says: str) -> None:
+    with pytest.raises(StoreError, match=says):
+        Place(url).open()
+
+
+def test_a_closed_store_says_so(sqlite_place: Place) -> None:
+    opened = sqlite_place.open()
+    sqlite_place.close()
+    with pytest.raises(StoreError, match="not open"):
+        opened.store.submit(Batch(), print)
+
+
+def test_closing_forces_what_waits(sql_place: Place) -> None:
+    opened = sql_place.open()
+    for number in range(1, 200):
+        opened.store.submit(enqueued([number], QUEUE), lambda _: None)
+    assert len(list(sql_place.open().restored.messages())) == 199
+
+
+def test_the_file_is_the_owners_and_forced_at_every_commit(sqlite_place: Place, tmp_path: Path) -> None:
+    opened = sqlite_place.open()
+    assert (tmp_path / "store.db").stat().st_mode & 0o077 == 0
+    store = opened.store
+    assert isinstance(store, SqlStore)
+    cursor = store._open.writer._transactions._cursor
+    assert cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert cursor.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_payloads_leave_memory_with_the_force(sqlite_place: Place) -> None:
+    """20 MB go through a store whose cache may hold 1 MB."""
+    loop = Loop()
+    opened = Opened(SqlStore(str(sqlite_place.where), loop.deliver, cache_octets=1_000_000), loop)
+    opened.keep(enqueued([1], QUEUE))
+    tracemalloc.start()
+    try:
+        for first in range(100, 300, 10):
+            batch = Batch()
+            for number in range(first, first + 10):
+                batch.enqueue(number, QUEUE, number, os.urandom(100_000))
+            opened.keep(batch)
+            del batch
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2_000_000
+    kept = [number for number in range(100, 300) if opened.store.cached(number) is not None]
+    assert kept == [*range(290, 300)]
+    opened.store.close()
+
+
+def test_a_dequeued_payload_leaves_the_cache(sqlite_place: Place) -> None:
+    opened = sqlite_place.open()
+    opened.keep(enqueued([1, 2], QUEUE))
+    assert opened.store.cached(1) == b"payload"
+    batch = Batch()
+    batch.dequeue(1, 7)
+    opened.keep(batch)
+    assert opened.store.cached(1) is None
+    assert opened.store.cached(2) == b"payload"
+
+
+def test_restoring_reads_no_payload(sqlite_place: Place) -> None:
+    """40 MB of payloads stand in the store; opening it takes a small part of that, however it is read."""
+    opened = sqlite_place.open()
+    for first in range(1, 401, 50):
+        opened.keep(enqueued(range(first, first + 50), QUEUE, os.urandom(100_000)))
+    sqlite_place.close()
+    tracemalloc.start()
+    try:
+        again = sqlite_place.open()
+        count = sum(1 for _ in again.restored.messages())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert count == 400
+    assert peak < 3_000_000
