@@ -6,14 +6,16 @@ name of a figure means nesting. Every object carries the facts of the machine un
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from bench.machine import machine_facts
+
+if TYPE_CHECKING:
+    import argparse
 
 SUMMARY: Final = "run a benchmark"
 
@@ -49,7 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     for name in names:
         benchmark = cast("Benchmark", import_module(BENCHMARKS[name]))
         print(f"{name}: {benchmark.SUMMARY}", file=sys.stderr)
-        results[name] = {"benchmark": name, "machine": machine_facts(), **benchmark.measure(quick=arguments.quick)}
+        results[name] = {
+            "benchmark": name,
+            "machine": machine_facts(),
+            **benchmark.measure(quick=arguments.quick),
+        }
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
             (arguments.out / f"{name}.json").write_text(json.dumps(results[name], indent=1) + "\n")

@@ -1,1 +1,51 @@
-"""The transaction manager."""
+"""The transaction manager: begin, enlist, commit; decision logs, recovery, and the TX interface."""
+
+from tm.config import Configuration, configuration_from
+from tm.manager import TransactionManager
+from tm.outcome import (
+    HeuristicCommitted,
+    HeuristicHazard,
+    HeuristicMixed,
+    HeuristicOutcomeError,
+    HeuristicRolledBack,
+    ManagerUnusable,
+    Outcome,
+    OutcomeUnknown,
+    ProtocolMisuse,
+    Reason,
+    RolledBack,
+    TransactionError,
+    Verdict,
+)
+from tm.propagation import Propagation
+from tm.recovery import Action, Finding, Report
+from tm.resources import ConfigurationError, ResourceConfig
+from tm.states import GlobalState
+from tm.transaction import Transaction
+
+__all__ = [
+    "Action",
+    "Configuration",
+    "ConfigurationError",
+    "Finding",
+    "GlobalState",
+    "HeuristicCommitted",
+    "HeuristicHazard",
+    "HeuristicMixed",
+    "HeuristicOutcomeError",
+    "HeuristicRolledBack",
+    "ManagerUnusable",
+    "Outcome",
+    "OutcomeUnknown",
+    "Propagation",
+    "ProtocolMisuse",
+    "Reason",
+    "Report",
+    "ResourceConfig",
+    "RolledBack",
+    "Transaction",
+    "TransactionError",
+    "TransactionManager",
+    "Verdict",
+    "configuration_from",
+]

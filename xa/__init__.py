@@ -1,7 +1,7 @@
 """The X/Open XA contract: Xid, flags, codes, errors, state tables, ResourceManager. Pure; imports nothing of ours."""
 
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, AxCode, Code
-from xa.control import ThreadOfControl, entered, thread_of_control
+from xa.control import ThreadOfControl, entered, switch_control, thread_of_control
 from xa.deciding import DecidingResource, DecisionRecord
 from xa.errors import (
     EXCEPTIONS,
@@ -87,6 +87,7 @@ __all__ = [
     "flag_names",
     "log_prefix",
     "node_prefix",
+    "switch_control",
     "thread_of_control",
     "xa_error",
 ]

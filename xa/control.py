@@ -7,12 +7,8 @@ with transactions of their own are apart, and a worker thread that acts for a ta
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Final
 
 
 class ThreadOfControl:
@@ -21,7 +17,7 @@ class ThreadOfControl:
     __slots__ = ("__weakref__",)
 
 
-_CURRENT: Final[ContextVar[ThreadOfControl]] = ContextVar("xabridge_thread_of_control")
+_CURRENT: Final[ContextVar[ThreadOfControl | None]] = ContextVar("xabridge_thread_of_control")
 
 
 def thread_of_control() -> ThreadOfControl:
@@ -33,11 +29,25 @@ def thread_of_control() -> ThreadOfControl:
     return control
 
 
-@contextmanager
-def entered(control: ThreadOfControl) -> Iterator[ThreadOfControl]:
+def switch_control(control: ThreadOfControl | None) -> ThreadOfControl | None:
+    """Makes `control` the calling thread of control until further notice (None: a new one, when somebody asks);
+    the one it was before, if any."""
+    before = _CURRENT.get(None)
+    _CURRENT.set(control)
+    return before
+
+
+class entered:  # noqa: N801 — used as a context manager, named for how it reads
     """Inside the block, `control` is the calling thread of control."""
-    token = _CURRENT.set(control)
-    try:
-        yield control
-    finally:
-        _CURRENT.reset(token)
+
+    __slots__ = ("_before", "_control")
+
+    def __init__(self, control: ThreadOfControl) -> None:
+        self._control = control
+
+    def __enter__(self) -> ThreadOfControl:
+        self._before = switch_control(self._control)
+        return self._control
+
+    def __exit__(self, *_: object) -> None:
+        switch_control(self._before)

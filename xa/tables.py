@@ -118,10 +118,7 @@ ASSOCIATION: Final = Machine(
             for verb in (AssociationVerb.OPEN, AssociationVerb.RECOVER)
             for state in (T0, T1, T2)
         ),
-        *(
-            Row(verb, RMFAIL, (T0, T1, T2), T0, _GONE)
-            for verb in (AssociationVerb.OPEN, AssociationVerb.RECOVER)
-        ),
+        *(Row(verb, RMFAIL, (T0, T1, T2), T0, _GONE) for verb in (AssociationVerb.OPEN, AssociationVerb.RECOVER)),
         Row(AssociationVerb.CLOSE, OK, (T0, T2), T0, "6-2 (to R0); a suspended association is lost with it"),
         Row(AssociationVerb.CLOSE, RMERR, (T0,), T0, "xa_close, text: on an error the RM stays initialised"),
         Row(AssociationVerb.CLOSE, RMERR, (T2,), T2, "xa_close, text: on an error the RM stays initialised"),
@@ -162,6 +159,7 @@ class RegistrationVerb(Enum):
     SUSPEND = "xa_end(TMSUSPEND)"
     END = "xa_end(TMSUCCESS)"
     END_FAIL = "xa_end(TMFAIL)"
+    LOSE = "thread of control or its connection lost"
     OPEN = "xa_open"
     RECOVER = "xa_recover"
     CLOSE = "xa_close"
@@ -172,6 +170,10 @@ _REGISTRATION_ROWS: Final = (
     Row(RegistrationVerb.REGISTER, OK, (D0,), D1, "6-3"),
     Row(RegistrationVerb.REGISTER_NULL, OK, (D0,), D3, "6-3"),
     Row(RegistrationVerb.REGISTER_RESUME, OK, (D2,), D1, "6-3"),
+    Row(RegistrationVerb.REGISTER, RB, (D0,), D0, "6-4, xa_start → [XA_RB], which counts for ax_reg too"),
+    Row(RegistrationVerb.REGISTER, RMERR, (D0,), D0, "xa_start, text: no association is made"),
+    Row(RegistrationVerb.REGISTER_RESUME, RB, (D2,), D0, "6-2, xa_start(TMRESUME) → [XA_RB], for ax_reg too"),
+    Row(RegistrationVerb.REGISTER_RESUME, RMERR, (D2,), D2, "xa_start, text: no association is made"),
     Row(RegistrationVerb.UNREGISTER, OK, (D3,), D0, "6-3"),
     Row(RegistrationVerb.SUSPEND, OK, (D1,), D2, "6-3"),
     Row(RegistrationVerb.SUSPEND, RB, (D1,), D0, "6-3"),
@@ -179,12 +181,18 @@ _REGISTRATION_ROWS: Final = (
     Row(RegistrationVerb.END, RB, (D1, D2), D0, "6-3; 6-4, xa_end → [XA_RB]"),
     Row(RegistrationVerb.END_FAIL, OK, (D1, D2), D0, "6-3"),
     Row(RegistrationVerb.END_FAIL, RB, (D1, D2), D0, "6-3; 6-4, xa_end → [XA_RB]"),
+    Row(RegistrationVerb.SUSPEND, RMERR, (D1,), D0, "xa_end, text: the thread is dissociated"),
+    Row(RegistrationVerb.END, RMERR, (D1, D2), D0, "xa_end, text: the thread is dissociated"),
+    Row(RegistrationVerb.END_FAIL, RMERR, (D1, D2), D0, "xa_end, text: the thread is dissociated"),
+    Row(RegistrationVerb.LOSE, OK, (D1, D2, D3), D0, "design, rule 1: a lost thread holds no association"),
     *(
         Row(verb, OK, (state,), state, "6-3")
         for verb in (RegistrationVerb.OPEN, RegistrationVerb.RECOVER)
         for state in (D0, D1, D2, D3)
     ),
-    Row(RegistrationVerb.CLOSE, OK, (D0, D2), D0, "6-3 (to R0)"),
+    Row(RegistrationVerb.CLOSE, OK, (D0, D2), D0, "6-3 (to R0); a suspended association is lost with it"),
+    Row(RegistrationVerb.CLOSE, RMERR, (D0,), D0, "xa_close, text: on an error the RM stays initialised"),
+    Row(RegistrationVerb.CLOSE, RMERR, (D2,), D2, "xa_close, text: on an error the RM stays initialised"),
     Row(RegistrationVerb.SUSPEND, RMFAIL, (D1,), D0, _GONE),
     Row(RegistrationVerb.END, RMFAIL, (D1, D2), D0, _GONE),
     Row(RegistrationVerb.END_FAIL, RMFAIL, (D1, D2), D0, _GONE),
@@ -201,12 +209,15 @@ REGISTRATION: Final = Machine(
     {
         **dict.fromkeys(((state, RegistrationVerb.REGISTER) for state in (D1, D2, D3)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.REGISTER_NULL) for state in (D1, D2, D3)), Code.XAER_PROTO),
-        **dict.fromkeys(((state, RegistrationVerb.REGISTER_RESUME) for state in (D0, D1, D3)), Code.XAER_PROTO),
+        **dict.fromkeys(
+            ((state, RegistrationVerb.REGISTER_RESUME) for state in (D0, D1, D3)), Code.XAER_PROTO
+        ),
         **dict.fromkeys(((state, RegistrationVerb.UNREGISTER) for state in (D0, D1, D2)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.SUSPEND) for state in (D0, D2, D3)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.END) for state in (D0, D3)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.END_FAIL) for state in (D0, D3)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.CLOSE) for state in (D1, D3)), Code.XAER_PROTO),
+        (D0, RegistrationVerb.LOSE): Code.XAER_PROTO,
     },
 )
 

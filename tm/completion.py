@@ -1,0 +1,316 @@
+"""The two-phase commitment of one global transaction, as a generator without I/O.
+
+commit():
+ 1. End every association. A branch that can't be ended refuses.
+ 2. One branch and nobody else: commit it in one phase.
+ 3. Prepare all branches but the decider's, overlapped. A refusal rolls back what is left.
+ 4. Nobody has anything to commit: done (the decider commits in one phase). One prepared branch and no
+    decider: no decision is needed, the branch's own commit is it.
+ 5. Make the decision durable: in the log, or in the decider together with its work. THE COMMIT POINT.
+ 6. Commit the prepared branches, overlapped. What can't be told now is left to recovery.
+ 7. Note that the decision has ended, lazily, if nobody is left.
+
+rollback(): end every association with failure, roll back every branch. Nothing is logged: what can't be told
+now is presumed rolled back by recovery.
+
+Every answer means what `tm.verdicts.MEANING` says. The state moves by `tm.states.GLOBAL` only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from tm.effects import Call, Decide, Effect, End, Force, Note, Pause, code_of
+from tm.log import Branch, Decision, Heuristic, LogStopped
+from tm.outcome import Outcome, Reason, Verdict
+from tm.states import GLOBAL, GlobalState, GlobalVerb
+from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
+from xa import TMFAIL, TMNOFLAGS, TMONEPHASE, TMSUCCESS
+from xa.machine import advance
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Sequence
+
+    from tm.effects import Answer
+    from tm.log import LogError
+
+Steps: TypeAlias = "Generator[Effect, Any, Outcome]"
+
+COMMIT_PAUSES_S: Final = (0.01, 0.1)
+"""How long to wait before each further try to commit a branch that could not be told, before recovery takes it."""
+
+_AGREES: Final = {
+    Verb.COMMIT: Meaning.HEUR_COMMITTED,
+    Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK,
+}
+
+
+class Completion:
+    """One transaction on its way to its outcome. `branches` are its branches, the decider's not among them;
+    `associations` are the (resource, xid) pairs still associated, in the order in which they were made."""
+
+    __slots__ = ("associations", "branches", "damage", "decider", "gtrid", "pending", "reasons", "state")
+
+    def __init__(
+        self,
+        gtrid: bytes,
+        branches: Sequence[Branch],
+        associations: Sequence[Branch],
+        decider: Branch | None = None,
+        state: GlobalState = GlobalState.ACTIVE,
+    ) -> None:
+        self.gtrid = gtrid
+        self.branches = tuple(branches)
+        self.associations = tuple(associations)
+        self.decider = decider
+        self.state = state
+        self.reasons: list[Reason] = []
+        self.damage: list[tuple[Branch, Meaning]] = []
+        self.pending: list[Branch] = []
+
+    # --- the two ways ---------------------------------------------------------------------------------------
+
+    def commit(self) -> Steps:
+        """Commits, unless the transaction is marked rollback-only or somebody refuses."""
+        if self.state is GlobalState.MARKED:
+            return (yield from self.rollback())
+        self._move(GlobalVerb.COMMIT)
+        if self.associations:
+            answers = yield Call(Verb.END, self.associations, TMSUCCESS)
+            if self._refusals(Verb.END, self.associations, answers):
+                return (yield from self._refuse(self._everybody()))
+        if self.decider is None and len(self.branches) == 1:
+            return (yield from self._one_phase(self.branches[0]))
+        answers = (yield Call(Verb.PREPARE, self.branches)) if self.branches else []
+        yes, left = self._votes(answers)
+        if self.reasons:
+            return (yield from self._refuse(left + self._decider()))
+        if self.decider is not None:
+            return (yield from self._decide_there(self.decider, yes))
+        if not yes:
+            return self._finish(GlobalVerb.NO_WORK, Verdict.COMMITTED, decided=True)
+        if len(yes) == 1:
+            return (yield from self._commit_alone(yes[0]))
+        return (yield from self._decide_here(yes))
+
+    def rollback(self, *reasons: Reason) -> Steps:
+        """Rolls back."""
+        self.reasons += reasons
+        self._move(GlobalVerb.ROLLBACK)
+        if self.associations:
+            yield Call(Verb.END, self.associations, TMFAIL)
+        return (yield from self._roll_back(self._everybody()))
+
+    # --- before the decision --------------------------------------------------------------------------------
+
+    def _everybody(self) -> tuple[Branch, ...]:
+        return self.branches + self._decider()
+
+    def _decider(self) -> tuple[Branch, ...]:
+        return (self.decider,) if self.decider is not None else ()
+
+    def _refusals(self, verb: Verb, branches: Iterable[Branch], answers: Iterable[Answer]) -> bool:
+        row = MEANING[verb]
+        for branch, answer in zip(branches, answers, strict=True):
+            if row[code_of(answer)] is not Meaning.DONE:
+                self.reasons.append(Reason(branch, answer))
+        return bool(self.reasons)
+
+    def _votes(self, answers: Iterable[Answer]) -> tuple[tuple[Branch, ...], tuple[Branch, ...]]:
+        """Who voted yes; who has a branch left, to be committed or rolled back."""
+        yes: list[Branch] = []
+        left: list[Branch] = []
+        row = MEANING[Verb.PREPARE]
+        for branch, answer in zip(self.branches, answers, strict=True):
+            meaning = row[code_of(answer)]
+            if meaning is Meaning.DONE:
+                yes.append(branch)
+                left.append(branch)
+            elif meaning is not Meaning.READ_ONLY:
+                self.reasons.append(Reason(branch, answer))
+                if meaning is not Meaning.ROLLED_BACK:
+                    left.append(branch)
+        return tuple(yes), tuple(left)
+
+    def _refuse(self, left: tuple[Branch, ...]) -> Steps:
+        self._move(GlobalVerb.REFUSE)
+        return (yield from self._roll_back(left))
+
+    def _one_phase(self, branch: Branch) -> Steps:
+        (answer,) = yield Call(Verb.COMMIT_ONE_PHASE, (branch,), TMONEPHASE)
+        meaning = MEANING[Verb.COMMIT_ONE_PHASE][code_of(answer)]
+        if meaning is Meaning.DONE:
+            return self._finish(GlobalVerb.ONE_PHASE, Verdict.COMMITTED, decided=True)
+        self.reasons.append(Reason(branch, answer))
+        if meaning is Meaning.ROLLED_BACK:
+            return (yield from self._refuse(()))
+        if meaning is Meaning.REFUSED:
+            return (yield from self._refuse((branch,)))
+        if meaning is Meaning.LATER:
+            return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
+        return (yield from self._alone_on_its_own(branch, meaning))
+
+    def _alone_on_its_own(self, branch: Branch, meaning: Meaning) -> Steps:
+        """The only branch that had anything to commit was completed on its own."""
+        yield from self._hurt(Verb.COMMIT, branch, meaning)
+        if not self.damage:
+            return self._finish(GlobalVerb.ONE_PHASE, Verdict.COMMITTED, decided=True)
+        return self._finish(GlobalVerb.DAMAGE, self._summary(0, Meaning.HEUR_COMMITTED), decided=True)
+
+    def _commit_alone(self, branch: Branch) -> Steps:
+        """One prepared branch, everybody else read-only: its own commit decides. Only when that commit's answer is
+        lost is the decision logged, so that recovery commits the branch, should it be prepared still."""
+        (answer,) = yield Call(Verb.COMMIT, (branch,))
+        meaning = MEANING[Verb.COMMIT][code_of(answer)]
+        if meaning is Meaning.DONE:
+            return self._finish(GlobalVerb.ONE_PHASE, Verdict.COMMITTED, decided=True)
+        self.reasons.append(Reason(branch, answer))
+        if meaning is Meaning.LOST_ROLLED_BACK:
+            return (yield from self._refuse(()))
+        if meaning is not Meaning.LATER:
+            return (yield from self._alone_on_its_own(branch, meaning))
+        decision = Decision(self.gtrid, (branch,))
+        refused: LogError | None = yield Force(decision)
+        if refused is not None:
+            self.reasons.append(Reason(None, refused))
+            self.pending = [branch]
+            return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
+        self._move(GlobalVerb.DECIDE)
+        return (yield from self._commit_all(decision, None, Verb.COMMIT_AGAIN))
+
+    # --- the decision ---------------------------------------------------------------------------------------
+
+    def _decide_here(self, yes: tuple[Branch, ...]) -> Steps:
+        decision = Decision(self.gtrid, yes)
+        refused: LogError | None = yield Force(decision)  # the commit point: from its return on, it is committed
+        if refused is not None:
+            self.reasons.append(Reason(None, refused))
+            if isinstance(refused, LogStopped):
+                self.pending = list(yes)
+                return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
+            return (yield from self._refuse(yes))
+        self._move(GlobalVerb.DECIDE)
+        return (yield from self._commit_all(decision, None, Verb.COMMIT))
+
+    def _decide_there(self, decider: Branch, yes: tuple[Branch, ...]) -> Steps:
+        if not yes:
+            return (yield from self._one_phase(decider))
+        decision = Decision(self.gtrid, yes)
+        answer = yield Decide(decider, decision)  # the commit point, in the decider
+        meaning = MEANING[Verb.DECIDE][code_of(answer)]
+        if meaning is Meaning.DONE:
+            self._move(GlobalVerb.DECIDE)
+            return (yield from self._commit_all(decision, decider.resource, Verb.COMMIT))
+        self.reasons.append(Reason(decider, answer))
+        if meaning is Meaning.LATER:
+            self.pending = list(yes)
+            return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
+        return (yield from self._refuse(yes if meaning is Meaning.ROLLED_BACK else (*yes, decider)))
+
+    # --- after the decision ---------------------------------------------------------------------------------
+
+    def _commit_all(self, decision: Decision, decider: str | None, verb: Verb) -> Steps:
+        answered: list[tuple[Branch, Meaning]] = []
+        asked = decision.branches
+        for pause_s in (*COMMIT_PAUSES_S, None):
+            answers = yield Call(verb, asked)
+            later: list[Branch] = []
+            row = MEANING[verb]
+            for branch, answer in zip(asked, answers, strict=True):
+                meaning = row[code_of(answer)]
+                if meaning is Meaning.LATER:
+                    later.append(branch)
+                    if pause_s is None:
+                        self.reasons.append(Reason(branch, answer))
+                else:
+                    answered.append((branch, meaning))
+            if not later:
+                break
+            if pause_s is None:
+                self.pending = later
+            else:
+                yield Pause(pause_s)
+                asked, verb = tuple(later), Verb.COMMIT_AGAIN
+        return (yield from self._settle_commit(decision, decider, answered))
+
+    def _settle_commit(
+        self, decision: Decision, decider: str | None, answered: Sequence[tuple[Branch, Meaning]]
+    ) -> Steps:
+        done = 0
+        noted = True
+        for branch, meaning in answered:
+            if meaning is Meaning.DONE:
+                done += 1
+            else:
+                noted = (yield from self._hurt(Verb.COMMIT, branch, meaning)) and noted
+                done += meaning is Meaning.HEUR_COMMITTED
+        if not self.pending and noted:
+            yield End(decision, decider)
+        if self.damage:
+            done += len(self.pending) + (decider is not None)
+            return self._finish(GlobalVerb.DAMAGE, self._summary(done, Meaning.HEUR_COMMITTED), decided=True)
+        if self.pending:
+            return self._finish(GlobalVerb.LEAVE, Verdict.UNKNOWN, decided=True)
+        return self._finish(GlobalVerb.FINISH, Verdict.COMMITTED, decided=True)
+
+    def _roll_back(self, left: tuple[Branch, ...]) -> Steps:
+        done = 0
+        if left:
+            answers = yield Call(Verb.ROLLBACK, left)
+            row = MEANING[Verb.ROLLBACK]
+            for branch, answer in zip(left, answers, strict=True):
+                meaning = row[code_of(answer)]
+                if meaning is Meaning.DONE:
+                    done += 1
+                elif meaning is Meaning.LATER:
+                    self.pending.append(branch)
+                else:
+                    yield from self._hurt(Verb.ROLLBACK, branch, meaning)
+                    done += meaning is Meaning.HEUR_ROLLED_BACK
+        if self.damage:
+            done += len(self.branches) - len(left) + len(self.pending)
+            return self._finish(GlobalVerb.DAMAGE, self._summary(done, Meaning.HEUR_ROLLED_BACK), decided=False)
+        return self._finish(GlobalVerb.FINISH, Verdict.ROLLED_BACK, decided=False)
+
+    # --- heuristics -----------------------------------------------------------------------------------------
+
+    def _hurt(self, verb: Verb, branch: Branch, meaning: Meaning) -> Generator[Effect, Any, bool]:
+        """A branch was completed on its own. What agrees with the decision is forgotten at once. What does not
+        is noted durably, and stays with the resource manager until somebody asks to forget it. Whether all that
+        was to be noted is."""
+        if meaning is _AGREES[verb]:
+            yield Call(Verb.FORGET, (branch,), TMNOFLAGS)
+            return True
+        self.damage.append((branch, meaning))
+        refused = yield Note(Heuristic(branch, HEURISTIC_CODE[meaning]))
+        return refused is None
+
+    def _summary(self, done: int, agreed: Meaning) -> Verdict:
+        """The verdict over the damage, where `done` branches did as decided (`agreed`)."""
+        meanings = {meaning for _, meaning in self.damage}
+        against = (
+            {Meaning.HEUR_ROLLED_BACK, Meaning.LOST_ROLLED_BACK}
+            if agreed is Meaning.HEUR_COMMITTED
+            else {Meaning.HEUR_COMMITTED}
+        )
+        if meanings <= against and not done:
+            return Verdict.HEUR_ROLLED_BACK if agreed is Meaning.HEUR_COMMITTED else Verdict.HEUR_COMMITTED
+        if Meaning.HEUR_MIXED in meanings or meanings & against:
+            return Verdict.MIXED
+        return Verdict.HAZARD
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def _move(self, verb: GlobalVerb) -> None:
+        self.state = advance(GLOBAL, self.state, verb)
+
+    def _finish(self, verb: GlobalVerb, verdict: Verdict, *, decided: bool | None) -> Outcome:
+        self._move(verb)
+        return Outcome(
+            self.gtrid,
+            verdict,
+            decided,
+            tuple(self.pending),
+            tuple(Heuristic(branch, HEURISTIC_CODE[meaning]) for branch, meaning in self.damage),
+            tuple(self.reasons),
+        )

@@ -1,0 +1,132 @@
+"""xabridge.toml: reading it, with errors that name the file, the key and the mend.
+
+    node = "orders-1"
+    log  = "file:///var/lib/xabridge/log"
+    timeout_s = 60
+
+    [resources]
+    broker = "amqps://orders-svc@broker:5671"
+    shop   = { url = "postgresql://orders@db/shop", mode = "two-phase" }
+
+`${NAME}` in an open string stands for the environment variable NAME: secrets don't belong into the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tm.resources import ConfigurationError, ResourceConfig
+from xa import check_node
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_KEYS: Final = {"node", "log", "decider", "timeout_s", "recovery_interval_s", "resources"}
+_RESOURCE_KEYS: Final = {"url", "mode"}
+_OTHERS: Final = {"broker", "pipeline", "demo"}
+"""Tables that other commands read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What a configuration file says about the transaction manager."""
+
+    node: str
+    log: str | None
+    resources: Mapping[str, str | ResourceConfig]
+    timeout_s: float = 60.0
+    recovery_interval_s: float = 10.0
+    decider: str | None = None
+
+
+def configuration_from(path: str | Path, environment: Mapping[str, str] = os.environ) -> Configuration:
+    """The configuration in the file `path`."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"{path}: no such file; write one, or pass --config") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path}: can't be read: {error.strerror}") from error
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path}: not TOML: {error}") from error
+    return _Reader(path, environment).configuration(table)
+
+
+class _Reader:
+    def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
+        self._path = path
+        self._environment = environment
+
+    def configuration(self, table: Mapping[str, Any]) -> Configuration:
+        for key in table:
+            if key not in _KEYS | _OTHERS:
+                raise self._wrong(key, f"unknown key; known are {', '.join(sorted(_KEYS | _OTHERS))}")
+        node = self._text(table, "node")
+        if node is None:
+            raise self._wrong("node", 'missing; name this node, for good: node = "orders-1"')
+        try:
+            check_node(node)
+        except ValueError as error:
+            raise self._wrong("node", str(error)) from error
+        resources = table.get("resources", {})
+        if not isinstance(resources, dict):
+            raise self._wrong("resources", 'expected a table: [resources], then name = "url"')
+        log = self._text(table, "log")
+        return Configuration(
+            node,
+            None if log is None else self._expanded("log", log),
+            {name: self._resource(name, value) for name, value in resources.items()},
+            self._seconds(table, "timeout_s", 60.0),
+            self._seconds(table, "recovery_interval_s", 10.0),
+            self._text(table, "decider"),
+        )
+
+    def _resource(self, name: str, value: object) -> ResourceConfig:
+        key = f"resources.{name}"
+        if isinstance(value, str):
+            value = {"url": value}
+        if not isinstance(value, dict):
+            raise self._wrong(key, 'expected "url" or { url = "…", mode = "two-phase" }')
+        for inner in value:
+            if inner not in _RESOURCE_KEYS:
+                raise self._wrong(f"{key}.{inner}", f"unknown key; known are {', '.join(sorted(_RESOURCE_KEYS))}")
+        url = value.get("url")
+        if not isinstance(url, str):
+            raise self._wrong(f"{key}.url", "missing, or no text; where is the resource?")
+        mode = value.get("mode", "two-phase")
+        if mode not in ("two-phase", "decider"):
+            raise self._wrong(f"{key}.mode", f'{mode!r} is neither "two-phase" nor "decider"')
+        return ResourceConfig(self._expanded(f"{key}.url", url), mode)
+
+    def _text(self, table: Mapping[str, Any], key: str) -> str | None:
+        value = table.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self._wrong(key, f"expected text, not {value!r}")
+        return value
+
+    def _seconds(self, table: Mapping[str, Any], key: str, default: float) -> float:
+        value = table.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise self._wrong(key, f"expected seconds above 0, not {value!r}")
+        return float(value)
+
+    def _expanded(self, key: str, text: str) -> str:
+        def value_of(match: re.Match[str]) -> str:
+            value = self._environment.get(match[1])
+            if value is None:
+                raise self._wrong(key, f"the environment variable {match[1]} is not set")
+            return value
+
+        return _VARIABLE.sub(value_of, text)
+
+    def _wrong(self, key: str, what: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._path}: {key}: {what}")

@@ -1,0 +1,54 @@
+"""The reaper: one thread that rolls back transactions which take longer than their timeout.
+
+It never touches what is prepared, or on its way there: `Transaction.expire` sees to that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tm.transaction import Transaction
+
+logger = logging.getLogger("xabridge.tm")
+
+INTERVAL_S: Final = 0.25
+
+
+class Reaper:
+    """Looks at the live transactions every `INTERVAL_S`."""
+
+    def __init__(self, live: Mapping[bytes, Transaction], clock: Callable[[], float]) -> None:
+        self._live = live
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread = threading.Thread(target=self._run, name="xabridge-reaper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def reap(self) -> None:
+        """One look at everything that lives."""
+        now = self._clock()
+        for transaction in tuple(self._live.values()):
+            if now >= transaction.deadline:
+                transaction.expire(now)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(INTERVAL_S):
+            try:
+                self.reap()
+            except Exception:
+                logger.exception("the reaper met what it did not expect; it goes on")

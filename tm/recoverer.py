@@ -1,0 +1,220 @@
+"""Runs recovery passes: at start, again and again with back-off, and on demand; the shell of `tm.recovery`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from tm.effects import Call
+from tm.log import Branch, Decision, LogError
+from tm.outcome import named
+from tm.record import decode_branches
+from tm.recovery import Action, Decisions, Finding, ReadDecisions, ReadLive, Report, Scan, Settle, recover
+from tm.verdicts import Verb
+from xa import TMNOFLAGS, TMSTARTRSCAN, Code, ThreadOfControl, XaError, Xid, entered, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tm.log import DecisionLog
+    from tm.performer import Performer
+    from tm.recovery import Ownership, RecoveryEffect
+    from tm.resources import Resource
+    from tm.transaction import Transaction
+
+logger = logging.getLogger("xabridge.tm.recovery")
+
+PAGE: Final = 1000
+FIRST_RETRY_S: Final = 0.2
+_LEVELS: Final = {
+    Action.COMMITTED: logging.INFO,
+    Action.ROLLED_BACK: logging.INFO,
+    Action.FORGOTTEN: logging.WARNING,
+    Action.HEURISTIC: logging.ERROR,
+    Action.PENDING: logging.WARNING,
+    Action.LEFT_ALONE: logging.DEBUG,
+}
+
+
+class Recoverer:
+    """Recovers for one manager. Passes exclude each other in this process."""
+
+    def __init__(
+        self,
+        resources: Mapping[str, Resource],
+        log: DecisionLog | None,
+        performer: Performer,
+        live: Mapping[bytes, Transaction],
+        ownership: Callable[[], Ownership],
+    ) -> None:
+        self._resources = resources
+        self._log = log
+        self._performer = performer
+        self._live = live
+        self._ownership = ownership
+        self._control = ThreadOfControl()
+        self._one_at_a_time = threading.Lock()
+        self._wanted = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self.last_report: Report | None = None
+
+    # --- the thread -----------------------------------------------------------------------------------------
+
+    def start(self, interval_s: float) -> None:
+        """Starts the thread; `interval_s` is the longest pause between two passes."""
+        self._thread = threading.Thread(target=self._run, args=(interval_s,), name="xabridge-recovery", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, after the pass that runs."""
+        self._stopping = True
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wake(self) -> None:
+        """Asks for a pass soon: a completion left something behind."""
+        self._wanted.set()
+
+    def _run(self, interval_s: float) -> None:
+        report = self.last_report
+        pause_s = FIRST_RETRY_S if report is not None and not report.clean else interval_s
+        while True:
+            woken = self._wanted.wait(pause_s)
+            self._wanted.clear()
+            if self._stopping:
+                return
+            try:
+                clean = self.run_once().clean
+            except LogError as error:
+                logger.error("recovery can't read the log: %s", error)  # noqa: TRY400 — its message says it all
+                clean = False
+            again_s = FIRST_RETRY_S if woken else min(pause_s * 2, interval_s)
+            pause_s = interval_s if clean else again_s
+
+    # --- a pass ---------------------------------------------------------------------------------------------
+
+    def run_once(self, *, now: bool = False) -> Report:
+        """One pass; with `now` resources are tried whether their back-off has passed or not. LogError: the log
+        can't be read, so that nothing may be presumed."""
+        with self._one_at_a_time, entered(self._control):
+            if now:
+                self._mend_all()
+            steps = recover(self._ownership())
+            answer: Any = None
+            try:
+                while True:
+                    answer = self._perform(steps.send(answer))
+            except StopIteration as stop:
+                report: Report = stop.value
+        self.last_report = report
+        _log_report(report)
+        return report
+
+    def forget(self, resource: Resource, xid: Xid) -> None:
+        """Lets `resource` forget a branch that it completed on its own, then drops the note of it. XaError: it
+        can't now. A branch that the resource does not know any more only loses its note."""
+        branch = Branch(resource.name, xid)
+        (answer,) = self._performer.call(Call(Verb.FORGET, (branch,), TMNOFLAGS))
+        if isinstance(answer, XaError) and answer.code is not Code.XAER_NOTA:
+            raise answer
+        if self._log is not None:
+            self._log.drop_heuristic(branch)
+        logger.info("%s on %s was forgotten", xid, resource.name)
+
+    def _mend_all(self) -> None:
+        for resource in self._resources.values():
+            try:
+                resource.mend(now=True)
+            except XaError as error:
+                logger.warning("%s can't be used: %s", resource.name, error)
+
+    def _perform(self, effect: RecoveryEffect) -> Any:
+        if isinstance(effect, ReadDecisions):
+            return self._decisions()
+        if isinstance(effect, Scan):
+            return {name: self._scan(resource) for name, resource in self._resources.items()}
+        if isinstance(effect, ReadLive):
+            live = frozenset(self._live)  # before the decisions: a transaction logs, then stops living
+            return live, self._decisions()
+        if isinstance(effect, Settle):
+            return self._settle(effect)
+        return self._performer.perform(effect)
+
+    def _decisions(self) -> Decisions:
+        logged: dict[bytes, Decision] = {}
+        noted: frozenset[Branch] = frozenset()
+        if self._log is not None:
+            logged = {decision.gtrid: decision for decision in self._log.decisions()}
+            noted = frozenset(heuristic.branch for heuristic in self._log.heuristics())
+        by_decider = {}
+        for resource in self._resources.values():
+            if resource.decides:
+                try:
+                    by_decider[resource.name] = self._decided_in(resource)
+                except XaError as error:
+                    resource.failed(error)
+        return Decisions(logged, by_decider, noted)
+
+    def _decided_in(self, resource: Resource) -> dict[bytes, Decision]:
+        if resource.broken:
+            resource.mend()
+        decided: dict[bytes, Decision] = {}
+        after = b""
+        while True:
+            page = resource.decider.decisions(resource.rmid, after, PAGE)
+            for record in page:
+                decided[record.gtrid] = Decision(record.gtrid, decode_branches(record.record))
+            if len(page) < PAGE:
+                return decided
+            after = page[-1].gtrid
+
+    def _scan(self, resource: Resource) -> Sequence[Xid] | XaError:
+        try:
+            if resource.broken:
+                resource.mend()
+            if resource.decides:
+                return ()
+            xids: list[Xid] = []
+            flags = TMSTARTRSCAN
+            while True:
+                page = resource.rm.recover(resource.rmid, flags, PAGE)
+                xids += page
+                if len(page) < PAGE:
+                    break
+                flags = TMNOFLAGS
+        except XaError as error:
+            resource.failed(error)
+            return error
+        return xids
+
+    def _settle(self, effect: Settle) -> Decision | XaError | None:
+        resource = self._resources[effect.decider]
+        try:
+            if resource.broken:
+                resource.mend()
+            record = resource.decider.settle(effect.gtrid, resource.rmid)
+            return None if record is None else Decision(effect.gtrid, decode_branches(record))
+        except XaError as error:
+            resource.failed(error)
+            return error
+        except ValueError as error:
+            return xa_error(Code.XAER_RMERR, f"its record of {named(effect.gtrid)} can't be read: {error}")
+
+
+def _log_report(report: Report) -> None:
+    for name, why in report.unreachable.items():
+        logger.warning("recovery: %s can't be reached: %s", name, why)
+    for finding in report.findings:
+        _log_finding(finding)
+
+
+def _log_finding(finding: Finding) -> None:
+    branch = finding.branch
+    logger.log(
+        _LEVELS[finding.action],
+        "recovery: %s (xid %s) on %s: %s: %s",
+        named(branch.xid.gtrid), branch.xid, branch.resource, finding.action.value, finding.why,
+    )  # fmt: skip

@@ -1,0 +1,258 @@
+"""One recovery pass, as a generator without I/O, in the order that is safe while transactions run.
+
+ 1. Read the decisions: those of the log, and those of each decider.
+ 2. Scan every resource manager for prepared and heuristically completed branches.
+ 3. Then read the live transactions, and the decisions again. (A branch that was prepared during the scan may
+    belong to a transaction that has been decided since, or is about to be.)
+ 4. For each branch found: leave alone what isn't ours to resolve, and what is live; commit the decided; roll
+    back the rest (presumed abort). Where the decision lives in a decider, let the decider settle it first.
+ 5. End a decision read in step 1 only if every one of its resource managers was reached, and none of its
+    branches is left.
+
+What a pass can't do stays as it is, and is named in its report. Passes may run concurrently with transactions
+and with each other; a branch that somebody else has finished is finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from tm.effects import Call, Effect, End, Note, code_of
+from tm.log import Branch, Decision, Heuristic
+from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
+from xa import TMNOFLAGS, Gtrid, XaError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping, Sequence
+
+    from tm.effects import Answer
+    from xa import Xid
+
+
+@dataclass(slots=True)
+class ReadDecisions:
+    """Answer: Decisions."""
+
+
+@dataclass(slots=True)
+class Scan:
+    """Answer: dict of each resource's name to its xids, or to the XaError that kept it from telling them."""
+
+
+@dataclass(slots=True)
+class ReadLive:
+    """Answer: (the gtrids of the live transactions, Decisions); in this order, the live ones first."""
+
+
+@dataclass(slots=True)
+class Settle:
+    """Ask the decider for its final word on a gtrid. Answer: Decision, None (rolled back for good), or XaError."""
+
+    decider: str
+    gtrid: bytes
+
+
+RecoveryEffect: TypeAlias = Effect | ReadDecisions | Scan | ReadLive | Settle
+Steps: TypeAlias = "Generator[RecoveryEffect, Any, Report]"
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What is decided: in the log, and in each decider that could be reached; and the heuristics noted."""
+
+    logged: Mapping[bytes, Decision]
+    by_decider: Mapping[str, Mapping[bytes, Decision]]
+    heuristics: frozenset[Branch]
+
+    def find(self, gtrid: bytes) -> Decision | None:
+        """The decision of `gtrid`, wherever it lives."""
+        found = self.logged.get(gtrid)
+        for decided in self.by_decider.values():
+            found = found or decided.get(gtrid)
+        return found
+
+
+class Action(Enum):
+    """What a pass did about one branch."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    HEURISTIC = "completed on its own, noted"
+    FORGOTTEN = "completed on its own as decided, forgotten"
+    PENDING = "still in doubt"
+    LEFT_ALONE = "left alone"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One branch that a pass met: what was done about it, and why."""
+
+    branch: Branch
+    action: Action
+    why: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What one pass did. `unreachable` maps a resource's name to what kept the pass from it."""
+
+    findings: list[Finding] = field(default_factory=list)
+    ended: list[bytes] = field(default_factory=list)
+    unreachable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing of ours is left in doubt, as far as could be seen."""
+        return not self.unreachable and all(finding.action is not Action.PENDING for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Whose branches this manager may resolve: those of `node` whose decision lives in `log_id`, or in one of
+    `deciders` (decider id → resource name)."""
+
+    node: str
+    log_id: bytes
+    deciders: Mapping[bytes, str]
+
+
+_DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLED_BACK}
+_AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
+
+
+def recover(ownership: Ownership) -> Steps:
+    """One pass; see the module's docstring for its steps."""
+    before: Decisions = yield ReadDecisions()
+    scanned: dict[str, Sequence[Xid] | XaError] = yield Scan()
+    live: frozenset[bytes]
+    now: Decisions
+    live, now = yield ReadLive()
+
+    report = Report()
+    found: list[Branch] = []
+    for resource, xids in scanned.items():
+        if isinstance(xids, XaError):
+            report.unreachable[resource] = xids.message
+        else:
+            found += [Branch(resource, xid) for xid in xids]
+
+    commits: list[tuple[Branch, str]] = []
+    rollbacks: list[tuple[Branch, str]] = []
+    settled: dict[bytes, Decision | XaError | None] = {}
+    for branch in found:
+        yield from _judge(branch, ownership, live, now, settled, commits, rollbacks, report)
+    yield from _tell(Verb.COMMIT_AGAIN, commits, report)
+    yield from _tell(Verb.ROLLBACK, rollbacks, report)
+
+    for branch in _not_configured(before, scanned):
+        report.unreachable[branch.resource] = "not configured any more, but a decision names a branch there"
+    left = {finding.branch for finding in report.findings if finding.action is Action.PENDING}
+    for decision in before.logged.values():
+        if _is_over(decision, live, scanned, left):
+            yield End(decision)
+            report.ended.append(decision.gtrid)
+    for decider, decided in before.by_decider.items():
+        for decision in decided.values():
+            if _is_over(decision, live, scanned, left):
+                yield End(decision, decider)
+                report.ended.append(decision.gtrid)
+    return report
+
+
+def _not_configured(before: Decisions, scanned: Mapping[str, object]) -> Iterator[Branch]:
+    for decided in (before.logged, *before.by_decider.values()):
+        for decision in decided.values():
+            yield from (branch for branch in decision.branches if branch.resource not in scanned)
+
+
+def _is_over(
+    decision: Decision,
+    live: frozenset[bytes],
+    scanned: Mapping[str, Sequence[Xid] | XaError],
+    left: set[Branch],
+) -> bool:
+    """Whether a decision read before the scan has no branch left: each resource manager was reached, and each
+    branch was either not found there or has been finished since."""
+    return decision.gtrid not in live and all(
+        branch.resource in scanned and not isinstance(scanned[branch.resource], XaError) and branch not in left
+        for branch in decision.branches
+    )
+
+
+def _judge(
+    branch: Branch,
+    ownership: Ownership,
+    live: frozenset[bytes],
+    now: Decisions,
+    settled: dict[bytes, Decision | XaError | None],
+    commits: list[tuple[Branch, str]],
+    rollbacks: list[tuple[Branch, str]],
+    report: Report,
+) -> Generator[RecoveryEffect, Any, None]:
+    """Puts one branch into the list it belongs to, or into the report."""
+    gtrid = branch.xid.gtrid
+    decider = None
+    ours = Gtrid.of(branch.xid)
+    if ours is None:
+        return  # somebody else's transaction manager made it
+    if ours.node != ownership.node:
+        _leave(report, branch, f"belongs to node {ours.node}, log {ours.log_id.hex()}")
+        return
+    if ours.log_id != ownership.log_id:
+        decider = ownership.deciders.get(ours.log_id)
+        if decider is None:
+            why = f"its decision lives in log {ours.log_id.hex()}, which is not open here"
+            _leave(report, branch, why)
+            return
+    if gtrid in live:
+        return  # its own completion takes care of it
+    if branch in now.heuristics:
+        _leave(report, branch, "completed on its own and noted; it waits to be forgotten")
+        return
+    if now.find(gtrid) is not None:
+        commits.append((branch, "decided to commit"))
+        return
+    if decider is None:
+        rollbacks.append((branch, "no decision in the log: presumed rolled back"))
+        return
+    if gtrid not in settled:
+        settled[gtrid] = yield Settle(decider, gtrid)
+    word = settled[gtrid]
+    if isinstance(word, XaError):
+        report.findings.append(Finding(branch, Action.PENDING, f"{decider} can't tell the decision: {word.message}"))
+    elif word is not None:
+        commits.append((branch, f"decided to commit, in {decider}"))
+    else:
+        rollbacks.append((branch, f"{decider} has no decision and will take none: rolled back"))
+
+
+def _leave(report: Report, branch: Branch, why: str) -> None:
+    report.findings.append(Finding(branch, Action.LEFT_ALONE, why))
+
+
+def _tell(verb: Verb, asked: Sequence[tuple[Branch, str]], report: Report) -> Generator[RecoveryEffect, Any, None]:
+    """Commits or rolls back the branches, and reports what came of each."""
+    if not asked:
+        return
+    answers: list[Answer] = yield Call(verb, tuple(branch for branch, _ in asked))
+    for (branch, reason), answer in zip(asked, answers, strict=True):
+        meaning = MEANING[verb][code_of(answer)]
+        why = reason
+        if meaning is Meaning.DONE:
+            action = _DONE[verb]
+        elif meaning is Meaning.LATER:
+            action, why = Action.PENDING, f"{reason}; {_said(answer)}"
+        elif meaning is _AGREES[verb]:
+            yield Call(Verb.FORGET, (branch,), TMNOFLAGS)
+            action = Action.FORGOTTEN
+        else:
+            refused = yield Note(Heuristic(branch, HEURISTIC_CODE[meaning]))
+            action = Action.HEURISTIC if refused is None else Action.PENDING
+            why = f"{reason}; {_said(answer)}" + ("" if refused is None else f"; {refused}")
+        report.findings.append(Finding(branch, action, why))
+
+
+def _said(answer: Answer) -> str:
+    return answer.message if isinstance(answer, XaError) else answer.name

@@ -1,0 +1,173 @@
+"""The resource managers that a manager works with: found by the scheme of their open strings, opened, reopened.
+
+A resource is configured by name. Its factory is an entry point of the group `xabridge.resource_managers`,
+named by the URL scheme; mode "decider" puts `decider+` before the scheme. After XAER_RMFAIL a resource is
+broken: it is opened again before its next use, not sooner than its back-off allows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final, Literal, TypeGuard
+
+from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xa import DecidingResource, Registrar, ResourceFactory, ResourceManager
+
+logger = logging.getLogger("xabridge.tm.resources")
+
+GROUP: Final = "xabridge.resource_managers"
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_LAST_S: Final = 30.0
+MAX_NAME: Final = 48
+
+Mode = Literal["two-phase", "decider"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceConfig:
+    """How a resource is configured. `factory` is for resource managers that no entry point names."""
+
+    url: str
+    mode: Mode = "two-phase"
+    factory: ResourceFactory | None = None
+
+
+class ConfigurationError(Exception):
+    """The configuration can't be used; the message names the place, the key and the mend."""
+
+
+def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
+    """The factory for the resource `name`; ConfigurationError when nobody registered its scheme."""
+    if config.factory is not None:
+        return config.factory
+    scheme, separator, _ = config.url.partition("://")
+    if not separator or not scheme:
+        raise ConfigurationError(f"resource {name}: {redacted(config.url)!r} is not a URL (scheme://…)")
+    if config.mode not in ("two-phase", "decider"):
+        raise ConfigurationError(f'resource {name}: mode {config.mode!r} is neither "two-phase" nor "decider"')
+    if config.mode == "decider" and not scheme.startswith("decider+"):
+        scheme = f"decider+{scheme}"
+    found = entry_points(group=GROUP, name=scheme)
+    if not found:
+        known = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP))) or "none"
+        raise ConfigurationError(
+            f"resource {name}: no resource manager is registered for {scheme}:// (registered: {known})"
+        )
+    factory: ResourceFactory = next(iter(found)).load()
+    return factory
+
+
+def redacted(url: str) -> str:
+    """`url` without its password, for messages."""
+    scheme, separator, rest = url.partition("://")
+    user, at, host = rest.rpartition("@")
+    if not separator or not at or ":" not in user:
+        return url
+    return f"{scheme}://{user.partition(':')[0]}:…@{host}"
+
+
+def is_decider(manager: ResourceManager) -> TypeGuard[DecidingResource]:
+    """Whether `manager` offers to be the one that decides."""
+    return hasattr(manager, "decide") and hasattr(manager, "settle")
+
+
+class Resource:
+    """One configured resource manager, under its name and rmid."""
+
+    __slots__ = (
+        "_backoff_s",
+        "_clock",
+        "_lock",
+        "_retry_at",
+        "bqual",
+        "broken",
+        "decides",
+        "dynamic",
+        "identity",
+        "name",
+        "overlaps",
+        "rm",
+        "rmid",
+        "url",
+        "why",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        rmid: int,
+        config: ResourceConfig,
+        registrar: Registrar,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        bqual = name.encode()
+        if not 1 <= len(bqual) <= MAX_NAME:
+            raise ConfigurationError(f"resource {name!r}: a name has 1 to {MAX_NAME} octets, this has {len(bqual)}")
+        self.name = name
+        self.rmid = rmid
+        self.url = config.url
+        self.bqual = bqual
+        self.rm = find_factory(name, config)(registrar)
+        self.decides = config.mode == "decider"
+        if self.decides and not is_decider(self.rm):
+            raise ConfigurationError(f"resource {name}: {self.rm.name} can't be the one that decides")
+        self.overlaps = bool(self.rm.flags & TMUSEASYNC)
+        self.dynamic = bool(self.rm.flags & TMREGISTER)
+        self.identity: str | None = None
+        self.broken = True
+        self.why = "not opened yet"
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._retry_at = 0.0
+        self._backoff_s = BACKOFF_FIRST_S
+
+    @property
+    def decider(self) -> DecidingResource:
+        """The resource manager as the one that decides."""
+        if not is_decider(self.rm):
+            raise TypeError(f"{self.name} is no decider")
+        return self.rm
+
+    def mend(self, *, now: bool = False) -> None:
+        """Opens a broken resource again. XaError: it can't be used; XAER_RMFAIL without a try while its back-off
+        lasts, unless `now`."""
+        with self._lock:
+            if not self.broken:
+                return
+            wait_s = self._retry_at - self._clock()
+            if wait_s > 0 and not now:
+                raise xa_error(Code.XAER_RMFAIL, f"{self.why} (next try in {wait_s:.1f} s)")
+            try:
+                self.rm.open(self.url, self.rmid)
+            except XaError as error:
+                self.why = error.message
+                self._retry_at = self._clock() + self._backoff_s
+                self._backoff_s = min(self._backoff_s * 2, BACKOFF_LAST_S)
+                raise
+            self.identity = self.rm.identity
+            self.broken = False
+            self._backoff_s = BACKOFF_FIRST_S
+            self._retry_at = 0.0
+
+    def failed(self, error: XaError) -> None:
+        """Notes what a verb raised: after XAER_RMFAIL the resource has to be opened again."""
+        if isinstance(error, ResourceUnavailable):
+            self.why = error.message
+            self.broken = True
+
+    def close(self) -> None:
+        """Closes the resource manager; what keeps it from closing is logged."""
+        try:
+            self.rm.close("", self.rmid)
+        except XaError as error:
+            logger.warning("%s could not be closed: %s", self.name, error)
+        self.broken = True
+        self.why = "closed"

@@ -1,0 +1,77 @@
+"""The states of a global transaction, as a table.
+
+A branch and an association have tables of their own (`xa.tables`). IN_DOUBT is the state for what this process
+can't find out now: recovery ends it, in this process or in another.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from xa import Code
+from xa.machine import Machine, Result, Row
+
+
+class GlobalState(Enum):
+    """Where a global transaction stands."""
+
+    ACTIVE = "active"
+    MARKED = "marked rollback-only"
+    PREPARING = "preparing"
+    COMMITTING = "committing"
+    ROLLING_BACK = "rolling back"
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    HEURISTIC = "heuristically completed"
+    IN_DOUBT = "in doubt"
+
+
+class GlobalVerb(Enum):
+    """What moves a global transaction."""
+
+    MARK = "set rollback-only"
+    COMMIT = "commit asked for"
+    ROLLBACK = "rollback asked for"
+    REFUSE = "a branch refused, or the log took no decision"
+    DECIDE = "the decision is durable"
+    NO_WORK = "every branch was read-only"
+    ONE_PHASE = "the only branch committed"
+    LOSE = "the only branch, the decider or the log left its outcome unknown"
+    FINISH = "every branch heard the decision"
+    LEAVE = "a branch could not be told the decision to commit"
+    DAMAGE = "a branch was completed otherwise"
+
+
+_S = GlobalState
+_V = GlobalVerb
+_OK = Result.OK
+_FINAL: Final = (_S.COMMITTED, _S.ROLLED_BACK, _S.HEURISTIC, _S.IN_DOUBT)
+_ROWS: Final = (
+    Row(_V.MARK, _OK, (_S.ACTIVE, _S.MARKED), _S.MARKED, "design"),
+    Row(_V.COMMIT, _OK, (_S.ACTIVE,), _S.PREPARING, "design"),
+    Row(_V.COMMIT, _OK, (_S.MARKED,), _S.ROLLING_BACK, "design: rollback-only is rolled back"),
+    Row(_V.ROLLBACK, _OK, (_S.ACTIVE, _S.MARKED), _S.ROLLING_BACK, "design"),
+    Row(_V.REFUSE, _OK, (_S.PREPARING,), _S.ROLLING_BACK, "presumed abort: nothing is logged"),
+    Row(_V.DECIDE, _OK, (_S.PREPARING,), _S.COMMITTING, "the commit point"),
+    Row(_V.NO_WORK, _OK, (_S.PREPARING,), _S.COMMITTED, "read-only optimisation"),
+    Row(_V.ONE_PHASE, _OK, (_S.PREPARING,), _S.COMMITTED, "one-phase optimisation"),
+    Row(_V.LOSE, _OK, (_S.PREPARING,), _S.IN_DOUBT, "an unknown outcome is its own verdict"),
+    Row(_V.FINISH, _OK, (_S.COMMITTING,), _S.COMMITTED, "phase two"),
+    Row(_V.FINISH, _OK, (_S.ROLLING_BACK,), _S.ROLLED_BACK, "what could not be told is presumed"),
+    Row(_V.LEAVE, _OK, (_S.COMMITTING,), _S.IN_DOUBT, "recovery tells the branches that are left"),
+    Row(_V.DAMAGE, _OK, (_S.PREPARING, _S.COMMITTING, _S.ROLLING_BACK), _S.HEURISTIC, "heuristic outcomes"),
+)
+_ROWED: Final = {(state, row.verb) for row in _ROWS for state in row.states}
+
+GLOBAL: Final = Machine(
+    "global transaction",
+    GlobalState,
+    GlobalVerb,
+    _S.ACTIVE,
+    _ROWS,
+    {(state, verb): Code.XAER_PROTO for state in _S for verb in _V if (state, verb) not in _ROWED},
+)
+
+FINAL: Final = frozenset(_FINAL)
+"""States that this process does not leave."""

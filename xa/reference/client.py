@@ -1,0 +1,309 @@
+"""The client's side of the connection to a ReferenceStore: what is open, associated and outstanding, and what becomes
+of requests and replies on their way. The verbs on top of it are in `resource.py`."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Final, Protocol
+from weakref import WeakKeyDictionary
+
+from xa.codes import MEANING, Code
+from xa.control import thread_of_control
+from xa.errors import EXCEPTIONS, xa_error
+from xa.flags import TMASYNC, TMMULTIPLE, TMNOWAIT, check_flags
+from xa.machine import Result, advance
+from xa.reference.branch import Association, Dialect
+from xa.reference.script import Fate
+from xa.resource import Completion, Handle
+from xa.tables import ASYNC, RESOURCE, AsyncState, AsyncVerb, RegistrationState, ResourceState, ResourceVerb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xa.control import ThreadOfControl
+    from xa.errors import XaError
+    from xa.reference.store import ReferenceStore
+    from xa.xid import Xid
+
+MAX_OUTSTANDING: Final = 4096
+"""Asynchronous operations that one client may have outstanding."""
+
+OK: Final = Code.XA_OK
+LOST: Final = Code.XAER_RMFAIL
+R0, R1 = ResourceState.R0, ResourceState.R1
+
+
+class Effect(Protocol):
+    """A verb at the server, with the scripted answer or, with None, its own."""
+
+    def __call__(self, *, answer: Code | None) -> Code: ...
+
+
+def answer_only(*, answer: Code | None) -> Code:
+    """An effect that changes nothing."""
+    return OK if answer is None else answer
+
+
+class Flight:
+    """A request that was sent and has not arrived. `code` is its answer, which may have nobody to hear it.
+
+    `associations` are those of the connection that was lost behind it: they are lost after its effect."""
+
+    __slots__ = ("associations", "client", "code", "control", "effect", "verb", "xid")
+
+    def __init__(
+        self,
+        client: ReferenceClient,
+        control: ThreadOfControl,
+        verb: str,
+        xid: Xid | None,
+        effect: Callable[[], Code],
+        associations: Sequence[Association] = (),
+    ) -> None:
+        self.client = client
+        self.control = control
+        self.verb = verb
+        self.xid = xid
+        self.effect = effect
+        self.associations = associations
+        self.code: Code | None = None
+
+    def held(self) -> list[Association]:
+        """Those of `associations` that are still of the lost connection, and did not migrate."""
+        return [
+            held for held in self.associations if held.client is self.client and held.control is self.control
+        ]
+
+
+class Operation:
+    """An asynchronous operation that `complete` has not told of yet."""
+
+    __slots__ = ("_code", "control", "flight", "state", "verb", "xid")
+
+    def __init__(self, control: ThreadOfControl, verb: str, xid: Xid | None, outcome: Code | Flight) -> None:
+        self.control = control
+        self.verb = verb
+        self.xid = xid
+        self.state = advance(ASYNC, AsyncState.A0, AsyncVerb.ASYNCHRONOUS)
+        if isinstance(outcome, Flight):
+            self.flight: Flight | None = outcome
+            self._code: Code | None = None
+        else:
+            self.flight = None
+            self._code = outcome
+
+    @property
+    def code(self) -> Code | None:
+        """The result, if the reply is there."""
+        return self._code if self._code is not None or self.flight is None else self.flight.code
+
+    def lose(self) -> None:
+        """No reply will come."""
+        self._code = LOST
+
+
+class ReferenceClient:
+    """What one client knows. Its state is guarded by the store's lock."""
+
+    def __init__(self, store: ReferenceStore, flags: int, dialect: Dialect) -> None:
+        self.flags = flags
+        self._store = store
+        self._dialect = dialect
+        self._rmid = 0
+        self._numbers = count(1)
+        self.forget_everything()
+
+    def forget_everything(self) -> None:
+        """A new process: nothing is open, associated or outstanding. Called with the store's lock held."""
+        self._state = R0
+        self._broken: WeakKeyDictionary[ThreadOfControl, ResourceState] = WeakKeyDictionary()
+        self._current: dict[ThreadOfControl, Association] = {}
+        self._suspended: dict[tuple[ThreadOfControl, Xid], Association] = {}
+        self._outside: dict[ThreadOfControl, RegistrationState] = {}
+        self._operations: dict[Handle, Operation] = {}
+        self._busy: set[Xid] = set()
+        self._scans: WeakKeyDictionary[ThreadOfControl, list[Xid]] = WeakKeyDictionary()
+
+    def release(self, association: Association) -> None:
+        """The association is not this thread's any more, or not suspended. Called with the store's lock held."""
+        self._suspended.pop((association.control, association.xid), None)
+
+    @property
+    def outstanding(self) -> int:
+        """How many handles wait for `complete`. For tests."""
+        return len(self._operations)
+
+    def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
+        """As `xa.ResourceManager` says."""
+        check_flags("complete", flags, self.flags)
+        control = thread_of_control()
+        with self._store.lock:
+            if self._state is R1 or not self._operations:
+                self._check_open("complete", rmid)
+            if flags & TMMULTIPLE:
+                handle = self._any_of(control, handle)
+            operation = self._operations.get(handle) if handle is not None else None
+            if handle is None or operation is None:
+                raise xa_error(Code.XAER_INVAL, f"complete: no operation {handle} is outstanding")
+            code = operation.code
+            if code is None:
+                if flags & TMNOWAIT:
+                    operation.state = advance(ASYNC, operation.state, AsyncVerb.COMPLETE, Result.RETRY)
+                    raise xa_error(
+                        Code.XA_RETRY, f"complete: {operation.verb} has not completed", operation.xid
+                    )
+                code = self._wait(operation)
+            operation.state = advance(ASYNC, operation.state, AsyncVerb.COMPLETE)
+            del self._operations[handle]
+            if operation.xid is not None:
+                self._busy.discard(operation.xid)
+            if code is LOST:
+                self._lose_connection(operation.control)
+        if code not in EXCEPTIONS:
+            return Completion(handle, code)
+        return Completion(handle, code, self._error(operation.verb, code, operation.xid))
+
+    def _any_of(self, control: ThreadOfControl, handle: Handle | None) -> Handle:
+        """An operation of the thread's: one that has completed, if there is one."""
+        mine = [number for number, operation in self._operations.items() if operation.control is control]
+        if handle is not None:
+            raise xa_error(Code.XAER_INVAL, "complete: TMMULTIPLE goes with no handle")
+        if not mine:
+            raise xa_error(Code.XAER_INVAL, "complete: this thread has no operation outstanding")
+        return next((number for number in mine if self._operations[number].code is not None), mine[0])
+
+    def _wait(self, operation: Operation) -> Code:
+        """The delayed request arrives while somebody waits, unless the server can't be reached."""
+        if operation.flight is None or not self._store.arrive(operation.flight):
+            return LOST
+        return LOST if operation.code is None else operation.code
+
+    # --- what every verb goes through ---------------------------------------------------------------------------
+    def _enter(self, verb: str, rmid: int, flags: int) -> ThreadOfControl:
+        check_flags(verb, flags, self.flags)
+        return self._connected(verb, rmid)
+
+    def _connected(self, verb: str, rmid: int) -> ThreadOfControl:
+        """The calling thread of control, if it may issue verbs."""
+        if self._state is not R1 or rmid != self._rmid:
+            self._check_open(verb, rmid)
+        control = thread_of_control()
+        if self._broken and control in self._broken:
+            code = RESOURCE.refusal(self._broken[control], ResourceVerb.ANY) or Code.XAER_PROTO
+            raise xa_error(code, f"{verb}: this thread lost its connection and has to call open again")
+        return control
+
+    def _check_open(self, verb: str, rmid: int) -> None:
+        refused = RESOURCE.refusal(self._state, ResourceVerb.ANY)
+        if refused is not None:
+            raise xa_error(refused, f"{verb}: the resource manager is not open")
+        if rmid != self._rmid:
+            raise xa_error(Code.XAER_INVAL, f"{verb}: open under rmid {self._rmid}, not {rmid}")
+
+    def _check_idle(self, verb: str, xid: Xid, flags: int) -> None:
+        """Refuses a second operation on a branch of which this client has one outstanding."""
+        if xid in self._busy:
+            kind = AsyncVerb.ASYNCHRONOUS if flags & TMASYNC else AsyncVerb.SYNCHRONOUS
+            code = ASYNC.refusal(AsyncState.A1, kind) or Code.XAER_PROTO
+            raise xa_error(code, f"{verb}: an operation on this branch waits for complete", xid)
+
+    def _send(
+        self,
+        verb: str,
+        control: ThreadOfControl,
+        xid: Xid | None,
+        flags: int,
+        effect: Effect,
+        association: Association | None = None,
+    ) -> Code | Handle:
+        """The request goes out, with everything that can happen to it. Called with the store's lock held."""
+        outcome = self._disturbed(verb, control, xid, flags, effect, association)
+        if association is not None and outcome is not LOST:
+            self._file(association)
+        if flags & TMASYNC:
+            return self._promise(control, verb, xid, outcome)
+        if isinstance(outcome, Flight):  # only a TMASYNC request is delayed
+            raise TypeError(f"{verb} without TMASYNC can't be in flight")
+        if outcome is LOST:
+            self._lose_connection(control)
+        if outcome in EXCEPTIONS:
+            raise self._error(verb, outcome, xid)
+        return outcome
+
+    def _disturbed(
+        self,
+        verb: str,
+        control: ThreadOfControl,
+        xid: Xid | None,
+        flags: int,
+        effect: Effect,
+        association: Association | None,
+    ) -> Code | Flight:
+        """What the store's script and the network make of one request. Called with the store's lock held."""
+        store = self._store
+        step = store.script.take(verb, xid)
+        fate = step.fate
+        if not store.reachable:
+            return LOST
+        carried_out = partial(effect, answer=step.answer)
+        if fate is Fate.ARRIVES or (fate is Fate.DELAYED and not flags & TMASYNC):
+            return carried_out()
+        if fate is Fate.DELAYED:
+            flight = Flight(self, control, verb, xid, carried_out)
+            store.in_flight.append(flight)
+            return flight
+        lost = Flight(self, control, verb, xid, carried_out, self._held_by(control, association))
+        if fate is Fate.IN_FLIGHT:
+            store.in_flight.append(lost)
+            return LOST
+        if fate is Fate.REPLY_LOST:
+            carried_out()
+        store.lose(lost.held())
+        return LOST
+
+    def _promise(
+        self, control: ThreadOfControl, verb: str, xid: Xid | None, outcome: Code | Flight
+    ) -> Handle:
+        handle = Handle(next(self._numbers))
+        self._operations[handle] = Operation(control, verb, xid, outcome)
+        if xid is not None:
+            self._busy.add(xid)
+        return handle
+
+    def _held_by(self, control: ThreadOfControl, association: Association | None) -> list[Association]:
+        """The thread's associations, with the one that a request is about."""
+        held = [suspended for (owner, _), suspended in self._suspended.items() if owner is control]
+        if control in self._current:
+            held.append(self._current[control])
+        if association is not None and association not in held:
+            held.append(association)
+        return held
+
+    def _file(self, association: Association) -> None:
+        """Puts the association where its state says that it belongs. Called with the store's lock held."""
+        control, dialect = association.control, association.dialect
+        if association.state is dialect.active:
+            self._current[control] = association
+            return
+        if self._current.get(control) is association:
+            del self._current[control]
+        if association.state is dialect.suspended:
+            self._suspended[control, association.xid] = association
+        elif self._suspended:
+            self.release(association)
+
+    def _lose_connection(self, control: ThreadOfControl) -> None:
+        """The thread hears XAER_RMFAIL: it has no associations and no scan, and no reply reaches it any more."""
+        self._broken[control] = advance(RESOURCE, R1, ResourceVerb.ANY, Result.RMFAIL)
+        self._current.pop(control, None)
+        for key in [key for key in self._suspended if key[0] is control]:
+            del self._suspended[key]
+        self._scans.pop(control, None)
+        for operation in self._operations.values():
+            if operation.control is control:
+                operation.lose()
+
+    def _error(self, verb: str, code: Code, xid: Xid | None) -> XaError:
+        where = f"; the branch is now {self._store.state_of(xid).value}" if xid is not None else ""
+        return xa_error(code, f"{verb}: {MEANING[code]}{where}", xid)

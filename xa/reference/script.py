@@ -1,0 +1,117 @@
+"""Script: what goes otherwise than well, planned per verb and call.
+
+A step replaces the answer (with the effect on the branch that this code has in the state tables), or breaks the
+connection around the request, or both. Calls are counted from the moment of planning, over all clients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from xa.codes import Code
+
+if TYPE_CHECKING:
+    from xa.xid import Xid
+
+
+class Fate(Enum):
+    """What becomes of a request and its reply on their way."""
+
+    ARRIVES = "both arrive"
+    REQUEST_LOST = "the connection is lost before the request arrives: no effect"
+    REPLY_LOST = "the connection is lost after the effect"
+    IN_FLIGHT = "the connection is lost; the request arrives when `store.deliver` says so, or never"
+    DELAYED = "with TMASYNC: the request arrives at `store.deliver`, or when `complete` waits for it"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One planned deviation; `answer` None leaves the answer to the resource manager."""
+
+    answer: Code | None = None
+    fate: Fate = Fate.ARRIVES
+
+
+PLAIN: Final = Step()
+"""No deviation."""
+
+VERBS: Final = frozenset(
+    {"open", "close", "start", "end", "prepare", "commit", "rollback", "recover", "forget", "work"}
+)
+"""What can be scripted: the verbs, and `work`, any operation of a session."""
+DECIDER_VERBS: Final = frozenset({"decide", "settle", "decisions", "end_decisions"})
+_DELAYABLE: Final = frozenset({"prepare", "commit", "rollback", "forget"})
+
+
+@dataclass(slots=True)
+class _Plan:
+    step: Step
+    xid: Xid | None
+    skip: int
+    times: int
+
+
+class Script:
+    """The plans of one store. An empty script is falsy and costs nothing."""
+
+    __slots__ = ("_plans",)
+
+    def __init__(self) -> None:
+        self._plans: dict[str, list[_Plan]] = {}
+
+    def plan(
+        self,
+        verb: str,
+        answer: Code | None = None,
+        fate: Fate = Fate.ARRIVES,
+        *,
+        nth: int = 1,
+        times: int = 1,
+        xid: Xid | None = None,
+    ) -> None:
+        """From the `nth` call of `verb` from now on, `times` calls go this way. With `xid` only calls for that
+        branch count. Where several plans match a call, the earliest planned takes it."""
+        if verb not in VERBS | DECIDER_VERBS:
+            raise ValueError(
+                f"{verb!r} can't be scripted; there are {', '.join(sorted(VERBS | DECIDER_VERBS))}"
+            )
+        if nth < 1 or times < 1:
+            raise ValueError(f"nth and times count from 1, not {nth} and {times}")
+        if fate is Fate.DELAYED and verb not in _DELAYABLE:
+            raise ValueError(f"{verb} can't be delayed, only {', '.join(sorted(_DELAYABLE))}")
+        if answer is Code.XAER_RMFAIL:
+            raise ValueError("XAER_RMFAIL is a fate: REQUEST_LOST, REPLY_LOST or IN_FLIGHT")
+        if answer is None and fate is Fate.ARRIVES:
+            raise ValueError("a step changes the answer or the request's fate")
+        self._plans.setdefault(verb, []).append(_Plan(Step(answer, fate), xid, nth - 1, times))
+
+    def take(self, verb: str, xid: Xid | None = None) -> Step:
+        """The step for this call of `verb`, which is thereby used up."""
+        taken = PLAIN
+        plans = self._plans.get(verb, ())
+        for plan in tuple(plans):
+            if plan.xid is not None and plan.xid != xid:
+                continue
+            if plan.skip:
+                plan.skip -= 1
+            elif taken is PLAIN:
+                taken = plan.step
+                plan.times -= 1
+                if not plan.times:
+                    self._plans[verb].remove(plan)
+                    if not self._plans[verb]:
+                        del self._plans[verb]
+        return taken
+
+    def clear(self) -> None:
+        """Drops every plan."""
+        self._plans.clear()
+
+    def pending(self) -> list[tuple[str, Step]]:
+        """What was planned and has not happened yet."""
+        return [(verb, plan.step) for verb, plans in self._plans.items() for plan in plans]
+
+    def __bool__(self) -> bool:
+        return bool(self._plans)
