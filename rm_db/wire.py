@@ -1,18 +1,21 @@
 """Wire: one PostgreSQL connection as the XA verbs use it, below psycopg's transactions, on libpq's own calls.
 
-What talks to the server is a generator that yields whenever it has to wait for the socket (READ, or READ | WRITE)
-and returns when the replies are complete; `run` drives it on the calling thread. So a verb can send its request and
-leave the reply for later (TMASYNC), and the same steps can be driven by somebody else's event loop.
+What talks to the server is a generator, `Steps`: it yields whenever it has to wait for a socket, and returns when the
+replies are complete. `drive` runs one on the calling thread, `attempt` runs one as far as it goes without waiting: so
+a verb with TMASYNC sends its request and leaves the reply for `complete`.
 
 A request whose reply nobody waits for is owed: the next exchange collects it first. At most one is owed.
 """
 
 from __future__ import annotations
 
+import os
 import select
+import socket
+import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import pq
@@ -25,10 +28,6 @@ if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
 T = TypeVar("T")
-Steps: TypeAlias = "Generator[int, None, T]"
-
-READ: Final = select.POLLIN
-WRITE: Final = select.POLLOUT
 
 IDLE: Final = pq.TransactionStatus.IDLE
 ACTIVE: Final = pq.TransactionStatus.ACTIVE
@@ -36,8 +35,19 @@ IN_TRANSACTION: Final = pq.TransactionStatus.INTRANS
 IN_ERROR: Final = pq.TransactionStatus.INERROR
 
 _OK: Final = pq.ConnStatus.OK
+_NO_PIPELINE: Final = pq.PipelineStatus.OFF
 _GOOD: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY})
 _FIELD: Final = pq.DiagnosticField
+
+
+class Wait(NamedTuple):
+    """What a generator waits for: `events` of select.poll on the wire's socket."""
+
+    wire: Wire
+    events: int
+
+
+Steps: TypeAlias = "Generator[Wait, None, T]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +77,46 @@ class Reply:
 
     tags: tuple[bytes, ...]
     failure: Failure | None
-    results: tuple[PGresult, ...] = ()
+    results: tuple[PGresult, ...]
 
     def rows(self, index: int = 0) -> list[tuple[bytes | None, ...]]:
-        """The rows of the result with this index, as the server's text."""
+        """The rows of the command with this index, as the server's text."""
         result = self.results[index]
         columns = range(result.nfields)
         return [tuple(result.get_value(row, column) for column in columns) for row in range(result.ntuples)]
 
 
 class Wire:
-    """One connection. Not for two threads at once."""
+    """One connection. `lock` is held by the one thread that talks on it; `reusable` is cleared when the session
+    can't be brought back to where it began, `doomed` is set when another thread has to close it. `working`, `affinity`
+    and `idle_since` are the pool's."""
 
-    __slots__ = ("_connection", "_owed", "_poll", "affinity", "idle_since", "pgconn", "reusable")
+    __slots__ = (
+        "_connection",
+        "_owed",
+        "_readable",
+        "_writable",
+        "affinity",
+        "doomed",
+        "idle_since",
+        "lock",
+        "pgconn",
+        "reusable",
+        "working",
+    )
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         self._connection = connection
         self.pgconn: PGconn = connection.pgconn
-        self._poll = select.poll()
-        self._owed: bytes | None = None
+        self.lock = threading.Lock()
+        self.reusable = True
+        self.doomed = False
+        self.working = False
         self.affinity = 0
         self.idle_since = 0.0
-        self.reusable = True
+        self._owed: bytes | None = None
+        self._readable = Wait(self, select.POLLIN)
+        self._writable = Wait(self, select.POLLIN | select.POLLOUT)
 
     @property
     def connection(self) -> psycopg.Connection[Any]:
@@ -96,9 +124,9 @@ class Wire:
         return self._connection
 
     @property
-    def status(self) -> pq.TransactionStatus:
-        """Where the session stands, as of the last reply that was collected."""
-        return pq.TransactionStatus(self.pgconn.transaction_status)
+    def status(self) -> int:
+        """Where the session stands (one of pq.TransactionStatus), as of the last reply that was collected."""
+        return self.pgconn.transaction_status
 
     @property
     def alive(self) -> bool:
@@ -110,68 +138,56 @@ class Wire:
         """Whether a reply is still to be collected."""
         return self._owed is not None
 
+    @property
+    def pipelined(self) -> bool:
+        """Whether the application has left the connection in pipeline mode."""
+        return self.pgconn.pipeline_status != _NO_PIPELINE
+
+    def went_away(self) -> bool:
+        """Whether the other side has closed an idle connection, as far as is known without asking."""
+        poller = select.poll()
+        while self.alive:
+            poller.register(self.pgconn.socket, select.POLLIN)
+            if not poller.poll(0):
+                return False
+            try:
+                self.pgconn.consume_input()  # a notice or a changed parameter is no loss; the end of the stream is
+            except psycopg.Error:
+                return True
+        return True
+
     def close(self) -> None:
         """Closes the connection, whatever is going on there."""
         self._owed = None
         self._connection.close()
 
-    def went_away(self) -> bool:
-        """Whether an idle connection has been closed by the other side, as far as is known without asking."""
-        if not self.alive:
-            return True
-        if self._readable_now():
-            try:
-                self.pgconn.consume_input()
-            except psycopg.Error:
-                return True
-        # an idle server says nothing but notices and parameter changes; an error with the end of the stream
-        # behind it shows as the end
-        return not self.alive or (self._readable_now() and not self._drained())
-
-    def _readable_now(self) -> bool:
-        self._poll.register(self.pgconn.socket, READ)
-        return bool(self._poll.poll(0))
-
-    def _drained(self) -> bool:
-        try:
-            self.pgconn.consume_input()
-        except psycopg.Error:
-            return False
-        return self.alive
+    def doom(self) -> None:
+        """Cuts the connection while another thread waits on it: that thread hears of it, and closes it."""
+        self.doomed = True
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
 
     # --- requests -------------------------------------------------------------------------------------------
 
     def send(self, commands: bytes) -> None:
-        """Sends commands and does not wait; their reply is owed."""
+        """Sends commands and does not wait; their reply is owed. ConnectionLost: they were not sent."""
         if self._owed is not None:
             raise RuntimeError(f"the reply to {self._owed!r} has not been collected")
         try:
             self.pgconn.send_query(commands)
             self.pgconn.flush()
         except psycopg.Error as error:
-            raise self._lost(error) from None
+            raise _lost(error) from None
         self._owed = commands
 
     def collect(self) -> Steps[Reply]:
         """The reply that is owed."""
         try:
-            results = yield from _collect(self.pgconn)
+            results = yield from self._results()
         except psycopg.Error as error:
-            raise self._lost(error) from None
+            raise _lost(error) from None
         self._owed = None
-        return self._reply(results)
-
-    def exchange(self, commands: bytes) -> Steps[Reply]:
-        """Sends commands and collects their reply. A reply that was owed must have been a success."""
-        if self._owed is not None:
-            owed = yield from self.collect()
-            if owed.failure is not None:
-                return owed
-        self.send(commands)
-        return (yield from self.collect())
-
-    def _reply(self, results: Sequence[PGresult]) -> Reply:
-        tags: list[bytes] = []
+        tags = []
         failure = None
         for result in results:
             if result.status in _GOOD:
@@ -182,57 +198,36 @@ class Wire:
             raise ConnectionLost(failure)
         return Reply(tuple(tags), failure, tuple(results))
 
-    def _lost(self, error: psycopg.Error) -> ConnectionLost:
-        return ConnectionLost(Failure(None, str(error).strip() or type(error).__name__))
+    def exchange(self, commands: bytes) -> Steps[Reply]:
+        """Sends commands and collects their reply; a reply that was owed is dropped."""
+        if self._owed is not None:
+            yield from self.collect()
+        self.send(commands)
+        return (yield from self.collect())
 
-    # --- the blocking shell -----------------------------------------------------------------------------------
-
-    def run(self, steps: Steps[T], timeout_s: float) -> T:
-        """Drives `steps` to their end on this thread. After `timeout_s`, or when the thread is interrupted, the
-        connection is closed: what it would still say belongs to nobody. ConnectionLost in the first case."""
-        deadline = None
-        try:
-            while True:
-                events = next(steps)
-                now = time.monotonic()
-                if deadline is None:
-                    deadline = now + timeout_s
-                self._poll.register(self.pgconn.socket, events)
-                if now >= deadline or not self._poll.poll((deadline - now) * 1000):
-                    raise ConnectionLost(Failure(None, f"no answer within {timeout_s:g} s: connection given up"))
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        except BaseException:
-            self.close()
-            raise
-
-    def step(self, steps: Steps[T]) -> tuple[bool, T | None]:
-        """Drives `steps` as far as they go without waiting: whether they are done, and their result if so."""
-        try:
-            while True:
-                events = next(steps)
-                self._poll.register(self.pgconn.socket, events)
-                if not self._poll.poll(0):
-                    return False, None
-        except StopIteration as stop:
-            return True, stop.value
-
-
-def _collect(pgconn: PGconn) -> Steps[list[PGresult]]:
-    """Flushes what was sent and returns all results of it."""
-    while pgconn.flush():
-        yield READ | WRITE
-        pgconn.consume_input()
-    results: list[PGresult] = []
-    while True:
-        while pgconn.is_busy():
-            yield READ
+    def _results(self) -> Steps[list[PGresult]]:
+        pgconn = self.pgconn
+        while pgconn.flush():
+            yield self._writable
             pgconn.consume_input()
-        result = pgconn.get_result()
-        if result is None:
-            return results
-        results.append(result)
+        results: list[PGresult] = []
+        while True:
+            while pgconn.is_busy():
+                yield self._readable
+                try:
+                    pgconn.consume_input()
+                except psycopg.Error:
+                    if not results:
+                        raise
+                    return results  # what came before the connection broke is known all the same
+            result = pgconn.get_result()
+            if result is None:
+                return results
+            results.append(result)
+
+
+def _lost(error: psycopg.Error) -> ConnectionLost:
+    return ConnectionLost(Failure(None, str(error).strip() or type(error).__name__))
 
 
 def failure_of(result: PGresult) -> Failure:
@@ -245,3 +240,56 @@ def failure_of(result: PGresult) -> Failure:
     primary = field(_FIELD.MESSAGE_PRIMARY) or result.error_message.decode("utf-8", "replace").strip()
     more = [text for name in (_FIELD.MESSAGE_DETAIL, _FIELD.MESSAGE_HINT) if (text := field(name))]
     return Failure(field(_FIELD.SQLSTATE), " · ".join([primary, *more]), field(_FIELD.CONSTRAINT_NAME))
+
+
+def drive(steps: Steps[T], timeout_s: float) -> T:
+    """Runs `steps` to their end on this thread. After `timeout_s` the connection that they wait for is closed, and
+    they hear ConnectionLost. So it is closed when the thread is interrupted: its replies belong to nobody."""
+    poller = None
+    deadline = 0.0
+    try:
+        wait = next(steps)
+        while True:
+            if poller is None:
+                poller = select.poll()
+                deadline = time.monotonic() + timeout_s
+            wire = wait.wire
+            fd = wire.pgconn.socket
+            poller.register(fd, wait.events)
+            try:
+                ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            except BaseException:
+                wire.close()
+                steps.close()
+                raise
+            poller.unregister(fd)
+            if ready:
+                wait = next(steps)
+            else:
+                wire.close()
+                silent = Failure(None, f"no answer within {timeout_s:g} s; the connection was given up")
+                wait = steps.throw(ConnectionLost(silent))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def attempt(steps: Steps[T]) -> Wait | T:
+    """Runs `steps` as far as they go without waiting: what they wait for then, or their result. XaError and
+    ConnectionLost are theirs."""
+    try:
+        wait = next(steps)
+        while is_ready([wait]):
+            wait = next(steps)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    return wait
+
+
+def is_ready(waits: Sequence[Wait], timeout_s: float = 0.0) -> bool:
+    """Whether any of these can go on, waiting for that at most `timeout_s`."""
+    poller = select.poll()
+    for wait in waits:
+        poller.register(wait.wire.pgconn.socket, wait.events)
+    return bool(poller.poll(timeout_s * 1000))
