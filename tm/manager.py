@@ -132,7 +132,7 @@ class TransactionManager:
     def _ownership(self) -> Ownership:
         deciders = {}
         for resource in self._resources.values():
-            if resource.decides and not resource.broken:
+            if resource.decides and not resource.down:
                 deciders[resource.decider.decider_id] = resource.name
         return Ownership(self.node, self._log.log_id if self._log is not None else b"", deciders)
 

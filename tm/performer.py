@@ -86,7 +86,7 @@ class Performer:
         if resource is None:
             return xa_error(Code.XAER_RMFAIL, f"{branch.resource} is not configured", branch.xid)
         try:
-            if resource.broken:
+            if resource.suspect:
                 resource.mend()
             answer = getattr(resource.rm, routine)(branch.xid, resource.rmid, flags)
         except XaError as error:

@@ -159,7 +159,7 @@ class Recoverer:
         return Decisions(logged, by_decider, noted)
 
     def _decided_in(self, resource: Resource) -> dict[bytes, Decision]:
-        if resource.broken:
+        if resource.suspect:
             resource.mend()
         decided: dict[bytes, Decision] = {}
         after = b""
@@ -173,7 +173,7 @@ class Recoverer:
 
     def _scan(self, resource: Resource) -> Sequence[Xid] | XaError:
         try:
-            if resource.broken:
+            if resource.suspect:
                 resource.mend()
             if resource.decides:
                 return ()
@@ -193,7 +193,7 @@ class Recoverer:
     def _settle(self, effect: Settle) -> Decision | XaError | None:
         resource = self._resources[effect.decider]
         try:
-            if resource.broken:
+            if resource.suspect:
                 resource.mend()
             record = resource.decider.settle(effect.gtrid, resource.rmid)
             return None if record is None else Decision(effect.gtrid, decode_branches(record))

@@ -1,8 +1,9 @@
 """The resource managers that a manager works with: found by the scheme of their open strings, opened, reopened.
 
 A resource is configured by name. Its factory is an entry point of the group `xabridge.resource_managers`,
-named by the URL scheme; mode "decider" puts `decider+` before the scheme. After XAER_RMFAIL a resource is
-broken: it is opened again before its next use, not sooner than its back-off allows.
+named by the URL scheme; mode "decider" puts `decider+` before the scheme. A thread of control that heard
+XAER_RMFAIL opens the resource again before its next verb. When that fails the resource is down, for every thread,
+and is not tried again before its back-off has passed.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import time
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Literal, TypeGuard
+from weakref import WeakSet
 
-from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, xa_error
+from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, thread_of_control, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xa import DecidingResource, Registrar, ResourceFactory, ResourceManager
+    from xa import DecidingResource, Registrar, ResourceFactory, ResourceManager, ThreadOfControl
 
 logger = logging.getLogger("xabridge.tm.resources")
 
@@ -86,16 +88,18 @@ class Resource:
         "_backoff_s",
         "_clock",
         "_lock",
+        "_lost",
         "_retry_at",
         "bqual",
-        "broken",
         "decides",
+        "down",
         "dynamic",
         "identity",
         "name",
         "overlaps",
         "rm",
         "rmid",
+        "suspect",
         "url",
         "why",
     )
@@ -122,8 +126,10 @@ class Resource:
         self.overlaps = bool(self.rm.flags & TMUSEASYNC)
         self.dynamic = bool(self.rm.flags & TMREGISTER)
         self.identity: str | None = None
-        self.broken = True
+        self.down = True
+        self.suspect = True
         self.why = "not opened yet"
+        self._lost: WeakSet[ThreadOfControl] = WeakSet()
         self._clock = clock
         self._lock = threading.Lock()
         self._retry_at = 0.0
@@ -137,10 +143,12 @@ class Resource:
         return self.rm
 
     def mend(self, *, now: bool = False) -> None:
-        """Opens a broken resource again. XaError: it can't be used; XAER_RMFAIL without a try while its back-off
-        lasts, unless `now`."""
+        """Opens the resource where it is down or the calling thread of control lost it; to be called when `suspect`
+        is set. XaError: it can't be used; XAER_RMFAIL without a try while its back-off lasts, unless `now`."""
+        control = thread_of_control()
         with self._lock:
-            if not self.broken:
+            if not self.down and control not in self._lost:
+                self.suspect = bool(self._lost)
                 return
             wait_s = self._retry_at - self._clock()
             if wait_s > 0 and not now:
@@ -148,20 +156,25 @@ class Resource:
             try:
                 self.rm.open(self.url, self.rmid)
             except XaError as error:
+                self.down = self.suspect = True
                 self.why = error.message
                 self._retry_at = self._clock() + self._backoff_s
                 self._backoff_s = min(self._backoff_s * 2, BACKOFF_LAST_S)
                 raise
             self.identity = self.rm.identity
-            self.broken = False
+            self.down = False
+            self._lost.discard(control)
+            self.suspect = bool(self._lost)
             self._backoff_s = BACKOFF_FIRST_S
             self._retry_at = 0.0
 
     def failed(self, error: XaError) -> None:
-        """Notes what a verb raised: after XAER_RMFAIL the resource has to be opened again."""
+        """Notes what a verb raised: after XAER_RMFAIL the calling thread of control has to open again."""
         if isinstance(error, ResourceUnavailable):
-            self.why = error.message
-            self.broken = True
+            with self._lock:
+                self.why = error.message
+                self._lost.add(thread_of_control())
+                self.suspect = True
 
     def close(self) -> None:
         """Closes the resource manager; what keeps it from closing is logged."""
@@ -169,5 +182,5 @@ class Resource:
             self.rm.close("", self.rmid)
         except XaError as error:
             logger.warning("%s could not be closed: %s", self.name, error)
-        self.broken = True
+        self.down = self.suspect = True
         self.why = "closed"

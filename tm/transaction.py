@@ -202,7 +202,7 @@ class Transaction:
         elif enlistment.state is _T2:
             verb, flags = AssociationVerb.RESUME, TMRESUME
         try:
-            if resource.broken:
+            if resource.suspect:
                 resource.mend()
             resource.rm.start(enlistment.branch.xid, resource.rmid, flags)
             enlistment.session = resource.rm.session(resource.rmid)

@@ -111,11 +111,7 @@ def check_flags(verb: str, flags: int, switch_flags: int) -> None:
     if not FLAG_RULES[verb].allows(flags):
         raise xa_error(Code.XAER_INVAL, f"{verb} does not allow the flags {flag_names(flags)}")
     if flags & TMASYNC and not switch_flags & TMUSEASYNC:
-        raise xa_error(
-            Code.XAER_ASYNC, f"{verb}: this resource manager does not offer TMASYNC (TMUSEASYNC is not set)"
-        )
+        raise xa_error(Code.XAER_ASYNC, f"{verb}: this resource manager does not offer TMASYNC (TMUSEASYNC is not set)")
     if flags & TMMIGRATE and switch_flags & TMNOMIGRATE:
-        raise xa_error(
-            Code.XAER_INVAL, f"{verb}: this resource manager does not migrate (TMNOMIGRATE is set)"
-        )
+        raise xa_error(Code.XAER_INVAL, f"{verb}: this resource manager does not migrate (TMNOMIGRATE is set)")
     _PASSED[verb, flags, switch_flags] = True

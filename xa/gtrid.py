@@ -58,9 +58,7 @@ class Gtrid:
 
     def encode(self) -> bytes:
         """The octets, as in the module's docstring."""
-        return (
-            log_prefix(self.node, self.log_id) + _TAIL.pack(self.log_id, self.incarnation, self.sequence)[8:]
-        )
+        return log_prefix(self.node, self.log_id) + _TAIL.pack(self.log_id, self.incarnation, self.sequence)[8:]
 
     @classmethod
     def decode(cls, octets: bytes) -> Gtrid:

@@ -209,9 +209,7 @@ REGISTRATION: Final = Machine(
     {
         **dict.fromkeys(((state, RegistrationVerb.REGISTER) for state in (D1, D2, D3)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.REGISTER_NULL) for state in (D1, D2, D3)), Code.XAER_PROTO),
-        **dict.fromkeys(
-            ((state, RegistrationVerb.REGISTER_RESUME) for state in (D0, D1, D3)), Code.XAER_PROTO
-        ),
+        **dict.fromkeys(((state, RegistrationVerb.REGISTER_RESUME) for state in (D0, D1, D3)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.UNREGISTER) for state in (D0, D1, D2)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.SUSPEND) for state in (D0, D2, D3)), Code.XAER_PROTO),
         **dict.fromkeys(((state, RegistrationVerb.END) for state in (D0, D3)), Code.XAER_PROTO),

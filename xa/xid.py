@@ -42,9 +42,7 @@ class Xid:
                 raise ValueError("a null XID (format id -1) has neither gtrid nor bqual")
             return
         if not 0 <= self.format_id <= MAX_FORMAT_ID:
-            raise ValueError(
-                f"format id {self.format_id} is not between 0 and {MAX_FORMAT_ID}, nor -1 (null)"
-            )
+            raise ValueError(f"format id {self.format_id} is not between 0 and {MAX_FORMAT_ID}, nor -1 (null)")
         if not 1 <= len(self.gtrid) <= MAX_GTRID:
             raise ValueError(f"gtrid has {len(self.gtrid)} octets, allowed are 1 to {MAX_GTRID}")
         if len(self.bqual) > MAX_BQUAL:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from xa.tables import ASSOCIATION, REGISTRATION, BranchState
 
 if TYPE_CHECKING:
+    from enum import Enum
+
     from xa.codes import Code
     from xa.control import ThreadOfControl
     from xa.machine import Machine
@@ -47,9 +48,7 @@ class Dialect:
         "suspended",
     )
 
-    def __init__(
-        self, machine: Machine[Any, Any], states: tuple[str, str, str], starts: tuple[str, str]
-    ) -> None:
+    def __init__(self, machine: Machine[Any, Any], states: tuple[str, str, str], starts: tuple[str, str]) -> None:
         self.machine = machine
         self.none: Enum
         self.active: Enum

@@ -13,7 +13,6 @@ from xa.control import thread_of_control
 from xa.errors import EXCEPTIONS, xa_error
 from xa.flags import TMASYNC, TMMULTIPLE, TMNOWAIT, check_flags
 from xa.machine import Result, advance
-from xa.reference.branch import Association, Dialect
 from xa.reference.script import Fate
 from xa.resource import Completion, Handle
 from xa.tables import ASYNC, RESOURCE, AsyncState, AsyncVerb, RegistrationState, ResourceState, ResourceVerb
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from xa.control import ThreadOfControl
     from xa.errors import XaError
+    from xa.reference.branch import Association, Dialect
     from xa.reference.store import ReferenceStore
     from xa.xid import Xid
 
@@ -71,9 +71,7 @@ class Flight:
 
     def held(self) -> list[Association]:
         """Those of `associations` that are still of the lost connection, and did not migrate."""
-        return [
-            held for held in self.associations if held.client is self.client and held.control is self.control
-        ]
+        return [held for held in self.associations if held.client is self.client and held.control is self.control]
 
 
 class Operation:
@@ -150,9 +148,7 @@ class ReferenceClient:
             if code is None:
                 if flags & TMNOWAIT:
                     operation.state = advance(ASYNC, operation.state, AsyncVerb.COMPLETE, Result.RETRY)
-                    raise xa_error(
-                        Code.XA_RETRY, f"complete: {operation.verb} has not completed", operation.xid
-                    )
+                    raise xa_error(Code.XA_RETRY, f"complete: {operation.verb} has not completed", operation.xid)
                 code = self._wait(operation)
             operation.state = advance(ASYNC, operation.state, AsyncVerb.COMPLETE)
             del self._operations[handle]
@@ -262,9 +258,7 @@ class ReferenceClient:
         store.lose(lost.held())
         return LOST
 
-    def _promise(
-        self, control: ThreadOfControl, verb: str, xid: Xid | None, outcome: Code | Flight
-    ) -> Handle:
+    def _promise(self, control: ThreadOfControl, verb: str, xid: Xid | None, outcome: Code | Flight) -> Handle:
         handle = Handle(next(self._numbers))
         self._operations[handle] = Operation(control, verb, xid, outcome)
         if xid is not None:

@@ -85,9 +85,7 @@ class ReferenceDecider(ReferenceResource):
 
     name = "xabridge reference decider"
 
-    def __init__(
-        self, store: DecidingStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC
-    ) -> None:
+    def __init__(self, store: DecidingStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> None:
         super().__init__(store, registrar, flags)
         self._decisions = store
         self._incarnation = 0
@@ -119,9 +117,7 @@ class ReferenceDecider(ReferenceResource):
         """With TMONEPHASE only."""
         if not flags & TMONEPHASE:
             self._enter("commit", rmid, flags)
-            raise xa_error(
-                Code.XAER_PROTO, "commit: the one that decides commits by decide, or TMONEPHASE", xid
-            )
+            raise xa_error(Code.XAER_PROTO, "commit: the one that decides commits by decide, or TMONEPHASE", xid)
         return super().commit(xid, rmid, flags)
 
     def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:

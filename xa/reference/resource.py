@@ -57,9 +57,7 @@ class ReferenceResource(ReferenceClient):
 
     name = "xabridge reference"
 
-    def __init__(
-        self, store: ReferenceStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC
-    ) -> None:
+    def __init__(self, store: ReferenceStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> None:
         if flags & ~(TMREGISTER | TMNOMIGRATE | TMUSEASYNC):
             raise ValueError(f"not switch flags: {flags:#x}")
         if flags & TMREGISTER and registrar is None:
@@ -77,9 +75,7 @@ class ReferenceResource(ReferenceClient):
         """As `xa.ResourceManager` says; `open_string` is the store's `url`."""
         check_flags("open", flags, self.flags)
         if open_string != self._store.url:
-            raise xa_error(
-                Code.XAER_INVAL, f"open: {open_string!r} is not this store's, {self._store.url!r} is"
-            )
+            raise xa_error(Code.XAER_INVAL, f"open: {open_string!r} is not this store's, {self._store.url!r} is")
         control = thread_of_control()
         with self._store.lock:
             if self._state is R1 and rmid != self._rmid:
@@ -106,9 +102,7 @@ class ReferenceResource(ReferenceClient):
                 if control in self._current or control in self._outside:
                     raise xa_error(Code.XAER_PROTO, "close: this thread is at work; end that first")
                 if self._operations:
-                    raise xa_error(
-                        Code.XAER_PROTO, f"close: {len(self._operations)} operations wait for complete"
-                    )
+                    raise xa_error(Code.XAER_PROTO, f"close: {len(self._operations)} operations wait for complete")
             return self._send("close", control, None, flags, self._close)
 
     def _close(self, answer: Code | None = None) -> Code:
@@ -144,18 +138,14 @@ class ReferenceResource(ReferenceClient):
         if held is not None:
             if held.state is held.dialect.none:
                 self._lose_connection(control)
-                raise xa_error(
-                    LOST, "start: the connection, and this thread's association with it, was lost", held.xid
-                )
+                raise xa_error(LOST, "start: the connection, and this thread's association with it, was lost", held.xid)
             raise xa_error(Code.XAER_PROTO, f"start: this thread is associated with {held.xid}", xid)
         effect: Effect
         if flags & TMRESUME:
             association = self._resumable(control, xid)
             effect = partial(store.resume, association, self, control)
         elif self._suspended and (control, xid) in self._suspended:
-            raise xa_error(
-                Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid
-            )
+            raise xa_error(Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid)
         else:
             association = Association(self, control, xid, self._dialect)
             if not (store.script or flags or not store.reachable):
@@ -176,9 +166,7 @@ class ReferenceResource(ReferenceClient):
 
     def _not_associated(self, verb: str, xid: Xid) -> Exception:
         if self._store.knows(xid):
-            return xa_error(
-                Code.XAER_PROTO, f"{verb}: this thread has no such association with the branch", xid
-            )
+            return xa_error(Code.XAER_PROTO, f"{verb}: this thread has no such association with the branch", xid)
         return self._error(verb, Code.XAER_NOTA, xid)
 
     def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
@@ -194,14 +182,8 @@ class ReferenceResource(ReferenceClient):
                 if association is None:
                     raise self._not_associated("end", xid)
             dialect = association.dialect
-            verb = (
-                dialect.suspend if flags & TMSUSPEND else dialect.end_fail if flags & TMFAIL else dialect.end
-            )
-            refused = (
-                None
-                if association.state is dialect.none
-                else dialect.machine.refusal(association.state, verb)
-            )
+            verb = dialect.suspend if flags & TMSUSPEND else dialect.end_fail if flags & TMFAIL else dialect.end
+            refused = None if association.state is dialect.none else dialect.machine.refusal(association.state, verb)
             if refused is not None:
                 raise xa_error(refused, f"end: the association is {association.state.value}", xid)
             if not (store.script or flags & (TMASYNC | TMMIGRATE) or not store.reachable):
@@ -226,9 +208,7 @@ class ReferenceResource(ReferenceClient):
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says."""
         store = self._store
-        return self._finish(
-            "commit", xid, rmid, flags, store.commit_one_phase if flags & TMONEPHASE else store.commit
-        )
+        return self._finish("commit", xid, rmid, flags, store.commit_one_phase if flags & TMONEPHASE else store.commit)
 
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says."""
@@ -283,9 +263,7 @@ class ReferenceResource(ReferenceClient):
             raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
         return ReferenceSession(self, control)
 
-    def work(
-        self, control: ThreadOfControl, operation: Callable[[ReferenceStore, Branch | None], Any]
-    ) -> Any:
+    def work(self, control: ThreadOfControl, operation: Callable[[ReferenceStore, Branch | None], Any]) -> Any:
         """Does one operation of a session."""
         self._connected("session", self._rmid)
         store = self._store
@@ -313,16 +291,12 @@ class ReferenceResource(ReferenceClient):
         self._ask(answer, "ax_reg")
         with self._store.lock:
             if xid.is_null:
-                self._outside[control] = advance(
-                    REGISTRATION, RegistrationState.D0, RegistrationVerb.REGISTER_NULL
-                )
+                self._outside[control] = advance(REGISTRATION, RegistrationState.D0, RegistrationVerb.REGISTER_NULL)
                 return False
             self._start(control, xid, _AX_STARTS[answer])
             return True
 
-    def _work_outside(
-        self, control: ThreadOfControl, operation: Callable[[ReferenceStore, Branch | None], Any]
-    ) -> Any:
+    def _work_outside(self, control: ThreadOfControl, operation: Callable[[ReferenceStore, Branch | None], Any]) -> Any:
         """One operation that is a transaction of its own, and the end of its registration."""
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
         try:

@@ -74,9 +74,7 @@ class Script:
         """From the `nth` call of `verb` from now on, `times` calls go this way. With `xid` only calls for that
         branch count. Where several plans match a call, the earliest planned takes it."""
         if verb not in VERBS | DECIDER_VERBS:
-            raise ValueError(
-                f"{verb!r} can't be scripted; there are {', '.join(sorted(VERBS | DECIDER_VERBS))}"
-            )
+            raise ValueError(f"{verb!r} can't be scripted; there are {', '.join(sorted(VERBS | DECIDER_VERBS))}")
         if nth < 1 or times < 1:
             raise ValueError(f"nth and times count from 1, not {nth} and {times}")
         if fate is Fate.DELAYED and verb not in _DELAYABLE:

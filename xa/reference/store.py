@@ -107,12 +107,7 @@ class ReferenceStore:
         """The client's process dies, its threads and connections with it."""
         with self.lock:
             self._lose(
-                [
-                    held
-                    for branch in self._branches.values()
-                    for held in branch.associations
-                    if held.client is client
-                ]
+                [held for branch in self._branches.values() for held in branch.associations if held.client is client]
             )
             client.forget_everything()
 
@@ -140,9 +135,7 @@ class ReferenceStore:
     def deliver(self, xid: Xid | None = None) -> int:
         """Requests in flight arrive, of all or of one branch, in the order of their sending; how many did."""
         with self.lock:
-            return sum(
-                self.arrive(flight) for flight in tuple(self.in_flight) if xid is None or flight.xid == xid
-            )
+            return sum(self.arrive(flight) for flight in tuple(self.in_flight) if xid is None or flight.xid == xid)
 
     def drop(self, xid: Xid | None = None) -> int:
         """Requests in flight will never arrive, of all or of one branch; how many."""
@@ -207,9 +200,7 @@ class ReferenceStore:
                 branch.associations.remove(association)
         return code
 
-    def end(
-        self, association: Association, verb: Any, answer: Code | None = None, *, migrates: bool = False
-    ) -> Code:
+    def end(self, association: Association, verb: Any, answer: Code | None = None, *, migrates: bool = False) -> Code:
         """Ends or suspends; `verb` is one of the dialect's. Called with `lock` held."""
         branch = self._branches.get(association.xid)
         dialect = association.dialect
@@ -283,18 +274,14 @@ class ReferenceStore:
         branch = self._branches.get(xid)
         if branch is None:
             return Code.XAER_NOTA
-        return self._apply(
-            branch, BranchVerb.COMMIT_ONE_PHASE, answer if answer is not None else branch.reason or OK
-        )
+        return self._apply(branch, BranchVerb.COMMIT_ONE_PHASE, answer if answer is not None else branch.reason or OK)
 
     def rollback(self, xid: Xid, answer: Code | None = None) -> Code:
         """xa_rollback. Called with `lock` held."""
         branch = self._branches.get(xid)
         if branch is None:
             return Code.XAER_NOTA
-        return self._apply(
-            branch, BranchVerb.ROLLBACK, answer if answer is not None else branch.outcome or OK
-        )
+        return self._apply(branch, BranchVerb.ROLLBACK, answer if answer is not None else branch.outcome or OK)
 
     def forget(self, xid: Xid, answer: Code | None = None) -> Code:
         """xa_forget. Called with `lock` held."""
@@ -399,9 +386,7 @@ class ReferenceStore:
         if target is S0:
             self._branches.pop(branch.xid, None)
             for association in branch.associations:
-                association.state = advance(
-                    association.dialect.machine, association.state, association.dialect.lose
-                )
+                association.state = advance(association.dialect.machine, association.state, association.dialect.lose)
             branch.associations.clear()
         else:
             branch.outcome = code
