@@ -1,1 +1,5 @@
-"""Database resource managers."""
+"""Database resource managers: PostgreSQL in two phases, and any SQLAlchemy database as the one that decides."""
+
+from rm_db.postgres import PostgresResource, PreparedTransaction
+
+__all__ = ["PostgresResource", "PreparedTransaction"]

@@ -25,14 +25,18 @@ if TYPE_CHECKING:
 
 T0, T1, T2 = AssociationState.T0, AssociationState.T1, AssociationState.T2
 S0, S1, S2, S3, S4 = BranchState.S0, BranchState.S1, BranchState.S2, BranchState.S3, BranchState.S4
-_SUCCEEDS: Final = frozenset({Code.XA_OK, Code.XA_RDONLY})
 
 MAX_REMEMBERED: Final = 10_000
 """How many of the branches prepared here are remembered, to tell a wrong call from an unknown xid."""
 
 
 class Session(Protocol):
-    """What an application works with, as far as the verbs care."""
+    """What an application works with, as far as the verbs care: `facade` is what it gets."""
+
+    @property
+    def facade(self) -> Any:
+        """The native interface."""
+        ...
 
     def finish(self) -> None:
         """The work ends: what the session holds back is written. Raises whatever that raises."""
@@ -64,6 +68,10 @@ class Work(Protocol):
 
     def rollback(self) -> Steps[None]:
         """Rolls back; does not fail."""
+        ...
+
+    def abandon(self) -> None:
+        """Gives the connection up, where there still is one: nothing more is asked of this work."""
         ...
 
 
@@ -225,9 +233,7 @@ class Branches:
         if held is not None:
             raise xa_error(Code.XAER_PROTO, f"start: this thread is associated with {held.branch.xid}", xid)
         if (id(control), xid) in self._suspended:
-            raise xa_error(
-                Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid
-            )
+            raise xa_error(Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid)
 
     # --- end --------------------------------------------------------------------------------------------------
 

@@ -130,8 +130,8 @@ class WirePool:
                 if now >= deadline or not self._changed.wait(deadline - now):
                     raise xa_error(
                         Code.XAER_RMERR,
-                        f"no connection became free within {self._wait_s:g} s: {self._working} transactions are at work, "
-                        f"allowed are {self.size}; raise xa_pool_size, or look for transactions that hang",
+                        f"no connection became free within {self._wait_s:g} s: {self._working} are at work, "
+                        f"{self.size} may be; raise xa_pool_size, or look for transactions that hang",
                     )
 
     def _take_idle(self) -> Wire | None:

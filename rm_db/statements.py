@@ -7,7 +7,6 @@ writes), the database is asked at the vote.
 from __future__ import annotations
 
 import re
-from enum import Flag
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -17,20 +16,16 @@ if TYPE_CHECKING:
 MAX_CACHED_CHARS: Final = 8192
 
 
-class Effects(Flag):
-    """What a text does besides reading."""
-
-    NONE = 0
-    ENDS = 1
-    """It begins, commits, rolls back or prepares a transaction; savepoints don't count."""
-    WRITES = 2
-    """Its first statement inserts, updates, deletes or merges; whether any row, its row count tells."""
-    NOTIFIES = 4
-    """It speaks of NOTIFY or LISTEN, which leave no trace in the transaction until it is prepared."""
-    DEFINES = 8
-    """It holds a statement of the data definition or control language."""
-    LINGERS = 16
-    """It leaves something in the session that no command takes back: a named prepared statement, a library."""
+ENDS: Final = 1
+"""The text begins, commits, rolls back or prepares a transaction; savepoints don't count."""
+WRITES: Final = 2
+"""Its first statement inserts, updates, deletes or merges; whether any row, its row count tells."""
+NOTIFIES: Final = 4
+"""It speaks of NOTIFY or LISTEN, which leave no trace in the transaction until it is prepared."""
+DEFINES: Final = 8
+"""It holds a statement of the data definition or control language."""
+LINGERS: Final = 16
+"""It leaves something in the session that no command takes back: a named prepared statement, a library."""
 
 
 _TOKEN: Final = re.compile(
@@ -57,23 +52,23 @@ _DEFINES: Final = frozenset({"CREATE", "ALTER", "DROP", "TRUNCATE", "RENAME", "G
 _LINGERS: Final = frozenset({"PREPARE", "LOAD"})
 
 
-def classify(text: str) -> Effects:
-    """What `text`, one statement or several, does."""
+def classify(text: str) -> int:
+    """What `text`, one statement or several, does besides reading: flags of the above."""
     return _classify(text) if len(text) > MAX_CACHED_CHARS else _classify_cached(text)
 
 
-def _classify(text: str) -> Effects:
-    effects = Effects.NOTIFIES if _NOTIFIES.search(text) else Effects.NONE
+def _classify(text: str) -> int:
+    effects = NOTIFIES if _NOTIFIES.search(text) else 0
     for index, words in enumerate(_statements(text)):
         first = words[0]
         if first in _ENDS or tuple(words[:2]) in _ENDS_WITH or (first == "ROLLBACK" and "TO" not in words[1:3]):
-            effects |= Effects.ENDS
+            effects |= ENDS
         if index == 0 and first in _WRITES:
-            effects |= Effects.WRITES
+            effects |= WRITES
         if first in _DEFINES:
-            effects |= Effects.DEFINES
+            effects |= DEFINES
         if first in _LINGERS:
-            effects |= Effects.LINGERS
+            effects |= LINGERS
     return effects
 
 

@@ -17,11 +17,14 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from rm_db.sqlstate import DUPLICATE_OBJECT, FEATURE_NOT_SUPPORTED, OUT_OF_MEMORY, ROLLED_BACK, lookup
-from rm_db.statements import Effects
+from rm_db.statements import LINGERS, NOTIFIES
 from rm_db.wire import ACTIVE, IDLE, IN_ERROR, ConnectionLost, Failure, Reply, Steps, Wire
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rm_db.branches import Session
     from rm_db.pool import WirePool
     from xa import XaError, Xid
 
@@ -64,19 +67,41 @@ class PgWork:
     """One branch's work. Its connection is given back to the pool when the work is over; `wire` is None then.
 
     The session tells what it sees: `failure` is the error that a statement left the transaction with, `misused` says
-    how the session broke the rules, `used` and `wrote` whether there was any statement, and any row written.
+    why the session made the work rollback-only, `used` and `wrote` whether there was any statement, and any row
+    written; `effects` are those of its texts.
     """
 
-    __slots__ = ("_ending", "_manners", "_pool", "effects", "failure", "misused", "used", "wire", "wrote", "xid")
+    __slots__ = (
+        "_ending",
+        "_make_session",
+        "_manners",
+        "_pool",
+        "effects",
+        "failure",
+        "misused",
+        "used",
+        "wire",
+        "wrote",
+        "xid",
+    )
 
-    def __init__(self, xid: Xid, pool: WirePool, manners: Manners, *, wait: bool) -> None:
+    def __init__(
+        self,
+        xid: Xid,
+        pool: WirePool,
+        manners: Manners,
+        make_session: Callable[[PgWork], Session],
+        *,
+        wait: bool,
+    ) -> None:
         self.xid = xid
         self._pool = pool
         self._manners = manners
+        self._make_session = make_session
         self._ending = False
         self.failure: Failure | None = None
         self.misused: str | None = None
-        self.effects = Effects.NONE
+        self.effects = 0
         self.used = False
         self.wrote = False
         wire = pool.acquire(work=True, wait=wait)
@@ -86,6 +111,10 @@ class PgWork:
             pool.release(wire)
             raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", xid) from None
         self.wire: Wire | None = wire
+
+    def session(self) -> Session:
+        """What the application works with."""
+        return self._make_session(self)
 
     def failed(self, error: psycopg.Error) -> None:
         """For the session: a statement raised `error`."""
@@ -215,7 +244,7 @@ class PgWork:
 
     def _must_prepare(self) -> bool:
         """Rows were written, or a text spoke of NOTIFY or LISTEN, of which only PREPARE itself can judge."""
-        return self.wrote or Effects.NOTIFIES in self.effects
+        return self.wrote or bool(self.effects & NOTIFIES)
 
     def _is_read_only(self, wire: Wire) -> Steps[bool]:
         if not self.used:
@@ -249,7 +278,7 @@ class PgWork:
 
     def _give_back(self, wire: Wire) -> None:
         self.wire = None
-        if Effects.LINGERS in self.effects:
+        if self.effects & LINGERS:
             wire.reusable = False
         self._pool.release(wire)
 
