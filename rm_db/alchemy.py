@@ -38,6 +38,10 @@ class Owner(Protocol):
         """Makes the branch rollback-only."""
         ...
 
+    def lose(self, why: str) -> None:
+        """Takes note that the connection is broken."""
+        ...
+
 
 class Lease(PoolProxiedConnection):
     """A driver's connection that SQLAlchemy may use, and neither commit nor give back."""
@@ -91,7 +95,7 @@ class Lease(PoolProxiedConnection):
 
     def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:  # noqa: ARG002 — SQLAlchemy's signature
         """SQLAlchemy takes the connection for broken."""
-        self._owner.doom(f"the connection was invalidated: {e}" if e is not None else "the connection was invalidated")
+        self._owner.lose(f"the connection was invalidated: {e}" if e is not None else "the connection was invalidated")
 
     def detach(self) -> None:
         """Refused."""

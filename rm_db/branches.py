@@ -10,18 +10,33 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from weakref import ref
 
 from xa import Code, xa_error
-from xa.machine import RESULT_OF, Result, advance
-from xa.tables import ASSOCIATION, BRANCH, AssociationState, AssociationVerb, BranchState, BranchVerb
+from xa.machine import RESULT_OF, IllegalTransition, advance
+from xa.tables import (
+    ASSOCIATION,
+    ASYNC,
+    BRANCH,
+    AssociationState,
+    AssociationVerb,
+    AsyncState,
+    AsyncVerb,
+    BranchState,
+    BranchVerb,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rm_db.wire import Steps
     from xa import ThreadOfControl, XaError, Xid
+    from xa.machine import Machine
+
+S = TypeVar("S", bound=Enum)
+V = TypeVar("V", bound=Enum)
 
 T0, T1, T2 = AssociationState.T0, AssociationState.T1, AssociationState.T2
 S0, S1, S2, S3, S4 = BranchState.S0, BranchState.S1, BranchState.S2, BranchState.S3, BranchState.S4
@@ -55,7 +70,7 @@ class Work(Protocol):
         ...
 
     def check(self) -> Steps[XaError | None]:
-        """At the end of the work: the XA_RB* that makes it rollback-only, if anything does."""
+        """At the end of the work: the XA_RB* that makes it rollback-only, or XAER_RMFAIL, if anything does."""
         ...
 
     def commit(self) -> Steps[Code]:
@@ -76,16 +91,15 @@ class Work(Protocol):
 
 
 class Branch:
-    """One unprepared branch. `reason` is why it is rollback-only; `busy` while a verb is carried out on it."""
+    """One unprepared branch. `reason` is why it is rollback-only. In S0 it is being started."""
 
-    __slots__ = ("active", "busy", "reason", "state", "suspended", "work", "xid")
+    __slots__ = ("active", "reason", "state", "suspended", "work", "xid")
 
     def __init__(self, xid: Xid) -> None:
         self.xid = xid
         self.state = S0
         self.active: Association | None = None
         self.suspended: list[Association] = []
-        self.busy = True
         self.reason: XaError | None = None
         self.work: Any = None
 
@@ -96,7 +110,7 @@ class Branch:
 
     def move(self, verb: BranchVerb, code: Code) -> None:
         """Follows the table's row for `verb` answered with `code`."""
-        self.state = advance(BRANCH, self.state, verb, RESULT_OF[code])
+        self.state = _follow(BRANCH, self.state, verb, code, self.xid)
 
 
 class Association:
@@ -114,17 +128,25 @@ class Association:
 
     def move(self, verb: AssociationVerb, code: Code) -> None:
         """Follows the table's row for `verb` answered with `code`."""
-        self.state = advance(ASSOCIATION, self.state, verb, RESULT_OF[code])
+        self.state = _follow(ASSOCIATION, self.state, verb, code, self.branch.xid)
+
+
+def _follow(machine: Machine[S, V], state: S, verb: V, code: Code, xid: Xid) -> S:
+    try:
+        return advance(machine, state, verb, RESULT_OF[code])
+    except IllegalTransition as refused:  # two threads at once, of which one came too late
+        raise xa_error(refused.code, str(refused), xid) from refused
 
 
 class Branches:
     """The branches of one instance. Methods are called with `changed` held unless they say otherwise."""
 
-    def __init__(self, join_wait_s: float) -> None:
+    def __init__(self, wait_s: float) -> None:
         self.changed = threading.Condition()
-        self._join_wait_s = join_wait_s
+        self._wait_s = wait_s
         self._branches: dict[Xid, Branch] = {}
         self._prepared: OrderedDict[Xid, None] = OrderedDict()
+        self._busy: dict[Xid, bool] = {}
         self._current: dict[int, Association] = {}
         self._suspended: dict[tuple[int, Xid], Association] = {}
         self.lost: deque[Association] = deque()
@@ -140,6 +162,22 @@ class Branches:
         """Every unprepared branch."""
         return list(self._branches.values())
 
+    def occupy(self, verb: str, xid: Xid, *, asynchronous: bool, hold: bool) -> None:
+        """One operation on a branch at a time: waits for one that is under way in another thread, refuses while one
+        waits for complete. With `hold` this is one, until `vacate`."""
+        while xid in self._busy:
+            if self._busy[xid] or not self.changed.wait(self._wait_s):
+                kind = AsyncVerb.ASYNCHRONOUS if asynchronous else AsyncVerb.SYNCHRONOUS
+                code = ASYNC.refusal(AsyncState.A1, kind) or Code.XAER_PROTO
+                raise xa_error(code, f"{verb}: another operation on the branch is outstanding", xid)
+        if hold:
+            self._busy[xid] = asynchronous
+
+    def vacate(self, xid: Xid) -> None:
+        """The operation is over, and was told."""
+        del self._busy[xid]
+        self.changed.notify_all()
+
     def current(self, control: ThreadOfControl) -> Association | None:
         """The thread's active association."""
         return self._current.get(id(control))
@@ -151,7 +189,7 @@ class Branches:
     # --- start ------------------------------------------------------------------------------------------------
 
     def create(self, control: ThreadOfControl, xid: Xid) -> Branch:
-        """A new branch, busy until `begun` or `remove`."""
+        """A new branch, in S0 until `begun` or `remove`."""
         self._check_free(control, xid)
         if xid in self._branches or xid in self._prepared:
             raise xa_error(Code.XAER_DUPID, f"start: the branch exists, {self.describe(xid)}", xid)
@@ -162,7 +200,6 @@ class Branches:
         """The work of a new branch has begun, in this thread."""
         branch.move(BranchVerb.START, Code.XA_OK)
         branch.work = work
-        branch.busy = False
         association = Association(branch, control, self.lost.append)
         self._activate(association, AssociationVerb.START)
         return association
@@ -201,13 +238,13 @@ class Branches:
         return association
 
     def _enter(self, branch: Branch, association: Association, verb: AssociationVerb, *, wait: bool) -> None:
-        if branch.active is not None or branch.busy:
+        if branch.active is not None:
             if not wait:
                 raise xa_error(Code.XA_RETRY, "start: another thread is at work on the branch", branch.xid)
-            if not self.changed.wait_for(lambda: not (branch.active or branch.busy), self._join_wait_s):
+            if not self.changed.wait_for(lambda: branch.active is None, self._wait_s):
                 raise xa_error(
                     Code.XAER_RMERR,
-                    f"start: another thread has been at work on the branch for {self._join_wait_s:g} s, "
+                    f"start: another thread has been at work on the branch for {self._wait_s:g} s, "
                     "and a connection serves one thread at a time",
                     branch.xid,
                 )
@@ -276,7 +313,7 @@ class Branches:
             association.session.expire()
         if self._branches.get(branch.xid) is not branch:
             return None
-        branch.state = advance(BRANCH, branch.state, BranchVerb.LOSE, Result.OK)
+        branch.move(BranchVerb.LOSE, Code.XA_OK)
         branch.reason = branch.reason or reason
         self.changed.notify_all()
         return branch
@@ -301,25 +338,20 @@ class Branches:
 
     # --- completion -------------------------------------------------------------------------------------------
 
-    def claim(self, verb: str, move: BranchVerb, xid: Xid) -> Branch | None:
-        """The unprepared branch that `move` is to be carried out on, busy from now on; None when it is none of
-        this instance's. XAER_PROTO when the tables refuse it, or another verb is under way."""
+    def find(self, verb: str, move: BranchVerb, xid: Xid) -> Branch | None:
+        """The unprepared branch that `move` is to be carried out on; None when it is none of this instance's.
+        XAER_PROTO when the tables refuse it."""
         branch = self._branches.get(xid)
         state = S3 if xid in self._prepared else S0
         if branch is not None:
-            if branch.busy:
-                raise xa_error(Code.XAER_PROTO, f"{verb}: another verb is being carried out on the branch", xid)
-            state = S1 if branch.associated else branch.state
+            state = S1 if branch.associated or branch.state is S0 else branch.state
         refused = BRANCH.refusal(state, move)
         if refused is not None and refused is not Code.XAER_NOTA:
             raise xa_error(refused, f"{verb}: the branch {self.describe(xid)}", xid)
-        if branch is not None:
-            branch.busy = True
         return branch
 
     def completed(self, branch: Branch, move: BranchVerb, code: Code) -> None:
-        """The verb on a claimed branch was answered with `code`."""
-        branch.busy = False
+        """The verb on a branch that was found was answered with `code`."""
         if code is Code.XAER_RMFAIL or code is Code.XAER_NOTA:
             self.remove(branch)
         else:

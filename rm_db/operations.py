@@ -78,8 +78,10 @@ class Operations:
             self._outstanding[handle] = operation
         return handle
 
-    def take(self, control: ThreadOfControl, handle: Handle | None, flags: int, timeout_s: float) -> Completion:
-        """As `complete` of `xa.ResourceManager` says."""
+    def take(
+        self, control: ThreadOfControl, handle: Handle | None, flags: int, timeout_s: float
+    ) -> tuple[Operation, Completion]:
+        """As `complete` of `xa.ResourceManager` says; the operation that was completed, and how."""
         with self._lock:
             if flags & TMMULTIPLE:
                 handle = self._any(control, handle, flags, timeout_s)
@@ -94,8 +96,8 @@ class Operations:
             del self._outstanding[handle]
         answer = operation.finish(timeout_s)
         if isinstance(answer, XaError):
-            return Completion(handle, answer.code, answer)
-        return Completion(handle, answer)
+            return operation, Completion(handle, answer.code, answer)
+        return operation, Completion(handle, answer)
 
     def _any(self, control: ThreadOfControl, handle: Handle | None, flags: int, timeout_s: float) -> Handle:
         """An operation of the thread's, one that has completed if there is one."""

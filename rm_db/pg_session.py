@@ -10,7 +10,6 @@ import threading
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
@@ -20,6 +19,9 @@ from rm_db.pg_view import Admission, BranchView
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
     from psycopg.adapt import AdaptersMap
     from sqlalchemy.engine import Engine
 
@@ -80,8 +82,8 @@ class PgSessions:
     """Makes the sessions of one server. SQLAlchemy's engine is made, and asks the server what it has to know, when
     the first session needs it; after that it makes no connection of its own."""
 
-    def __init__(self, conninfo: str) -> None:
-        self._conninfo = conninfo
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+        self._connect = connect
         self._lock = threading.Lock()
         self._initialized = False
 
@@ -106,4 +108,4 @@ class PgSessions:
                 Code.XAER_PROTO,
                 "connecting through a session's engine would leave the transaction: use the session itself",
             )
-        return psycopg.connect(self._conninfo)
+        return self._connect()

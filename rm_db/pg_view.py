@@ -66,6 +66,10 @@ class Admission:
         """Makes the branch rollback-only."""
         self.work.misused = self.work.misused or why
 
+    def lose(self, why: str) -> None:
+        """SQLAlchemy takes the connection for broken: what libpq thinks of it counts, and the work is not trusted."""
+        self.doom(why)
+
     def enter(self, *, wait: bool) -> Wire:
         """Takes the connection for one operation of libpq's."""
         wire = self.work.wire

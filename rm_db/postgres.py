@@ -15,7 +15,14 @@ from rm_db.address import Address
 from rm_db.gid import decode_gid, encode_gid
 from rm_db.resource import DatabaseResource
 from rm_db.server import Facts, PgServer
-from rm_db.sqlstate import COMMIT_PREPARED, INSUFFICIENT_PRIVILEGE, ROLLBACK_PREPARED, UNDEFINED_OBJECT, lookup
+from rm_db.sqlstate import (
+    COMMIT_PREPARED,
+    INSUFFICIENT_PRIVILEGE,
+    OBJECT_IN_USE,
+    ROLLBACK_PREPARED,
+    UNDEFINED_OBJECT,
+    lookup,
+)
 from rm_db.wire import ConnectionLost, Failure, Reply, Steps, Wire
 from rm_db.work import PgWork
 from xa import Code, xa_error
@@ -24,7 +31,6 @@ from xa.tables import BranchVerb
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rm_db.branches import Branch
     from xa import Handle, Xid
 
 logger = logging.getLogger("xabridge.rm_db")
@@ -53,12 +59,13 @@ SELECT {gid}, p.database, p.owner, to_char(p.prepared AT TIME ZONE 'UTC', 'YYYY-
 """
 
 _BEING_PREPARED: Final = """
-SELECT pg_terminate_backend(pid), pg_sleep({pause_s}) FROM pg_stat_activity
+SELECT pg_terminate_backend(pid), pg_sleep(0.05) FROM pg_stat_activity
  WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'active'
    AND starts_with(query, 'PREPARE TRANSACTION ''{gid}''')
 """
-_TERMINATION_PAUSE_S: Final = 0.05
-_TERMINATION_TRIES: Final = 100
+_PAUSE: Final = b"SELECT pg_sleep(0.05)"
+_TRIES: Final = 100
+"""How often something that is over in a moment is asked again, with a pause between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +131,11 @@ class PostgresResource(DatabaseResource):
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says."""
         control = self._enter("prepare", rmid, flags, xid)
-        branch = self._claim("prepare", BranchVerb.PREPARE, xid)
-        if branch is None:
-            raise xa_error(Code.XAER_NOTA, "prepare: no such branch in this instance", xid)
-        steps = self._carry_out(branch, BranchVerb.PREPARE, branch.work.prepare(encode_gid(xid)))
-        return self._perform(control, "prepare", xid, flags, steps)
+        steps = self._carry_out("prepare", BranchVerb.PREPARE, xid, lambda work: work.prepare(encode_gid(xid)))
+        return self._perform(control, "prepare", xid, flags, steps, hold=True)
 
     def _commit_prepared(self, xid: Xid) -> Steps[Code]:
-        self._check_prepared("commit", BranchVerb.COMMIT, xid)
+        self._find("commit", BranchVerb.COMMIT, xid)
         failure = yield from self._finish(b"COMMIT PREPARED", xid)
         if failure is not None:
             raise self._refused("commit", COMMIT_PREPARED, failure, xid)
@@ -146,16 +150,11 @@ class PostgresResource(DatabaseResource):
         return Code.XA_OK
 
     def _forget(self, xid: Xid) -> Steps[Code]:
+        self._find("forget", BranchVerb.FORGET, xid)
         reply = yield from self._opened.command(_EXISTS.format(gid=xid).encode("ascii"))
         if reply.rows():
             raise xa_error(Code.XAER_PROTO, "forget: the branch is prepared, not heuristically completed", xid)
         raise xa_error(Code.XAER_NOTA, "forget: PostgreSQL completes no branch on its own, none is remembered", xid)
-
-    def _check_prepared(self, verb: str, move: BranchVerb, xid: Xid) -> None:
-        """Refuses what this instance knows not to be prepared."""
-        branch: Branch | None = self._claim(verb, move, xid)
-        if branch is not None:
-            raise RuntimeError("the tables let an unprepared branch be committed")
 
     def _refused(self, verb: str, table: dict[str, Code], failure: Failure, xid: Xid) -> Exception:
         code = lookup(table, failure.sqlstate or "")
@@ -169,7 +168,11 @@ class PostgresResource(DatabaseResource):
         wire = pool.acquire(work=False)
         statement = command + b" '" + encode_gid(xid) + b"'"
         try:
-            reply = yield from wire.exchange(statement)
+            for _ in range(_TRIES):
+                reply = yield from wire.exchange(statement)
+                if reply.failure is None or reply.failure.sqlstate != OBJECT_IN_USE:
+                    break
+                yield from wire.exchange(_PAUSE)  # somebody else is completing it at this moment
             if reply.failure is not None and reply.failure.sqlstate == INSUFFICIENT_PRIVILEGE:
                 reply = yield from self._as_owner(wire, statement, xid, reply)
         except ConnectionLost as lost:
@@ -184,8 +187,8 @@ class PostgresResource(DatabaseResource):
     def _end_of_preparation(self, xid: Xid) -> Steps[bool]:
         """The server may be about to prepare the branch for a connection that was given up: terminates the process
         that does, and waits for its end; whether there was one."""
-        query = _BEING_PREPARED.format(gid=xid, pause_s=_TERMINATION_PAUSE_S).encode("ascii")
-        for tries in range(_TERMINATION_TRIES):
+        query = _BEING_PREPARED.format(gid=xid).encode("ascii")
+        for tries in range(_TRIES):
             reply = yield from self._opened.command(query)
             if not reply.rows():
                 return tries > 0

@@ -10,7 +10,7 @@ import logging
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from rm_db.branches import S4, Association, Branch, Branches
 from rm_db.operations import MAX_OUTSTANDING, Operations
@@ -34,11 +34,11 @@ from xa import (
     thread_of_control,
     xa_error,
 )
-from xa.machine import IllegalTransition, Result, advance
+from xa.machine import advance
 from xa.tables import RESOURCE, AssociationVerb, BranchVerb, ResourceState, ResourceVerb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rm_db.branches import Work
     from xa import Completion, Handle, Registrar, ThreadOfControl, Xid
@@ -47,7 +47,8 @@ logger = logging.getLogger("xabridge.rm_db")
 
 T = TypeVar("T")
 
-JOIN_WAIT_S: Final = 30.0
+WAIT_S: Final = 30.0
+"""How long one thread waits for another that is at work on the same branch."""
 R0, R1 = ResourceState.R0, ResourceState.R1
 
 
@@ -61,14 +62,19 @@ class DatabaseResource:
         self._start_over()
 
     def _start_over(self) -> None:
-        """Nothing is open, associated or outstanding."""
-        self._state = R0
+        """A new process: nothing is open, associated or outstanding."""
+        self._operations = Operations()
         self._pid = os.getpid()
+        self._forget_everything()
+
+    def _forget_everything(self) -> None:
+        """Nothing is open or associated."""
+        self._state = R0
         self._rmid = 0
         self._url = ""
-        self._branches = Branches(JOIN_WAIT_S)
-        self._operations = Operations()
+        self._branches = Branches(WAIT_S)
         self._scans: WeakKeyDictionary[ThreadOfControl, list[Xid]] = WeakKeyDictionary()
+        self._broken: WeakSet[ThreadOfControl] = WeakSet()
 
     @property
     def identity(self) -> str:
@@ -107,20 +113,17 @@ class DatabaseResource:
         if self._pid != os.getpid():
             self._database_inherited()
             self._start_over()
-        return self._perform(control, "open", None, flags, self._open(open_string, rmid))
+        return self._perform(control, "open", None, flags, self._open(control, open_string, rmid))
 
-    def _open(self, url: str, rmid: int) -> Steps[Code]:
+    def _open(self, control: ThreadOfControl, url: str, rmid: int) -> Steps[Code]:
         yield from ()
         if self._state is R1 and rmid != self._rmid:
             raise xa_error(Code.XAER_INVAL, f"open: open under rmid {self._rmid} already, not {rmid}")
         if self._url and url != self._url:
             raise xa_error(Code.XAER_INVAL, "open: was opened with another open string; close it first")
-        try:
-            self._database_open(url)
-        except ResourceUnavailable:
-            self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN, Result.RMFAIL)
-            raise
+        self._database_open(url)
         self._url, self._rmid = url, rmid
+        self._broken.discard(control)
         self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN)
         return Code.XA_OK
 
@@ -155,7 +158,7 @@ class DatabaseResource:
                 self._branches.remove(branch)
         state = advance(RESOURCE, self._state, ResourceVerb.CLOSE)
         self._database_close()
-        self._start_over()
+        self._forget_everything()
         self._state = state
         return Code.XA_OK
 
@@ -205,9 +208,15 @@ class DatabaseResource:
             branch = association.branch
         fault = branch.reason
         if branch.active is association and fault is None:
-            fault = _finish(association, xid, failed=verb is AssociationVerb.END_FAIL)
-            if fault is None and verb is not AssociationVerb.END_FAIL:
-                fault = yield from branch.work.check()
+            failed = verb is AssociationVerb.END_FAIL
+            unflushed = _finish(association, xid, failed=failed)
+            fault = (yield from branch.work.check()) or unflushed
+            if fault is not None and fault.code is Code.XAER_RMFAIL:
+                if not failed:
+                    raise fault  # whoever hears it has lost the association, and with it the branch
+                fault = xa_error(Code.XA_RBCOMMFAIL, fault.message, xid)
+            elif failed:
+                fault = None
         with self._branches.changed:
             self._branches.ended(association, verb, fault)
         if branch.state is S4 and branch.work is not None:
@@ -227,24 +236,26 @@ class DatabaseResource:
 
     # --- completion -----------------------------------------------------------------------------------------------
 
-    def _claim(self, verb: str, move: BranchVerb, xid: Xid) -> Branch | None:
+    def _find(self, verb: str, move: BranchVerb, xid: Xid) -> Branch | None:
         with self._branches.changed:
-            return self._branches.claim(verb, move, xid)
+            return self._branches.find(verb, move, xid)
 
-    def _carry_out(self, branch: Branch, move: BranchVerb, steps: Steps[Code]) -> Steps[Code]:
-        """Carries `move` out on a claimed branch; a rollback-only one answers with its reason instead."""
+    def _carry_out(self, verb: str, move: BranchVerb, xid: Xid, work: Callable[[Any], Steps[Code]]) -> Steps[Code]:
+        """Carries `move` out on an unprepared branch; a rollback-only one answers with its reason instead."""
+        branch = self._find(verb, move, xid)
+        if branch is None:
+            raise xa_error(Code.XAER_NOTA, f"{verb}: no such branch in this instance of the resource manager", xid)
         code = Code.XAER_RMFAIL
         try:
             if branch.reason is not None:
                 code = branch.reason.code
                 yield from branch.work.rollback()
                 raise branch.reason
-            code = yield from steps
+            code = yield from work(branch.work)
         except XaError as error:
             code = error.code
             raise
         finally:
-            steps.close()
             if code is Code.XAER_RMFAIL:  # also when the thread was interrupted
                 branch.work.abandon()
             with self._branches.changed:
@@ -254,13 +265,11 @@ class DatabaseResource:
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says."""
         control = self._enter("commit", rmid, flags, xid)
-        if not flags & TMONEPHASE:
-            return self._perform(control, "commit", xid, flags, self._commit_prepared(xid))
-        branch = self._claim("commit", BranchVerb.COMMIT_ONE_PHASE, xid)
-        if branch is None:
-            raise xa_error(Code.XAER_NOTA, "commit(TMONEPHASE): no such branch in this instance", xid)
-        steps = self._carry_out(branch, BranchVerb.COMMIT_ONE_PHASE, branch.work.commit())
-        return self._perform(control, "commit", xid, flags, steps)
+        if flags & TMONEPHASE:
+            steps = self._carry_out("commit", BranchVerb.COMMIT_ONE_PHASE, xid, lambda work: work.commit())
+        else:
+            steps = self._commit_prepared(xid)
+        return self._perform(control, "commit", xid, flags, steps, hold=True)
 
     def _commit_prepared(self, xid: Xid) -> Steps[Code]:
         raise NotImplementedError
@@ -268,11 +277,12 @@ class DatabaseResource:
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says."""
         control = self._enter("rollback", rmid, flags, xid)
-        branch = self._claim("rollback", BranchVerb.ROLLBACK, xid)
-        steps = self._rollback_prepared(xid) if branch is None else self._rollback(branch)
-        return self._perform(control, "rollback", xid, flags, steps)
+        return self._perform(control, "rollback", xid, flags, self._rollback(xid), hold=True)
 
-    def _rollback(self, branch: Branch) -> Steps[Code]:
+    def _rollback(self, xid: Xid) -> Steps[Code]:
+        branch = self._find("rollback", BranchVerb.ROLLBACK, xid)
+        if branch is None:
+            return (yield from self._rollback_prepared(xid))
         try:
             yield from branch.work.rollback()
         finally:
@@ -306,9 +316,7 @@ class DatabaseResource:
     def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says. No database of ours completes a branch on its own, so none is forgotten."""
         control = self._enter("forget", rmid, flags, xid)
-        if self._claim("forget", BranchVerb.FORGET, xid) is not None:
-            raise RuntimeError("the tables let an unprepared branch be forgotten")
-        return self._perform(control, "forget", xid, flags, self._forget(xid))
+        return self._perform(control, "forget", xid, flags, self._forget(xid), hold=True)
 
     def _forget(self, xid: Xid) -> Steps[Code]:
         raise NotImplementedError
@@ -319,9 +327,12 @@ class DatabaseResource:
         if not len(self._operations):
             self._check_open("complete", rmid)
         control = thread_of_control()
-        completion = self._operations.take(control, handle, flags, self._reply_s)
+        operation, completion = self._operations.take(control, handle, flags, self._reply_s)
+        if operation.xid is not None:
+            with self._branches.changed:
+                self._branches.vacate(operation.xid)
         if completion.code is Code.XAER_RMFAIL:
-            self._lose(control, completion.error)
+            self._lose(operation.control, completion.error)
         return completion
 
     # --- what every verb goes through -----------------------------------------------------------------------------
@@ -338,7 +349,11 @@ class DatabaseResource:
             raise xa_error(Code.XAER_INVAL, f"{verb}: the null XID names no branch")
         if self._branches.lost:
             self._reap()
-        return thread_of_control()
+        control = thread_of_control()
+        if self._broken and control in self._broken:
+            code = RESOURCE.refusal(R0, ResourceVerb.ANY) or Code.XAER_PROTO
+            raise xa_error(code, f"{verb}: this thread lost its connection and has to call open again", xid)
+        return control
 
     def _check_open(self, verb: str, rmid: int) -> None:
         refused = RESOURCE.refusal(R0 if self._pid != os.getpid() else self._state, ResourceVerb.ANY)
@@ -348,11 +363,31 @@ class DatabaseResource:
             raise xa_error(Code.XAER_INVAL, f"{verb}: open under rmid {self._rmid}, not {rmid}")
 
     def _perform(
-        self, control: ThreadOfControl, verb: str, xid: Xid | None, flags: int, steps: Steps[Code]
+        self,
+        control: ThreadOfControl,
+        verb: str,
+        xid: Xid | None,
+        flags: int,
+        steps: Steps[Code],
+        *,
+        hold: bool = False,
     ) -> Code | Handle:
-        if flags & TMASYNC:
-            return self._operations.begin(control, verb, xid, steps)
-        return self._run(control, steps)
+        """Carries the verb out, or with TMASYNC begins it. With `hold` the branch takes no other until it is over."""
+        asynchronous = bool(flags & TMASYNC)
+        if xid is not None:
+            with self._branches.changed:
+                self._branches.occupy(verb, xid, asynchronous=asynchronous, hold=hold or asynchronous)
+        begun = False
+        try:
+            if not asynchronous:
+                return self._run(control, steps)
+            handle = self._operations.begin(control, verb, xid, steps)
+            begun = True
+            return handle
+        finally:
+            if xid is not None and (hold or asynchronous) and not begun:
+                with self._branches.changed:
+                    self._branches.vacate(xid)
 
     def _run(self, control: ThreadOfControl, steps: Steps[T]) -> T:
         try:
@@ -360,8 +395,6 @@ class DatabaseResource:
         except ResourceUnavailable as error:
             self._lose(control, error)
             raise
-        except IllegalTransition as refused:
-            raise xa_error(refused.code, str(refused)) from refused
 
     def _lose(self, control: ThreadOfControl, error: XaError | None) -> None:
         """The thread hears XAER_RMFAIL and has lost its associations and its scan."""
@@ -370,6 +403,7 @@ class DatabaseResource:
             for association in self._branches.held_by(control):
                 self._lose_one(association, xa_error(Code.XA_RBCOMMFAIL, why, association.branch.xid))
         self._scans.pop(control, None)
+        self._broken.add(control)
 
     def _reap(self) -> None:
         """Threads of control that are gone have lost their associations."""

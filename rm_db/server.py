@@ -59,7 +59,7 @@ class PgServer:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._conninfo = _conninfo(address)
-        self.sessions = PgSessions(self._conninfo)
+        self.sessions = PgSessions(self.connect)
         self.pool = WirePool(self._connect, address.pool_size, address.pool_wait_s, address.reply_s)
         self._manners: Manners | None = None
         self._lock = threading.Lock()
@@ -119,14 +119,15 @@ class PgServer:
         finally:
             self.pool.release(wire)
 
+    def connect(self) -> psycopg.Connection[Any]:
+        """A new psycopg connection."""
+        return psycopg.connect(self._conninfo, prepare_threshold=None if self.address.pooled else 5)
+
     def _connect(self) -> Wire:
         try:
-            connection: psycopg.Connection[Any] = psycopg.connect(
-                self._conninfo, autocommit=True, prepare_threshold=None if self.address.pooled else 5
-            )
+            return Wire(self.connect())
         except psycopg.Error as error:
             raise _unconnected(str(error).strip()) from None
-        return Wire(connection)
 
 
 def _conninfo(address: Address) -> str:

@@ -25,7 +25,9 @@ NOTIFIES: Final = 4
 DEFINES: Final = 8
 """It holds a statement of the data definition or control language."""
 LINGERS: Final = 16
-"""It leaves something in the session that no command takes back: a named prepared statement, a library."""
+"""It leaves something in the session that PostgreSQL's reset does not take back: a named statement, a library."""
+SETS: Final = 32
+"""It sets something in the session, or makes a temporary table there."""
 
 
 _TOKEN: Final = re.compile(
@@ -50,6 +52,8 @@ _ENDS_WITH: Final = frozenset({("START", "TRANSACTION"), ("PREPARE", "TRANSACTIO
 _WRITES: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _DEFINES: Final = frozenset({"CREATE", "ALTER", "DROP", "TRUNCATE", "RENAME", "GRANT", "REVOKE", "LOCK", "UNLOCK"})
 _LINGERS: Final = frozenset({"PREPARE", "LOAD"})
+_SETS: Final = frozenset({"SET", "PRAGMA", "ATTACH", "DETACH", "USE"})
+_TEMPORARY: Final = frozenset({"TEMP", "TEMPORARY"})
 
 
 def classify(text: str) -> int:
@@ -69,6 +73,8 @@ def _classify(text: str) -> int:
             effects |= DEFINES
         if first in _LINGERS:
             effects |= LINGERS
+        if first in _SETS or (first == "CREATE" and _TEMPORARY & set(words)):
+            effects |= SETS
     return effects
 
 

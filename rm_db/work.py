@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from rm_db.sqlstate import DUPLICATE_OBJECT, FEATURE_NOT_SUPPORTED, OUT_OF_MEMORY, ROLLED_BACK, lookup
+from rm_db.sqlstate import DUPLICATE_OBJECT, FEATURE_NOT_SUPPORTED, OUT_OF_MEMORY, ROLLED_BACK, UNIQUE_VIOLATION, lookup
 from rm_db.statements import LINGERS, NOTIFIES
 from rm_db.wire import ACTIVE, IDLE, IN_ERROR, ConnectionLost, Failure, Reply, Steps, Wire
 from xa import Code, xa_error
@@ -42,6 +42,7 @@ _VOTE_HINTS: Final = {
     OUT_OF_MEMORY: "raise max_prepared_transactions, and look for orphans with xabridge recover list",
     DUPLICATE_OBJECT: "another transaction has this xid, and xids must be unique",
 }
+SETTLED: Final = "recovery has settled this transaction as rolled back, before it was decided"
 _FAILED_BEFORE: Final = Failure("25P02", "the transaction had failed before")
 
 
@@ -57,10 +58,10 @@ class Manners:
         """`command`, which ends a transaction, with the reset behind it."""
         return command + b";" + RESET if self.reset else command
 
-    def durable_commit(self, decision: bytes) -> bytes:
-        """The commands that commit in one phase, `decision` (or nothing) first."""
+    def durable_commit(self, insertion: bytes) -> bytes:
+        """The commands that commit in one phase, `insertion` (or nothing) first."""
         setting = b"SET LOCAL synchronous_commit TO " + self.synchronous_commit.encode("ascii") + b";COMMIT"
-        return self.ending(decision + b";" + setting if decision else setting)
+        return self.ending(insertion + b";" + setting if insertion else setting)
 
 
 class PgWork:
@@ -129,19 +130,21 @@ class PgWork:
     # --- verbs --------------------------------------------------------------------------------------------------
 
     def check(self) -> Steps[XaError | None]:
-        """At the end of the work: what makes it rollback-only, if anything does."""
+        """At the end of the work: the XA_RB* that makes it rollback-only, or XAER_RMFAIL, if anything does."""
         wire = self._wire()
         if not wire.lock.acquire(blocking=False):
             return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
         try:
             if wire.owes:
                 yield from wire.collect()
+            gone = wire.status != ACTIVE and not wire.pipelined and wire.went_away()
         except ConnectionLost as lost:
-            return self._rolled_back(lost.failure)
+            return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", self.xid)
         finally:
             wire.lock.release()
-        if not wire.alive:
-            return self._rolled_back(self.failure or Failure(None, "the connection was lost"))
+        if gone or not wire.alive:
+            why = self.failure or "its other side has closed it"
+            return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {why}", self.xid)
         if self.misused is not None:
             return xa_error(Code.XA_RBPROTO, self.misused, self.xid)
         if wire.pipelined or wire.status == ACTIVE:
@@ -175,20 +178,31 @@ class PgWork:
         failure = reply.failure or _FAILED_BEFORE
         raise self._rolled_back(failure, _VOTE_HINTS.get(failure.sqlstate or ""))
 
-    def commit(self, decision: bytes = b"") -> Steps[Code]:
-        """One-phase commit, with the command `decision` in the same transaction and message."""
+    def commit(self) -> Steps[Code]:
+        """One-phase commit."""
+        return (yield from self._commit(b""))
+
+    def decide(self, insertion: bytes) -> Steps[Code]:
+        """One-phase commit with a decision in it, which the command `insertion` writes."""
+        return (yield from self._commit(insertion))
+
+    def _commit(self, insertion: bytes) -> Steps[Code]:
         wire = self._wire()
         try:
-            reply = yield from wire.exchange(self._manners.durable_commit(decision))
+            # one message: the insertion waits for whoever settles the same transaction, and fails behind it
+            reply = yield from wire.exchange(self._manners.durable_commit(insertion))
         except ConnectionLost as lost:
             self.abandon()
             message = f"the connection was lost while the branch was committed: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
-        committed = b"COMMIT" in reply.tags[: 3 if decision else 2]
+        committed = b"COMMIT" in reply.tags[: 3 if insertion else 2]
         self._leave(wire, reply, ended=committed)
         if committed:
             return Code.XA_OK
-        raise self._rolled_back(reply.failure or _FAILED_BEFORE)
+        failure = reply.failure or _FAILED_BEFORE
+        if insertion and not reply.tags and failure.sqlstate == UNIQUE_VIOLATION:
+            raise xa_error(Code.XA_RBROLLBACK, SETTLED, self.xid)
+        raise self._rolled_back(failure)
 
     def start_rollback(self) -> Steps[None]:
         """Sends the rollback, so that locks are freed; `rollback` waits for it. Work that was not prepared can't

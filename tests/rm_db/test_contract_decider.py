@@ -1,0 +1,1 @@
+"""The contract suite for deciders, over DecidingDatabase on PostgreSQL and on SQLite."""
