@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -142,10 +144,11 @@ class PosixFiles:
 class PosixFile:
     """`File` over a descriptor."""
 
-    __slots__ = ("_descriptor", "_dsync")
+    __slots__ = ("_descriptor", "_dsync", "_handle")
 
     def __init__(self, path: Path, flags: int) -> None:
-        self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        self._handle = _open(path, flags)
+        self._descriptor = self._handle.fileno()
         self._dsync = bool(_DSYNC)
 
     def size(self) -> int:
@@ -181,34 +184,39 @@ class PosixFile:
 
     def close(self) -> None:
         """As `File.close`."""
-        os.close(self._descriptor)
+        self._handle.close()
 
 
 class PosixLock:
     """`Lock` by flock on a file that says who holds it. The file stays: removing it would let two hold it."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._handle = _open(path, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._descriptor, 400, 0).decode(errors="replace").strip()
-            os.close(self._descriptor)
+            holder = self._handle.read(400).decode(errors="replace").strip()
+            self._handle.close()
             raise LogLocked(
                 f"the decision log {path.parent} is in use by {holder or 'another process'}: stop that one first, "
                 f"or give this one a log (and a node id) of its own"
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        with suppress(OSError):  # on a full disk it is held all the same, and nobody learns by whom
+            self._handle.truncate(0)
+            self._handle.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     def release(self) -> None:
         """As `Lock.release`."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        os.close(self._descriptor)
+        fcntl.flock(self._handle, fcntl.LOCK_UN)
+        self._handle.close()
 
     def disown(self) -> None:
         """As `Lock.disown`. Left open, the descriptor would hold the lock for longer than the parent lives."""
-        os.close(self._descriptor)
+        self._handle.close()
+
+
+def _open(path: Path, flags: int) -> io.FileIO:
+    return io.FileIO(os.open(path, flags | os.O_CLOEXEC, 0o600), "r+" if flags & os.O_RDWR else "w")
 
 
 def _write(descriptor: int, offset: int, view: memoryview) -> None:

@@ -13,10 +13,11 @@ Moving to the next segment, when the current one is full or the log is opened:
 1. The spare is made sure to be large enough, which is where a full disk shows.
 2. Header and state are written into the spare and forced.
 3. It gets its name, and the folder is forced: this is the moment at which the log moves.
-4. The former segment becomes the spare.
+4. The former segment becomes the spare. If it is smaller than the current one, a larger one takes its place:
+   then a disk that runs full does no harm, unless there is more and more to keep.
 
-The log so takes two files' space, each at least four times that of its state, however long it runs. A crash
-leaves the former segment current, or the new one with all that was in the former.
+So the log takes the space of two files, however long it runs, and they are some times as large as its state. A
+crash leaves the former segment current, or the new one with all that was in the former.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ SPARE: Final = "spare"
 MAKING: Final = "making"
 MARK_SIZE: Final = 8
 LOG_ID_SIZE: Final = 8
+LEAST_SEGMENT_SIZE: Final = HEADER_SIZE + 1024
 STATE_SHARE: Final = 4
-"""A segment is made at least so many times as large as the state it begins with."""
+"""A segment is made at least so many times as large as the state it begins with, so that copying the state is
+a small part of what is written."""
 
 _SEGMENT: Final = re.compile(r"segment-(\d{16})", re.ASCII)
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -69,7 +72,9 @@ class Journal:
 
     def __init__(self, files: Files, node: str, segment_size: int, entropy: Callable[[int], bytes]) -> None:
         self._files = files
-        self._segment_size = max(segment_size, 2 * HEADER_SIZE)
+        if segment_size < LEAST_SEGMENT_SIZE:
+            raise ValueError(f"segment_size is {segment_size}: a segment has at least {LEAST_SEGMENT_SIZE} octets")
+        self._segment_size = segment_size
         self._entropy = entropy
         self.node = check_node(node)
         self.state = LogState()
@@ -153,12 +158,15 @@ class Journal:
     # --- Moving to the next segment -----------------------------------------------------------------------
     def _move(self, state: bytes, room: int) -> None:
         """Steps 1 to 4; the next segment has space for `room` octets of payload."""
-        self._ready_spare(HEADER_SIZE + 2 * FRAME_OVERHEAD + len(state) + room)
+        self._ready_spare(2 * FRAME_OVERHEAD + len(state) + room)
         former_file, former = self._file, segment_name(self._header.generation)
         self._begin(SPARE, state)
         if former_file is not None:
             former_file.close()
         self._files.rename(former, SPARE)
+        if self._spare_size() < self._header.size:
+            with suppress(LogFull):  # the smaller one will do for a while
+                self._make_spare(self._header.size)
 
     def _begin(self, name: str, state: bytes) -> None:
         """Steps 2 and 3, with the file `name`. The incarnation counts up when no segment was open yet."""
@@ -181,16 +189,17 @@ class Journal:
             raise
         self._file, self._header, self._end = file, header, HEADER_SIZE + len(frame)
 
-    def _ready_spare(self, needed: int) -> None:
-        """Step 1: a spare of a good size, or for lack of space one that is just large enough; else LogFull."""
-        size = self._size_for(needed)
+    def _ready_spare(self, content: int) -> None:
+        """Step 1: a spare of a good size for `content` octets behind the header, or for lack of space one that is
+        just large enough; else LogFull."""
+        size = self._size_for(content)
         actual = self._spare_size()
         if size <= actual < 4 * size:
             return
         try:
             self._make_spare(size)
         except LogFull:
-            if actual < needed:
+            if actual < HEADER_SIZE + content:
                 raise
 
     def _spare_size(self) -> int:
@@ -202,9 +211,9 @@ class Journal:
         finally:
             file.close()
 
-    def _size_for(self, needed: int) -> int:
+    def _size_for(self, content: int) -> int:
         size = self._segment_size
-        while size < STATE_SHARE * needed:
+        while size - HEADER_SIZE < STATE_SHARE * content:
             size *= 2
         return size
 

@@ -39,22 +39,20 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
     files = files or PosixFiles(directory)
     damage = ""
     for _ in range(ATTEMPTS):
+        generations = _generations(files)
+        if not generations:
+            raise LogError(f"{files}: there is no decision log here")
+        state = LogState()
         try:
-            generations = segment_generations(files.names())
-            if not generations:
-                raise LogError(f"{files}: there is no decision log here")
-            state = LogState()
             header = read_current(files, generations[-1], state).header
-        except FileNotFoundError as error:
-            if not generations:
-                raise LogError(f"{files}: there is no decision log here") from error
+        except FileNotFoundError:
             continue
         except LogDamaged as error:
             if str(error) == damage:
                 raise
             damage = str(error)
             continue
-        if generations[-1] in segment_generations(files.names()):
+        if generations[-1] in _generations(files):
             return LogImage(
                 header.node,
                 header.log_id,
@@ -63,3 +61,10 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
                 tuple(decode_heuristic(record) for record in state.heuristics.values()),
             )
     raise LogError(f"{files}: the log changes faster than it can be read; try again")
+
+
+def _generations(files: Files) -> list[int]:
+    try:
+        return segment_generations(files.names())
+    except FileNotFoundError:
+        return []
