@@ -10,10 +10,14 @@ from tests.contract.resource_manager import *  # noqa: F403 — the suite: pytes
 from tests.rm_db.harness import PostgresHarness
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.postgres import Postgres
 
 
 @pytest.fixture
-def harness(postgres: Postgres) -> PostgresHarness:
-    """A new database on the PostgreSQL that the tests start."""
-    return PostgresHarness(postgres)
+def harness(postgres: Postgres, database: str) -> Iterator[PostgresHarness]:
+    """The PostgreSQL that the tests start."""
+    harness = PostgresHarness(postgres, database)
+    yield harness
+    harness.close()
