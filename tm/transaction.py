@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from tm.completion import Completion
 from tm.log import Branch
@@ -19,7 +19,6 @@ from tm.outcome import (
     ProtocolMisuse,
     Reason,
     RolledBack,
-    TransactionError,
     Verdict,
     error_of,
     named,
@@ -40,7 +39,7 @@ from xa import (
     switch_control,
     thread_of_control,
 )
-from xa.machine import advance
+from xa.machine import RESULT_OF, IllegalTransition, advance
 from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xabridge.tm")
 
+_T = TypeVar("_T")
 DelistHow = Literal["success", "suspend", "fail"]
 
 _DELIST: Final[dict[str, tuple[int, AssociationVerb]]] = {
@@ -77,6 +77,13 @@ class Enlistment:
         self.state = _T0
         self.session: Any = None
 
+    def failed(self, verb: AssociationVerb, error: XaError) -> None:
+        """The state after `verb` raised `error`: by the table, which leaves it alone for a call without effect."""
+        result = RESULT_OF.get(error.code)
+        if result is not None:
+            with suppress(IllegalTransition):  # an answer that the verb does not have; the end will tell
+                self.state = advance(ASSOCIATION, self.state, verb, result)
+
 
 class Transaction:
     """A global transaction. `with`: commits at the end of the block, rolls back when an exception leaves it."""
@@ -89,6 +96,7 @@ class Transaction:
         "_decider",
         "_enlisted",
         "_manager",
+        "_reaped",
         "_reasons",
         "_state",
         "began_at",
@@ -125,6 +133,7 @@ class Transaction:
         self._decider = decider
         self._state = GlobalState.ACTIVE
         self._busy = threading.Lock()
+        self._reaped = False
         self._enlisted: dict[str, Enlistment] = {}
         self._completion: Completion | None = None
         self._reasons: list[Reason] = []
@@ -159,7 +168,7 @@ class Transaction:
     def __getitem__(self, name: str) -> Any:
         """The native interface of the resource `name`, enlisting it where it is not yet."""
         enlistment = self._enlisted.get(name)
-        if enlistment is not None and enlistment.state is _T1 and self._state is GlobalState.ACTIVE:
+        if enlistment is not None and enlistment.session is not None and self._state is GlobalState.ACTIVE:
             return enlistment.session
         return self.enlist(name)
 
@@ -172,48 +181,60 @@ class Transaction:
         with _Guard(self):
             self._check_active("enlist " + name)
             resource = self._manager.resource(name)
-            if resource.dynamic and name not in self._enlisted:
-                return resource.rm.session(resource.rmid)
+            if resource.suspect:
+                self._mend(resource)
+            if resource.dynamic:
+                return self._session(resource, None)  # which registers itself with its first work
             return self._associate(resource).session
 
     async def aenlist(self, name: str) -> Any:
-        """`enlist`, with its waiting done in a worker thread."""
-        return await asyncio.to_thread(self.enlist, name)
+        """`enlist`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
+        return await _finish_in_thread(lambda: self.enlist(name))
 
     def delist(self, name: str, how: DelistHow = "success") -> None:
         """Ends ("success", "fail") or suspends the association with a resource. "fail" makes the transaction
         rollback-only."""
         with _Guard(self):
             self._check_active("delist " + name)
+            if how not in _DELIST:
+                raise ProtocolMisuse(f"delist how? {how!r} is none of {', '.join(_DELIST)}")
             enlistment = self._enlisted.get(name)
             if enlistment is None:
                 raise ProtocolMisuse(f"transaction {self}: {name} is not enlisted")
+            if ASSOCIATION.refusal(enlistment.state, _DELIST[how][1]) is not None:
+                raise ProtocolMisuse(
+                    f"transaction {self}: {name} can't be delisted ({how}), its association is {enlistment.state.value}"
+                )
             self._dissociate(enlistment, how)
 
     def _associate(self, resource: Resource) -> Enlistment:
+        """The enlistment of a resource that can be reached, with an active association."""
         enlistment = self._enlisted.get(resource.name)
         verb, flags = AssociationVerb.START, TMJOIN
         if enlistment is None:
-            if resource.identity is None:
-                self._mend(resource)
             enlistment = self._new_enlistment(resource)
             flags = TMJOIN if enlistment.joined else TMNOFLAGS
         elif enlistment.state is _T1:
             return enlistment
         elif enlistment.state is _T2:
             verb, flags = AssociationVerb.RESUME, TMRESUME
+        self._enlisted[resource.name] = enlistment  # from here on the branch may exist, whatever is answered
         try:
-            if resource.suspect:
-                resource.mend()
             resource.rm.start(enlistment.branch.xid, resource.rmid, flags)
-            enlistment.session = resource.rm.session(resource.rmid)
-        except XaError as error:
-            resource.failed(error)
-            self._enlisted.setdefault(resource.name, enlistment)  # the request may have made the branch
+        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+            error = resource.heard(raised, "start", enlistment.branch.xid)
+            enlistment.failed(verb, error)
             raise self._mark(Reason(enlistment.branch, error)) from error
         enlistment.state = advance(ASSOCIATION, enlistment.state, verb)
-        self._enlisted[resource.name] = enlistment
+        enlistment.session = self._session(resource, enlistment.branch)
         return enlistment
+
+    def _session(self, resource: Resource, branch: Branch | None) -> Any:
+        try:
+            return resource.rm.session(resource.rmid)
+        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+            error = resource.heard(raised, "session")
+            raise self._mark(Reason(branch, f"{resource.name}: {error.message}")) from error
 
     def _mend(self, resource: Resource) -> None:
         try:
@@ -239,35 +260,35 @@ class Transaction:
         flags, verb = _DELIST[how]
         resource = enlistment.resource
         state = advance(ASSOCIATION, enlistment.state, verb)
+        enlistment.session = None
         try:
             resource.rm.end(enlistment.branch.xid, resource.rmid, flags)
-        except XaError as error:
-            resource.failed(error)
-            enlistment.state, enlistment.session = _T0, None
+        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+            error = resource.heard(raised, "end", enlistment.branch.xid)
+            enlistment.failed(verb, error)
             self._mark(Reason(enlistment.branch, error))
             if how == "success":
                 raise self._refusal("delist") from error
             return
         enlistment.state = state
-        if state is not _T1:
-            enlistment.session = None
         if how == "fail":
             self._mark(Reason(enlistment.branch, "its work was delisted as failed"))
 
     def registered(self, resource: Resource) -> tuple[Enlistment, AssociationState | None]:
         """For ax_reg: the enlistment of a dynamically registering resource, and what its association was before
         (None: it had none in this transaction)."""
-        self._check_active("register " + resource.name)
-        enlistment = self._enlisted.get(resource.name)
-        if enlistment is None:
-            enlistment = self._new_enlistment(resource)
-            was = None
-        else:
-            was = enlistment.state
-        verb = AssociationVerb.RESUME if was is _T2 else AssociationVerb.START
-        enlistment.state = advance(ASSOCIATION, enlistment.state, verb)
-        self._enlisted[resource.name] = enlistment
-        return enlistment, was
+        with _Guard(self):
+            self._check_active("register " + resource.name)
+            enlistment = self._enlisted.get(resource.name)
+            if enlistment is None:
+                enlistment = self._new_enlistment(resource)
+                was = None
+            else:
+                was = enlistment.state
+            verb = AssociationVerb.RESUME if was is _T2 else AssociationVerb.START
+            enlistment.state = advance(ASSOCIATION, enlistment.state, verb)
+            self._enlisted[resource.name] = enlistment
+            return enlistment, was
 
     # --- suspend and resume -----------------------------------------------------------------------------------
 
@@ -281,13 +302,17 @@ class Transaction:
             self.suspended = True
 
     def resume_associations(self) -> None:
-        """Resumes what `suspend_associations` suspended."""
+        """Resumes what `suspend_associations` suspended. ProtocolMisuse: it is not suspended. RolledBack: a
+        resource could not be resumed."""
         with _Guard(self):
+            if not self.suspended:
+                raise ProtocolMisuse(f"transaction {self} is not suspended")
             self.suspended = False
-            if self._state is GlobalState.ACTIVE:
-                for enlistment in self._enlisted.values():
-                    if enlistment.state is _T2 and not enlistment.resource.dynamic:
-                        self._associate(enlistment.resource)
+            for enlistment in self._enlisted.values():
+                if enlistment.state is _T2 and not enlistment.resource.dynamic and self._state is GlobalState.ACTIVE:
+                    if enlistment.resource.suspect:
+                        self._mend(enlistment.resource)
+                    self._associate(enlistment.resource)
 
     # --- marks and synchronizations ---------------------------------------------------------------------------
 
@@ -319,9 +344,9 @@ class Transaction:
         why = "; ".join(map(str, self._reasons))
         return RolledBack(f"transaction {self} can't {what}, it can only be rolled back: {why}")
 
-    def _check_active(self, what: str, *, marked: bool = False) -> None:
+    def _check_active(self, what: str, *, marked: bool = False, suspended: bool = False) -> None:
         state = self._state
-        if self.suspended:
+        if self.suspended and not suspended:
             raise ProtocolMisuse(f"transaction {self} is suspended: resume it before you {what}")
         if state is GlobalState.ACTIVE or (marked and state is GlobalState.MARKED):
             return
@@ -342,26 +367,34 @@ class Transaction:
         """
         if self._before and self._state is GlobalState.ACTIVE and not self.suspended:
             self._run_before()
-        with _Guard(self):
-            self._check_completable("commit")
-            self._enlist_decider()
-            completion = self._completion_of()
-            if self._state is GlobalState.MARKED:
-                self._complete(completion, completion.rollback(*self._reasons), early=False)
-            else:
-                self._complete(completion, completion.commit(), early=wait == "logged")
-        self._manager.detach(self)
+        try:
+            with _Guard(self):
+                self._check_completable("commit")
+                self._enlist_decider()
+                completion = self._completion_of()
+                if self._state is GlobalState.MARKED:
+                    self._complete(completion, completion.rollback(*self._reasons), early=False)
+                else:
+                    self._complete(completion, completion.commit(), early=wait == "logged")
+        finally:
+            if self._is_over():
+                self._manager.detach(self)
         if wait == "logged" and self._state is GlobalState.COMMITTING:
             return
         self._raise_outcome(asked_for=Verdict.COMMITTED)
 
     def rollback(self) -> None:
-        """Rolls back; returns when that is done. Raises only where a resource had committed on its own."""
-        with _Guard(self):
-            self._check_completable("roll back")
-            completion = self._completion_of()
-            self._complete(completion, completion.rollback(*self._reasons), early=False)
-        self._manager.detach(self)
+        """Rolls back, suspended or not; returns when that is done. Raises only where a resource had committed on its
+        own. One that was rolled back because it took too long is as asked."""
+        try:
+            with _Guard(self):
+                if not (self.expired and self._state is GlobalState.ROLLED_BACK):
+                    self._check_active("roll back", marked=True, suspended=True)
+                    completion = self._completion_of()
+                    self._complete(completion, completion.rollback(*self._reasons), early=False)
+        finally:
+            if self._is_over():
+                self._manager.detach(self)
         self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
 
     async def acommit(self) -> None:
@@ -382,7 +415,9 @@ class Transaction:
         """For the reaper: rolls back when the deadline has passed and nothing is prepared. Whether that is over."""
         if now < self.deadline:
             return False
+        self._reaped = True
         if not self._busy.acquire(blocking=False):
+            self._reaped = False
             return False  # in use: its own thread is completing it, or the reaper comes again
         try:
             if self._state not in (GlobalState.ACTIVE, GlobalState.MARKED):
@@ -394,6 +429,7 @@ class Transaction:
             with entered(self.control):
                 self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
         finally:
+            self._reaped = False
             self._busy.release()
         return True
 
@@ -403,16 +439,24 @@ class Transaction:
         if name is None or name in self._enlisted or self._state is not GlobalState.ACTIVE:
             return
         if sum(not enlistment.joined for enlistment in self._enlisted.values()) > 1:
+            resource = self._manager.resource(name)
             with suppress(RolledBack):  # then it is marked, and rolled back
-                self._associate(self._manager.resource(name))
+                if resource.suspect:
+                    self._mend(resource)
+                self._associate(resource)
 
     def _run_before(self) -> None:
-        for callback in self._before:
+        while self._before:
             try:
-                callback()
-            except Exception as error:  # noqa: BLE001 — the application's own code, told in the reason
+                self._before.pop(0)()  # once; it may register others, and must not be called by a commit of its own
+            except BaseException as error:
+                reason = Reason(None, f"before completion: {type(error).__name__}: {error}")
                 with _Guard(self):
-                    self._mark(Reason(None, f"before completion: {type(error).__name__}: {error}"))
+                    if self._state in (GlobalState.ACTIVE, GlobalState.MARKED):
+                        self._mark(reason)
+                if not isinstance(error, Exception):
+                    self.rollback()
+                    raise
                 return
 
     def _check_completable(self, what: str) -> None:
@@ -478,14 +522,12 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._is_over():
-            self._manager.detach(self)
-            if error is None and self.expired:
-                self._raise_outcome(asked_for=Verdict.COMMITTED)
-            return
-        if error is None:
+            self._leave_block(error)
+        elif error is None and not self.suspended:
             self.commit()
         else:
             self.rollback()
+            self._check_left(error)
 
     async def __aenter__(self) -> Self:
         return self
@@ -494,14 +536,22 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._is_over():
-            self._manager.detach(self)
-            if error is None and self.expired:
-                self._raise_outcome(asked_for=Verdict.COMMITTED)
-            return
-        if error is None:
+            self._leave_block(error)
+        elif error is None and not self.suspended:
             await self.acommit()
         else:
             await self.arollback()
+            self._check_left(error)
+
+    def _leave_block(self, error: BaseException | None) -> None:
+        """At the end of the block it is completed already: by the block itself, or because it took too long."""
+        self._manager.detach(self)
+        if error is None and self.expired:
+            self._raise_outcome(asked_for=Verdict.COMMITTED)
+
+    def _check_left(self, error: BaseException | None) -> None:
+        if error is None:
+            raise ProtocolMisuse(f"transaction {self} was left suspended at the end of its block, and was rolled back")
 
 
 class _Guard:
@@ -515,7 +565,8 @@ class _Guard:
 
     def __enter__(self) -> None:
         transaction = self._transaction
-        if not transaction._busy.acquire(False):  # noqa: SLF001 — the guard is the transaction's own
+        # While the reaper rolls it back, its own thread waits, to hear that it took too long.
+        if not transaction._busy.acquire(transaction._reaped):  # noqa: SLF001 — the guard is the transaction's own
             raise ProtocolMisuse(
                 f"transaction {transaction} is in use by another thread or task at this moment: "
                 "a transaction belongs to one at a time"
@@ -531,19 +582,15 @@ class _Guard:
         self._transaction._busy.release()  # noqa: SLF001 — as above
 
 
-async def _finish_in_thread(work: Callable[[], None]) -> None:
+async def _finish_in_thread(work: Callable[[], _T]) -> _T:
     """Runs `work` in a thread and waits for its end, also when the waiting task is cancelled meanwhile."""
     future = asyncio.ensure_future(asyncio.to_thread(work))
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
-            await asyncio.shield(future)
+            await asyncio.wait({future})
         except asyncio.CancelledError as error:
             cancelled = error
-        except TransactionError:
-            break
-    failure = future.exception()
     if cancelled is not None:
-        raise cancelled from failure
-    if failure is not None:
-        raise failure
+        raise cancelled from future.exception()
+    return future.result()
