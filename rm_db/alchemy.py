@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from sqlalchemy import text
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.orm import Session as OrmSession
 from sqlalchemy.pool import PoolProxiedConnection
 
 from rm_db.refusal import managers, over
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Engine, NestedTransaction, RootTransaction
+    from sqlalchemy.engine import Engine, NestedTransaction
 
     from xa import Xid
 
@@ -108,6 +108,17 @@ class Lease(PoolProxiedConnection):
         return getattr(self.dbapi_connection, name)
 
 
+class BranchTransaction(RootTransaction):
+    """SQLAlchemy's bookkeeping of the transaction, which nothing is sent for. Its rollback, which SQLAlchemy asks for
+    after an error, makes the branch rollback-only."""
+
+    connection: BranchConnection
+
+    def commit(self) -> None:
+        """Refused."""
+        self.connection.refuse("commit()")
+
+
 class BranchConnection(Connection):
     """A SQLAlchemy connection in the middle of a branch's transaction. `orm` is an ORM session on it."""
 
@@ -115,7 +126,7 @@ class BranchConnection(Connection):
         super().__init__(engine, lease, _allow_revalidate=False)
         self._owner = owner
         self._orm: BranchSession | None = None
-        super().begin()  # SQLAlchemy's own bookkeeping: nothing is sent
+        BranchTransaction(self)
 
     @property
     def orm(self) -> BranchSession:
@@ -147,7 +158,7 @@ class BranchConnection(Connection):
         """Refused: the transaction has begun. (SQLAlchemy begins its own bookkeeping anew after a rollback.)"""
         if self.get_transaction() is not None or self._owner.is_over:
             self.refuse("begin()")
-        return super().begin()
+        return BranchTransaction(self)
 
     def begin_nested(self) -> NestedTransaction:
         """A savepoint."""

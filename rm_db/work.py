@@ -145,14 +145,14 @@ class PgWork:
         if gone or not wire.alive:
             why = self.failure or "its other side has closed it"
             return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {why}", self.xid)
+        if wire.status == IN_ERROR and not wire.pipelined:
+            return self._rolled_back(self.failure or _FAILED_BEFORE)
         if self.misused is not None:
             return xa_error(Code.XA_RBPROTO, self.misused, self.xid)
         if wire.pipelined or wire.status == ACTIVE:
             return xa_error(Code.XA_RBPROTO, "a statement, COPY, stream or pipeline was not finished", self.xid)
         if wire.status == IDLE:
             return xa_error(Code.XA_RBPROTO, "a statement of the session ended the transaction", self.xid)
-        if wire.status == IN_ERROR:
-            return self._rolled_back(self.failure or _FAILED_BEFORE)
         return None
 
     def prepare(self, gid: bytes) -> Steps[Code]:
