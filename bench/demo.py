@@ -166,7 +166,7 @@ def child(address: str, log: str, orders: int, workers: int) -> int:
 
     authkey = bytes.fromhex(os.environ["XABRIDGE_DEMO_KEY"])
     resources = {
-        name: ResourceConfig(f"reference://{name}", factory=lambda r, n=name: RemoteReference(address, authkey, n, r))  # type: ignore[misc]
+        name: ResourceConfig(f"reference://{name}", factory=lambda r, n=name: RemoteReference(address, authkey, n, r))
         for name in ("broker", "shop")
     }
     with TransactionManager("demo", f"file://{log}", resources) as manager:

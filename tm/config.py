@@ -3,6 +3,7 @@
     node = "orders-1"
     log  = "file:///var/lib/xabridge/log"
     timeout_s = 60
+    telemetry = true
 
     [resources]
     broker = "amqps://orders-svc@broker:5671"
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_KEYS: Final = {"node", "log", "decider", "timeout_s", "recovery_interval_s", "resources"}
+_KEYS: Final = {"node", "log", "decider", "timeout_s", "recovery_interval_s", "resources", "telemetry"}
 _RESOURCE_KEYS: Final = {"url", "mode"}
 _OTHERS: Final = {"broker", "pipeline", "demo"}
 """Tables that other commands read."""
@@ -44,6 +45,7 @@ class Configuration:
     timeout_s: float = 60.0
     recovery_interval_s: float = 10.0
     decider: str | None = None
+    telemetry: bool = False
 
 
 def configuration_from(path: str | Path, environment: Mapping[str, str] = os.environ) -> Configuration:
@@ -91,6 +93,7 @@ class _Reader:
             self._seconds(table, "timeout_s", 60.0),
             self._seconds(table, "recovery_interval_s", 10.0),
             self._text(table, "decider"),
+            self._flag(table, "telemetry"),
         )
 
     def _resource(self, name: str, value: object) -> ResourceConfig:
@@ -114,6 +117,12 @@ class _Reader:
         value = table.get(key)
         if value is not None and not isinstance(value, str):
             raise self._wrong(key, f"expected text, not {value!r}")
+        return value
+
+    def _flag(self, table: Mapping[str, Any], key: str) -> bool:
+        value = table.get(key, False)
+        if not isinstance(value, bool):
+            raise self._wrong(key, f"expected true or false, not {value!r}")
         return value
 
     def _seconds(self, table: Mapping[str, Any], key: str, default: float) -> float:

@@ -78,7 +78,7 @@ class Leftovers:
         with self._lock:
             if len(self._kept) >= MOST:
                 oldest = self._kept.pop(next(iter(self._kept)))
-                logger.error("%s is given up: its branches end with their own timeouts", named(oldest.gtrid))
+                logger.error("%s: it is given up, its branches end with their own timeouts", named(oldest.gtrid))
             self._kept[leftover.gtrid] = leftover
 
     def clear(self) -> list[Finding]:

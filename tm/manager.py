@@ -10,15 +10,14 @@ import itertools
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from tm.config import Configuration, configuration_from
-from tm.leftovers import Leftover
-from tm.log import LogError, LogStopped
+from tm.driver import Driver
+from tm.log import LogError
 from tm.log.opening import open_log
-from tm.outcome import ManagerUnusable, Outcome, ProtocolMisuse, Reason, Verdict, named
+from tm.outcome import ManagerUnusable, ProtocolMisuse
 from tm.performer import Performer
 from tm.propagation import Propagation, transactional
 from tm.reaper import Reaper
@@ -27,6 +26,7 @@ from tm.recovery import Ownership
 from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.states import FINAL, GlobalState
+from tm.telemetry import opentelemetry
 from tm.transaction import Transaction
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import log_prefix
@@ -40,9 +40,12 @@ if TYPE_CHECKING:
     from tm.completion import Completion, Steps
     from tm.log import DecisionLog
     from tm.recovery import Report
+    from tm.telemetry.recorder import Telemetry
 
 logger = logging.getLogger("xabridge.tm")
 _T = TypeVar("_T")
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class TransactionManager:
@@ -50,7 +53,8 @@ class TransactionManager:
 
     `resources` maps names to open strings (URLs) or ResourceConfigs. `log` is a URL ("file:///folder",
     "sqlite:///file", "postgresql://…") or an open DecisionLog; it is left out when a resource decides.
-    `decider` names the resource that decides, where more than one could.
+    `decider` names the resource that decides, where more than one could. `telemetry` is what
+    `tm.telemetry.opentelemetry()` makes.
     """
 
     def __init__(
@@ -65,11 +69,13 @@ class TransactionManager:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         background: bool = True,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.node = _configured(check_node, node)
         for what, seconds in (("timeout_s", timeout_s), ("recovery_interval_s", recovery_interval_s)):
             if not 0 < seconds < threading.TIMEOUT_MAX:
                 raise ConfigurationError(f"{what} is {seconds}: expected seconds above 0")
+        self._recorder = telemetry.recorder(node) if telemetry is not None else None
         self.timeout_s = timeout_s
         self._clock = clock
         self._live: dict[bytes, Transaction] = {}
@@ -82,12 +88,14 @@ class TransactionManager:
             raise ConfigurationError(f"the log is that of node {self._log.node}, not of {node}")
         self._closed = False
         self._unusable: str | None = None
-        self._doubtful = False
-        self._performer = Performer(self._resources, self._log, sleep)
+        performer = Performer(self._resources, self._log, sleep)
+        self._performer = performer
+        if self._recorder is not None:
+            self._performer = self._recorder.performer(self._resources, self._log, sleep)
         self._sequence = itertools.count(1)
         self._prefix: bytes | None = None
-        self._background = ThreadPoolExecutor(4, thread_name_prefix="xabridge-completion")
-        self._recoverer = Recoverer(self._resources, self._log, self._performer, self._live, self._ownership)
+        self._recoverer = Recoverer(self._resources, self._log, performer, self._live, self._ownership, self._recorder)
+        self._driver = Driver(self._live, self._performer, self._recoverer, self._recorder)
         self._reaper = Reaper(self._live, clock)
         try:
             for resource in self._resources.values():
@@ -115,6 +123,7 @@ class TransactionManager:
                 timeout_s=configuration.timeout_s,
                 decider=configuration.decider,
                 recovery_interval_s=configuration.recovery_interval_s,
+                telemetry=opentelemetry() if configuration.telemetry else None,
             )
         except ConfigurationError as error:
             raise ConfigurationError(f"{path}: {error}") from error
@@ -128,7 +137,7 @@ class TransactionManager:
         for rmid, (name, config) in enumerate(resources.items(), start=1):
             if isinstance(config, str):
                 config = ResourceConfig(config)  # noqa: PLW2901 — the short form of the same
-            configured[name] = Resource(name, rmid, config, self._registrar, clock)
+            configured[name] = Resource(name, rmid, config, self._registrar, clock, self._recorder)
         return configured
 
     def _choose_decider(self, decider: str | None, log: str | DecisionLog | None) -> str | None:
@@ -148,7 +157,7 @@ class TransactionManager:
     def _ownership(self) -> Ownership:
         deciders = {}
         for resource in self._resources.values():
-            if resource.decides and not resource.down:
+            if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
                 deciders[resource.decider.decider_id] = resource.name
         if self._log is None:
             return Ownership(self.node, b"", 0, deciders)
@@ -172,12 +181,22 @@ class TransactionManager:
         """The decision log, where no resource decides."""
         return self._log
 
+    @property
+    def decider(self) -> str | None:
+        """The name of the resource that decides, where one does."""
+        return self._decider
+
+    def at_work_outside(self) -> bool:
+        """Whether a resource that registers itself is at work for the calling thread of control outside any
+        transaction."""
+        return self._registrar.at_work_outside()
+
     # --- transactions ---------------------------------------------------------------------------------------
 
     def begin(self, timeout_s: float | None = None) -> Transaction:
         """A new transaction, the current one of the calling context until it is completed or suspended."""
-        if self._unusable is not None or self._doubtful:
-            self._check_usable()
+        if self._unusable is not None or self._driver.log_stopped:
+            self.check_usable()
         outer = self._current.get(None)
         if outer is not None and not outer.suspended:
             if outer.status not in FINAL and outer.status is not GlobalState.COMMITTING:
@@ -196,10 +215,13 @@ class TransactionManager:
         self._live[gtrid] = transaction
         self._current.set(transaction)
         transaction.outer_control = switch_control(transaction.control)
+        if self._recorder is not None:
+            self._recorder.began(gtrid)
         return transaction
 
-    def _check_usable(self) -> None:
-        """After the log told nothing any more: it is asked again, before another transaction depends on it."""
+    def check_usable(self) -> None:
+        """ManagerUnusable where nothing can be decided any more. After the log told nothing it is asked again, before
+        another transaction depends on it."""
         if self._unusable is not None:
             raise ManagerUnusable(self._unusable)
         try:
@@ -210,7 +232,7 @@ class TransactionManager:
                 f"the decision log can't decide any more: {error}. Mend its cause, then start this process anew; "
                 "recovery will find out what is decided."
             ) from error
-        self._doubtful = False
+        self._driver.log_stopped = False
 
     def _begin_prefix(self) -> bytes:
         """What the gtrids of this incarnation begin with: known once the place of the decisions is open."""
@@ -275,6 +297,20 @@ class TransactionManager:
             self._current.set(transaction.outer)
             switch_control(transaction.outer_control)
 
+    @overload
+    def transactional(self, function: F) -> F: ...
+
+    @overload
+    def transactional(
+        self,
+        function: None = None,
+        *,
+        propagation: Propagation = Propagation.REQUIRED,
+        rollback_on: tuple[type[BaseException], ...] = (BaseException,),
+        timeout_s: float | None = None,
+        retries: int = 0,
+    ) -> Callable[[F], F]: ...
+
     def transactional(
         self,
         function: Callable[..., Any] | None = None,
@@ -294,93 +330,9 @@ class TransactionManager:
             retries=retries,
         )
 
-    # --- completion -----------------------------------------------------------------------------------------
-
     def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> None:
-        """For the transaction: performs the steps of its completion, to the end or (`early`) to the commit point,
-        from where a worker thread goes on. The transaction is live until the end."""
-        perform = self._performer.perform
-        answer: Any = None
-        try:
-            while True:
-                effect = steps.send(answer)
-                if early and completion.state is GlobalState.COMMITTING:
-                    transaction.goes_on()
-                    self._background.submit(self._go_on, transaction, completion, steps, effect)
-                    return
-                answer = perform(effect)
-        except StopIteration as stop:
-            self._completed(transaction, completion, stop.value)
-        except BaseException as error:
-            self._broken_off(transaction, completion, error)
-            raise
-
-    def _go_on(self, transaction: Transaction, completion: Completion, steps: Steps, effect: Any) -> None:
-        switch_control(transaction.control)
-        try:
-            answer = self._performer.perform(effect)
-            while True:
-                answer = self._performer.perform(steps.send(answer))
-        except StopIteration as stop:
-            self._completed(transaction, completion, stop.value)
-        except BaseException as error:
-            logger.exception("%s: its completion in the background failed; recovery takes it", transaction)
-            self._broken_off(transaction, completion, error)
-        finally:
-            switch_control(None)
-
-    def _completed(self, transaction: Transaction, completion: Completion, outcome: Outcome) -> None:
-        try:
-            if outcome.verdict is not Verdict.COMMITTED:
-                self._leave(transaction, completion, outcome, interrupted=False)
-                self._tell(transaction, outcome)
-            elif logger.isEnabledFor(logging.DEBUG):
-                logger.debug("%s: committed", transaction)
-            transaction.completed(outcome, completion.state)
-        finally:
-            self._live.pop(transaction.gtrid, None)
-        if outcome.pending:
-            self._recoverer.wake()
-
-    def _broken_off(self, transaction: Transaction, completion: Completion, error: BaseException) -> None:
-        """A completion was interrupted: recovery finishes it, with what this process knows of it."""
-        outcome = _interrupted(completion, error)
-        try:
-            self._leave(transaction, completion, outcome, interrupted=True)
-            self._tell(transaction, outcome)
-            transaction.completed(outcome, GlobalState.IN_DOUBT)
-        finally:
-            self._live.pop(transaction.gtrid, None)
-            self._recoverer.wake()
-
-    def _leave(self, transaction: Transaction, completion: Completion, outcome: Outcome, *, interrupted: bool) -> None:
-        """Remembers the branches that no scan may find, for recovery to roll them back."""
-        branches = outcome.pending
-        if outcome.decided is None:
-            branches = completion.everybody()
-        elif outcome.decided:
-            branches = ()  # they are prepared, and decided: the scan finds them
-        if not branches and not outcome.pending and not interrupted:
-            return
-        self._recoverer.leftovers.keep(
-            Leftover(
-                transaction.gtrid,
-                transaction.control,
-                branches,
-                tuple(dict.fromkeys((*completion.associations, *completion.everybody()))),
-                completion.decider.resource if completion.decider is not None else None,
-                undecided=outcome.decided is None,
-            )
-        )
-
-    def _tell(self, transaction: Transaction, outcome: Outcome) -> None:
-        because = "; ".join(map(str, outcome.reasons)) or "asked for"
-        level = logging.INFO if outcome.verdict is Verdict.ROLLED_BACK else logging.ERROR
-        logger.log(level, "%s: %s: %s", transaction, outcome.verdict.value, because)
-        for branch in outcome.pending:
-            logger.warning("%s: %s on %s is left to recovery", transaction, branch.xid, branch.resource)
-        if any(isinstance(reason.said, LogStopped) for reason in outcome.reasons):
-            self._doubtful = True
+        """For the transaction: as `Driver.drive`."""
+        self._driver.drive(transaction, completion, steps, early=early)
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
 
@@ -409,7 +361,7 @@ class TransactionManager:
         idle = threading.Event()
         while self._live and time.monotonic() < deadline:
             idle.wait(0.01)
-        self._background.shutdown(wait=True)
+        self._driver.stop()
         self._recoverer.stop()
         for transaction in list(self._live.values()):
             logger.warning(
@@ -417,11 +369,16 @@ class TransactionManager:
                 transaction,
                 transaction.status.value,
             )
+        self._close_resources()
+
+    def _close_resources(self) -> None:
         for resource in self._resources.values():
             with entered(ThreadOfControl()):  # this thread's own may be at work in one of its transactions
                 resource.close()
         if self._log is not None:
             self._log.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -430,24 +387,6 @@ class TransactionManager:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _interrupted(completion: Completion, error: BaseException) -> Outcome:
-    """The outcome of a completion that was broken off: whatever is prepared is left to recovery."""
-    logger.error("%s: completion was interrupted by %s", named(completion.gtrid), type(error).__name__)
-    reason = Reason(None, f"its completion was interrupted by {type(error).__name__}: {error}")
-    return Outcome(
-        completion.gtrid,
-        Verdict.UNKNOWN,
-        _DECIDED.get(completion.state),
-        completion.everybody() if completion.state is GlobalState.ROLLING_BACK else completion.branches,
-        completion.heuristics(),
-        (*completion.reasons, reason),
-    )
-
-
-_DECIDED: Final = {GlobalState.COMMITTING: True, GlobalState.ROLLING_BACK: False}
-"""State in which a completion was broken off → whether it is decided to commit; unknown in any other."""
 
 
 def _configured(check: Callable[..., _T], *arguments: Any) -> _T:

@@ -62,23 +62,30 @@ class Performer:
         return answers
 
     def _overlapped(self, verb: Verb, branches: tuple[Branch, ...], flags: int) -> list[Answer]:
-        """All that can be sent is sent before anything is waited for; one of them may as well be waited for at once."""
-        resources = self._resources
-        last = len(branches) - 1
+        """All that can be sent is sent before anything is waited for.
+
+        One may as well be waited for at once, where nothing of its resource manager is outstanding: table 6-5 has no
+        synchronous call beside an asynchronous one.
+        """
         answers: list[Any] = [None] * len(branches)
-        waiting: list[int] = []
-        for index, branch in enumerate(branches):
-            if resources[branch.resource].overlaps and (index < last or waiting):
-                answers[index] = answer = self._ask(verb, branch, flags | TMASYNC)
-                if type(answer) is XaMisuse and answer.code is Code.XAER_ASYNC:
-                    waiting.append(index)  # too many at a time; nothing was sent
-            else:
-                waiting.append(index)
-        for index in waiting:
-            answers[index] = self._ask(verb, branches[index], flags)
-        for index, branch in enumerate(branches):
-            if type(answers[index]) is Handle:
-                answers[index] = self._collect(branch, answers[index])
+        sent: set[str] = set()
+        last = len(branches) - 1
+        try:
+            for index, branch in enumerate(branches):
+                name = branch.resource
+                if self._resources[name].overlaps and (index < last or name in sent):
+                    sent.add(name)
+                    answers[index] = self._ask(verb, branch, flags | TMASYNC)
+            for index, branch in enumerate(branches):
+                if answers[index] is None and branch.resource not in sent:
+                    answers[index] = self._ask(verb, branch, flags)
+        finally:  # an interruption of this thread leaves no operation behind that nobody waits for
+            for index, branch in enumerate(branches):
+                if type(answers[index]) is Handle:
+                    answers[index] = self._collect(branch, answers[index])
+        for index, answer in enumerate(answers):
+            if type(answer) is XaMisuse and answer.code is Code.XAER_ASYNC:  # as many as it takes were outstanding
+                answers[index] = self._ask(verb, branches[index], flags)
         return answers
 
     def _ask(self, verb: Verb, branch: Branch, flags: int) -> Answer | Handle:
@@ -145,7 +152,10 @@ class Performer:
     def note(self, effect: Note) -> LogError | None:
         """Makes a heuristic outcome durable."""
         branch = effect.heuristic.branch
-        logger.error("%s on %s was completed on its own: %s", branch.xid, branch.resource, effect.heuristic.code.name)
+        logger.error(
+            "%s (xid %s) on %s was completed on its own: %s",
+            named(branch.xid.gtrid), branch.xid, branch.resource, effect.heuristic.code.name,
+        )  # fmt: skip
         if self._log is None:
             return LogFull("there is no log to note it in; the resource manager remembers it")
         try:
@@ -162,12 +172,12 @@ class Performer:
                 resource.decider.end_decisions([effect.decision.gtrid], resource.rmid)
             except Exception as raised:  # noqa: BLE001 — as above
                 error = resource.heard(raised, "end_decisions")
-                logger.warning("the end of %s could not be noted: %s", named(effect.decision.gtrid), error)
+                logger.warning("%s: its end could not be noted: %s", named(effect.decision.gtrid), error)
         elif self._log is not None:
             try:
                 self._log.end(effect.decision.gtrid)
             except LogError as error:
-                logger.warning("the end of %s could not be noted: %s", named(effect.decision.gtrid), error)
+                logger.warning("%s: its end could not be noted: %s", named(effect.decision.gtrid), error)
 
     def pause(self, effect: Pause) -> None:
         """Waits."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.effects import Call
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tm.performer import Performer
     from tm.recovery import Ownership, RecoveryEffect
     from tm.resources import Resource
+    from tm.telemetry.recorder import Recorder
     from tm.transaction import Transaction
 
 logger = logging.getLogger("xabridge.tm.recovery")
@@ -48,12 +50,14 @@ class Recoverer:
         performer: Performer,
         live: Mapping[bytes, Transaction],
         ownership: Callable[[], Ownership],
+        recorder: Recorder | None = None,
     ) -> None:
         self._resources = resources
         self._log = log
         self._performer = performer
         self._live = live
         self._ownership = ownership
+        self._recorder = recorder
         self._control = ThreadOfControl()
         self.leftovers = Leftovers(resources, log, performer, lambda name, gtrid: self._settle(Settle(name, gtrid)))
         self._one_at_a_time = threading.Lock()
@@ -105,6 +109,7 @@ class Recoverer:
         """One pass; with `now` resources are tried whether their back-off has passed or not. LogError: the log
         can't be read, so that nothing may be presumed."""
         with self._one_at_a_time, entered(self._control):
+            began = time.perf_counter()
             if now:
                 self._mend_all()
             left = self.leftovers.clear()
@@ -120,6 +125,8 @@ class Recoverer:
         known = {finding.branch for finding in found}
         report.findings = [finding for finding in left if finding.branch not in known] + found
         self.last_report = report
+        if self._recorder is not None:
+            self._recorder.recovered(report, began)
         _log_report(report)
         return report
 
@@ -134,7 +141,7 @@ class Recoverer:
             noted = {heuristic.branch for heuristic in self._log.heuristics() if heuristic.branch.xid == xid}
             for noted_branch in noted or {branch}:  # under the names that the resource had then
                 self._log.drop_heuristic(noted_branch)
-        logger.info("%s on %s was forgotten", xid, resource.name)
+        logger.info("%s (xid %s) on %s was forgotten", named(xid.gtrid), xid, resource.name)
 
     def _mend_all(self) -> None:
         for resource in self._resources.values():

@@ -97,10 +97,12 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What one pass did. `unreachable` maps a resource's name to what kept the pass from it."""
+    """What one pass did. `ended` and `undone` are the gtrids whose decisions are, and are not, carried out everywhere;
+    `unreachable` maps a resource's name to what kept the pass from it."""
 
     findings: list[Finding] = field(default_factory=list)
     ended: list[bytes] = field(default_factory=list)
+    undone: list[bytes] = field(default_factory=list)
     unreachable: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -119,6 +121,9 @@ class Ownership:
     incarnation: int
     deciders: Mapping[bytes, str]
 
+
+AT_ONCE: Final = 256
+"""How many branches are asked of at a time: what is outstanding stays bounded, however much is in doubt."""
 
 _DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLED_BACK}
 _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
@@ -151,15 +156,13 @@ def recover(ownership: Ownership) -> Steps:
     for branch in _not_configured(before, scanned):
         report.unreachable[branch.resource] = "not configured any more, but a decision names a branch there"
     left = {finding.branch for finding in report.findings if finding.action is Action.PENDING}
-    for decision in before.logged.values():
-        if _is_over(decision, live, scanned, left):
-            yield End(decision)
-            report.ended.append(decision.gtrid)
-    for decider, decided in before.by_decider.items():
+    for decider, decided in ((None, before.logged), *before.by_decider.items()):
         for decision in decided.values():
             if _is_over(decision, live, scanned, left):
                 yield End(decision, decider)
                 report.ended.append(decision.gtrid)
+            elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
+                report.undone.append(decision.gtrid)
     return report
 
 
@@ -246,9 +249,15 @@ def _leave(report: Report, branch: Branch, why: str) -> None:
 
 def _tell(verb: Verb, asked: Sequence[tuple[Branch, str]], report: Report) -> Generator[RecoveryEffect, Any, None]:
     """Commits or rolls back the branches, and reports what came of each."""
-    if not asked:
-        return
-    answers: list[Answer] = yield Call(verb, tuple(branch for branch, _ in asked))
+    for first in range(0, len(asked), AT_ONCE):
+        some = asked[first : first + AT_ONCE]
+        answers: list[Answer] = yield Call(verb, tuple(branch for branch, _ in some))
+        yield from _report(verb, some, answers, report)
+
+
+def _report(
+    verb: Verb, asked: Sequence[tuple[Branch, str]], answers: Sequence[Answer], report: Report
+) -> Generator[RecoveryEffect, Any, None]:
     for (branch, reason), answer in zip(asked, answers, strict=True):
         meaning = MEANING[verb][code_of(answer)]
         why = reason

@@ -16,12 +16,14 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 from weakref import WeakSet
 
+from tm.outcome import named
 from tm.verdicts import Verb
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, thread_of_control, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tm.telemetry.recorder import Recorder
     from xa import DecidingResource, Handle, Registrar, ResourceFactory, ResourceManager, ThreadOfControl, Xid
 
 logger = logging.getLogger("xabridge.tm.resources")
@@ -130,6 +132,7 @@ class Resource:
         config: ResourceConfig,
         registrar: Registrar,
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         bqual = name.encode()
         if not 1 <= len(bqual) <= MAX_NAME:
@@ -139,6 +142,8 @@ class Resource:
         self.url = config.url
         self.bqual = bqual
         self.rm = find_factory(name, config)(registrar)
+        if recorder is not None:
+            self.rm = recorder.resource(name, self.rm)
         self.routines: dict[Verb, Callable[[Xid, int, int], Code | Handle]] = {
             verb: getattr(self.rm, routine) for verb, routine in _ROUTINE.items()
         }
@@ -216,8 +221,8 @@ class Resource:
     def _named(self, raised: Exception, routine: str, xid: Xid | None) -> XaError:
         if isinstance(raised, XaError):
             return raised
-        message = "%s: %s(%s) raised what its contract does not name"
-        logger.error(message, self.name, routine, xid or "", exc_info=raised)
+        about = f"{named(xid.gtrid)} (xid {xid})" if xid is not None else "no transaction"
+        logger.error("%s: %s of %s raised what its contract does not name", about, routine, self.name, exc_info=raised)
         return xa_error(Code.XAER_RMFAIL, f"{routine} raised {type(raised).__name__}: {raised}", xid)
 
     def close(self) -> None:

@@ -6,83 +6,28 @@ comes while the first is inside is refused. Everything here runs under the guard
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from tm.completion import Completion
-from tm.log import Branch
-from tm.outcome import (
-    Outcome,
-    ProtocolMisuse,
-    Reason,
-    RolledBack,
-    Verdict,
-    error_of,
-    named,
-)
+from tm.enlistment import Doomed, Enlistments
+from tm.guard import Guard, finish_in_thread
+from tm.outcome import Outcome, ProtocolMisuse, Reason, RolledBack, Verdict, error_of, named
 from tm.states import FINAL, GLOBAL, GlobalState, GlobalVerb
-from xa import (
-    FORMAT_ID,
-    TMFAIL,
-    TMJOIN,
-    TMNOFLAGS,
-    TMRESUME,
-    TMSUCCESS,
-    TMSUSPEND,
-    ThreadOfControl,
-    XaError,
-    Xid,
-    entered,
-    switch_control,
-    thread_of_control,
-)
-from xa.machine import RESULT_OF, IllegalTransition, advance
-from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
+from xa import ThreadOfControl, Xid
+from xa.machine import advance
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
-    from tm.completion import Steps
+    from tm.completion import Completion, Steps
+    from tm.enlistment import DelistHow, Enlistment
     from tm.manager import TransactionManager
     from tm.resources import Resource
+    from xa.tables import AssociationState
 
 logger = logging.getLogger("xabridge.tm")
-
-_T = TypeVar("_T")
-DelistHow = Literal["success", "suspend", "fail"]
-
-_DELIST: Final[dict[str, tuple[int, AssociationVerb]]] = {
-    "success": (TMSUCCESS, AssociationVerb.END),
-    "suspend": (TMSUSPEND, AssociationVerb.SUSPEND),
-    "fail": (TMFAIL, AssociationVerb.END_FAIL),
-}
-_T0, _T1, _T2 = AssociationState.T0, AssociationState.T1, AssociationState.T2
-
-
-class Enlistment:
-    """One resource in one transaction: its branch, and how the transaction's thread of control stands to it.
-    `joined` says that another resource with the same identity made the branch."""
-
-    __slots__ = ("branch", "joined", "resource", "session", "state")
-
-    def __init__(self, resource: Resource, branch: Branch, *, joined: bool) -> None:
-        self.resource = resource
-        self.branch = branch
-        self.joined = joined
-        self.state = _T0
-        self.session: Any = None
-
-    def failed(self, verb: AssociationVerb, error: XaError) -> None:
-        """The state after `verb` raised `error`: by the table, which leaves it alone for a call without effect."""
-        result = RESULT_OF.get(error.code)
-        if result is not None:
-            with suppress(IllegalTransition):  # an answer that the verb does not have; the end will tell
-                self.state = advance(ASSOCIATION, self.state, verb, result)
 
 
 class Transaction:
@@ -91,12 +36,11 @@ class Transaction:
     __slots__ = (
         "_after",
         "_before",
-        "_busy",
         "_completion",
         "_decider",
         "_enlisted",
+        "_guard",
         "_manager",
-        "_reaped",
         "_reasons",
         "_state",
         "began_at",
@@ -132,9 +76,8 @@ class Transaction:
         self.expired = False
         self._decider = decider
         self._state = GlobalState.ACTIVE
-        self._busy = threading.Lock()
-        self._reaped = False
-        self._enlisted: dict[str, Enlistment] = {}
+        self._guard = Guard(gtrid, self.control)
+        self._enlisted = Enlistments(gtrid, decider)
         self._completion: Completion | None = None
         self._reasons: list[Reason] = []
         self._before: list[Callable[[], object]] = []
@@ -157,7 +100,7 @@ class Transaction:
     @property
     def resources(self) -> tuple[str, ...]:
         """The names of the enlisted resources, in the order of their enlistment."""
-        return tuple(self._enlisted)
+        return self._enlisted.names
 
     def xid(self, name: str) -> Xid:
         """The xid of the branch that the resource `name` has in this transaction; KeyError when it has none."""
@@ -167,9 +110,9 @@ class Transaction:
 
     def __getitem__(self, name: str) -> Any:
         """The native interface of the resource `name`, enlisting it where it is not yet."""
-        enlistment = self._enlisted.get(name)
-        if enlistment is not None and enlistment.session is not None and self._state is GlobalState.ACTIVE:
-            return enlistment.session
+        session = self._enlisted.session(name)
+        if session is not None and self._state is GlobalState.ACTIVE:
+            return session
         return self.enlist(name)
 
     def enlist(self, name: str) -> Any:
@@ -178,147 +121,63 @@ class Transaction:
         Enlisting again resumes a suspended association and joins an ended one. RolledBack: the resource could
         not take part, and the transaction is rollback-only. ProtocolMisuse: it is not active.
         """
-        with _Guard(self):
-            self._check_active("enlist " + name)
-            resource = self._manager.resource(name)
-            if resource.suspect:
-                self._mend(resource)
-            if resource.dynamic:
-                return self._session(resource, None)  # which registers itself with its first work
-            return self._associate(resource).session
+        with self._guard:
+            self._check_active("enlist", name)
+            try:
+                return self._enlisted.enlist(self._manager.resource(name))
+            except Doomed as doomed:
+                raise self._mark(doomed.reason) from doomed.__cause__
 
     async def aenlist(self, name: str) -> Any:
         """`enlist`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
-        return await _finish_in_thread(lambda: self.enlist(name))
+        return await finish_in_thread(lambda: self.enlist(name))
 
     def delist(self, name: str, how: DelistHow = "success") -> None:
         """Ends ("success", "fail") or suspends the association with a resource. "fail" makes the transaction
-        rollback-only."""
-        with _Guard(self):
-            self._check_active("delist " + name)
-            if how not in _DELIST:
-                raise ProtocolMisuse(f"delist how? {how!r} is none of {', '.join(_DELIST)}")
-            enlistment = self._enlisted.get(name)
-            if enlistment is None:
-                raise ProtocolMisuse(f"transaction {self}: {name} is not enlisted")
-            if ASSOCIATION.refusal(enlistment.state, _DELIST[how][1]) is not None:
-                raise ProtocolMisuse(
-                    f"transaction {self}: {name} can't be delisted ({how}), its association is {enlistment.state.value}"
-                )
-            self._dissociate(enlistment, how)
-
-    def _associate(self, resource: Resource) -> Enlistment:
-        """The enlistment of a resource that can be reached, with an active association."""
-        enlistment = self._enlisted.get(resource.name)
-        verb, flags = AssociationVerb.START, TMJOIN
-        if enlistment is None:
-            enlistment = self._new_enlistment(resource)
-            flags = TMJOIN if enlistment.joined else TMNOFLAGS
-        elif enlistment.state is _T1:
-            return enlistment
-        elif enlistment.state is _T2:
-            verb, flags = AssociationVerb.RESUME, TMRESUME
-        self._enlisted[resource.name] = enlistment  # from here on the branch may exist, whatever is answered
-        try:
-            resource.rm.start(enlistment.branch.xid, resource.rmid, flags)
-        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            error = resource.heard(raised, "start", enlistment.branch.xid)
-            enlistment.failed(verb, error)
-            raise self._mark(Reason(enlistment.branch, error)) from error
-        enlistment.state = advance(ASSOCIATION, enlistment.state, verb)
-        enlistment.session = self._session(resource, enlistment.branch)
-        return enlistment
-
-    def _session(self, resource: Resource, branch: Branch | None) -> Any:
-        try:
-            return resource.rm.session(resource.rmid)
-        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            error = resource.heard(raised, "session")
-            raise self._mark(Reason(branch, f"{resource.name}: {error.message}")) from error
-
-    def _mend(self, resource: Resource) -> None:
-        try:
-            resource.mend()
-        except XaError as error:
-            raise self._mark(Reason(None, f"{resource.name}: {error.message}")) from error
-
-    def _new_enlistment(self, resource: Resource) -> Enlistment:
-        if resource.decides and resource.name != self._decider:
-            raise ProtocolMisuse(
-                f"transaction {self}: {resource.name} can't take part, since "
-                + (f"{self._decider} is the one that decides" if self._decider else "the log decides here")
-                + "; at most one decider takes part in a transaction"
-            )
-        if resource.identity is not None:
-            for other in self._enlisted.values():
-                if other.resource.identity == resource.identity and other.resource is not resource:
-                    return Enlistment(resource, Branch(resource.name, other.branch.xid), joined=True)
-        xid = Xid(FORMAT_ID, self.gtrid, resource.bqual)
-        return Enlistment(resource, Branch(resource.name, xid), joined=False)
-
-    def _dissociate(self, enlistment: Enlistment, how: DelistHow) -> None:
-        flags, verb = _DELIST[how]
-        resource = enlistment.resource
-        state = advance(ASSOCIATION, enlistment.state, verb)
-        enlistment.session = None
-        try:
-            resource.rm.end(enlistment.branch.xid, resource.rmid, flags)
-        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            error = resource.heard(raised, "end", enlistment.branch.xid)
-            enlistment.failed(verb, error)
-            self._mark(Reason(enlistment.branch, error))
-            if how == "success":
-                raise self._refusal("delist") from error
-            return
-        enlistment.state = state
-        if how == "fail":
-            self._mark(Reason(enlistment.branch, "its work was delisted as failed"))
+        rollback-only; so does a failure, which is raised (RolledBack) where success was to be."""
+        with self._guard:
+            self._check_active("delist", name)
+            try:
+                self._enlisted.delist(name, how)
+            except Doomed as doomed:
+                self._mark(doomed.reason)
+                if how == "success":
+                    raise self._refusal("delist") from doomed.__cause__
 
     def registered(self, resource: Resource) -> tuple[Enlistment, AssociationState | None]:
-        """For ax_reg: the enlistment of a dynamically registering resource, and what its association was before
-        (None: it had none in this transaction)."""
-        with _Guard(self):
-            self._check_active("register " + resource.name)
-            enlistment = self._enlisted.get(resource.name)
-            if enlistment is None:
-                enlistment = self._new_enlistment(resource)
-                was = None
-            else:
-                was = enlistment.state
-            verb = AssociationVerb.RESUME if was is _T2 else AssociationVerb.START
-            enlistment.state = advance(ASSOCIATION, enlistment.state, verb)
-            self._enlisted[resource.name] = enlistment
-            return enlistment, was
+        """For ax_reg: as `Enlistments.registered`."""
+        with self._guard:
+            self._check_active("register", resource.name)
+            return self._enlisted.registered(resource)
 
     # --- suspend and resume -----------------------------------------------------------------------------------
 
     def suspend_associations(self) -> None:
         """Suspends every association; `TransactionManager.suspend` calls this."""
-        with _Guard(self):
+        with self._guard:
             self._check_active("suspend", marked=True)
-            for enlistment in self._enlisted.values():
-                if enlistment.state is _T1:
-                    self._dissociate(enlistment, "suspend")
+            for reason in self._enlisted.suspend():
+                self._mark(reason)
             self.suspended = True
 
     def resume_associations(self) -> None:
         """Resumes what `suspend_associations` suspended. ProtocolMisuse: it is not suspended. RolledBack: a
         resource could not be resumed."""
-        with _Guard(self):
+        with self._guard:
             if not self.suspended:
                 raise ProtocolMisuse(f"transaction {self} is not suspended")
             self.suspended = False
-            for enlistment in self._enlisted.values():
-                if enlistment.state is _T2 and not enlistment.resource.dynamic and self._state is GlobalState.ACTIVE:
-                    if enlistment.resource.suspect:
-                        self._mend(enlistment.resource)
-                    self._associate(enlistment.resource)
+            if self._state is GlobalState.ACTIVE:
+                try:
+                    self._enlisted.resume()
+                except Doomed as doomed:
+                    raise self._mark(doomed.reason) from doomed.__cause__
 
     # --- marks and synchronizations ---------------------------------------------------------------------------
 
     def set_rollback_only(self, reason: str = "the application asked for it") -> None:
         """From now on the transaction can only be rolled back."""
-        with _Guard(self):
+        with self._guard:
             self._check_active("set rollback-only", marked=True)
             self._mark(Reason(None, reason))
 
@@ -344,8 +203,11 @@ class Transaction:
         why = "; ".join(map(str, self._reasons))
         return RolledBack(f"transaction {self} can't {what}, it can only be rolled back: {why}")
 
-    def _check_active(self, what: str, *, marked: bool = False, suspended: bool = False) -> None:
+    def _check_active(self, what: str, name: str = "", *, marked: bool = False, suspended: bool = False) -> None:
         state = self._state
+        if state is GlobalState.ACTIVE and not self.suspended:
+            return
+        what = f"{what} {name}".rstrip()
         if self.suspended and not suspended:
             raise ProtocolMisuse(f"transaction {self} is suspended: resume it before you {what}")
         if state is GlobalState.ACTIVE or (marked and state is GlobalState.MARKED):
@@ -368,10 +230,10 @@ class Transaction:
         if self._before and self._state is GlobalState.ACTIVE and not self.suspended:
             self._run_before()
         try:
-            with _Guard(self):
+            with self._guard:
                 self._check_completable("commit")
                 self._enlist_decider()
-                completion = self._completion_of()
+                completion = self._enlisted.completion(self._state)
                 if self._state is GlobalState.MARKED:
                     self._complete(completion, completion.rollback(*self._reasons), early=False)
                 else:
@@ -387,10 +249,10 @@ class Transaction:
         """Rolls back, suspended or not; returns when that is done. Raises only where a resource had committed on its
         own. One that was rolled back because it took too long is as asked."""
         try:
-            with _Guard(self):
+            with self._guard:
                 if not (self.expired and self._state is GlobalState.ROLLED_BACK):
                     self._check_active("roll back", marked=True, suspended=True)
-                    completion = self._completion_of()
+                    completion = self._enlisted.completion(self._state)
                     self._complete(completion, completion.rollback(*self._reasons), early=False)
         finally:
             if self._is_over():
@@ -400,14 +262,14 @@ class Transaction:
     async def acommit(self) -> None:
         """`commit`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
         try:
-            await _finish_in_thread(self.commit)
+            await finish_in_thread(self.commit)
         finally:
             self._manager.detach(self)
 
     async def arollback(self) -> None:
         """`rollback`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
         try:
-            await _finish_in_thread(self.rollback)
+            await finish_in_thread(self.rollback)
         finally:
             self._manager.detach(self)
 
@@ -415,9 +277,7 @@ class Transaction:
         """For the reaper: rolls back when the deadline has passed and nothing is prepared. Whether that is over."""
         if now < self.deadline:
             return False
-        self._reaped = True
-        if not self._busy.acquire(blocking=False):
-            self._reaped = False
+        if not self._guard.enter_as_reaper():
             return False  # in use: its own thread is completing it, or the reaper comes again
         try:
             if self._state not in (GlobalState.ACTIVE, GlobalState.MARKED):
@@ -425,12 +285,10 @@ class Transaction:
             reason = Reason(None, f"it took longer than its {self.timeout_s:g} s")
             logger.warning("%s: %s; rolling back", self, reason)
             self.expired = True
-            completion = self._completion_of()
-            with entered(self.control):
-                self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
+            completion = self._enlisted.completion(self._state)
+            self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
         finally:
-            self._reaped = False
-            self._busy.release()
+            self._guard.__exit__()
         return True
 
     def _enlist_decider(self) -> None:
@@ -438,12 +296,11 @@ class Transaction:
         name = self._decider
         if name is None or name in self._enlisted or self._state is not GlobalState.ACTIVE:
             return
-        if sum(not enlistment.joined for enlistment in self._enlisted.values()) > 1:
-            resource = self._manager.resource(name)
-            with suppress(RolledBack):  # then it is marked, and rolled back
-                if resource.suspect:
-                    self._mend(resource)
-                self._associate(resource)
+        if self._enlisted.branches > 1:
+            try:
+                self._enlisted.enlist(self._manager.resource(name))
+            except Doomed as doomed:
+                self._mark(doomed.reason)
 
     def _run_before(self) -> None:
         while self._before:
@@ -451,7 +308,7 @@ class Transaction:
                 self._before.pop(0)()  # once; it may register others, and must not be called by a commit of its own
             except BaseException as error:
                 reason = Reason(None, f"before completion: {type(error).__name__}: {error}")
-                with _Guard(self):
+                with self._guard:
                     if self._state in (GlobalState.ACTIVE, GlobalState.MARKED):
                         self._mark(reason)
                 if not isinstance(error, Exception):
@@ -465,20 +322,6 @@ class Transaction:
             if isinstance(error, RolledBack) and what == "commit":
                 raise error
         self._check_active(what, marked=True)
-
-    def _completion_of(self) -> Completion:
-        branches = []
-        associations = []
-        decider = None
-        for enlistment in self._enlisted.values():
-            if not enlistment.joined:
-                if enlistment.resource.decides:
-                    decider = enlistment.branch
-                else:
-                    branches.append(enlistment.branch)
-            if enlistment.state is not _T0:
-                associations.append(enlistment.branch)
-        return Completion(self.gtrid, branches, associations, decider, self._state)
 
     def _complete(self, completion: Completion, steps: Steps, *, early: bool) -> None:
         """Drives the completion to its end, or, `early`, to its commit point; always under the guard."""
@@ -494,8 +337,7 @@ class Transaction:
         self._state = state
         self._completion = None
         self.outcome = outcome
-        for enlistment in self._enlisted.values():
-            enlistment.session = None
+        self._enlisted.forget_sessions()
         for callback in self._after:
             try:
                 callback(outcome)
@@ -552,45 +394,3 @@ class Transaction:
     def _check_left(self, error: BaseException | None) -> None:
         if error is None:
             raise ProtocolMisuse(f"transaction {self} was left suspended at the end of its block, and was rolled back")
-
-
-class _Guard:
-    """Lets one thread at a time into a transaction, as the transaction's thread of control."""
-
-    __slots__ = ("_control", "_transaction")
-
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
-        self._control: ThreadOfControl | None = None
-
-    def __enter__(self) -> None:
-        transaction = self._transaction
-        # While the reaper rolls it back, its own thread waits, to hear that it took too long.
-        if not transaction._busy.acquire(transaction._reaped):  # noqa: SLF001 — the guard is the transaction's own
-            raise ProtocolMisuse(
-                f"transaction {transaction} is in use by another thread or task at this moment: "
-                "a transaction belongs to one at a time"
-            )
-        control = thread_of_control()
-        if control is not transaction.control:
-            self._control = control
-            switch_control(transaction.control)
-
-    def __exit__(self, *_: object) -> None:
-        if self._control is not None:
-            switch_control(self._control)
-        self._transaction._busy.release()  # noqa: SLF001 — as above
-
-
-async def _finish_in_thread(work: Callable[[], _T]) -> _T:
-    """Runs `work` in a thread and waits for its end, also when the waiting task is cancelled meanwhile."""
-    future = asyncio.ensure_future(asyncio.to_thread(work))
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.wait({future})
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled from future.exception()
-    return future.result()

@@ -14,7 +14,9 @@ nothing may be assumed about the call: it was carried out, or it was not, or it 
 thread of control has lost its associations and calls `open` again before its next verb.
 
 One object is one resource manager instance: it is opened once per process under one rmid, and used by many
-threads of control (`xa.control`), each of which is associated with at most one branch at a time.
+threads of control (`xa.control`), each of which is associated with at most one branch at a time. When a transaction
+takes too long, its manager ends and rolls back on behalf of its thread of control from a thread of its own, while
+the application may still be inside a session: the instance keeps the two apart, by waiting or by an error to either.
 """
 
 from __future__ import annotations

@@ -50,9 +50,6 @@ class Xid:
         if len(self.bqual) > MAX_BQUAL:
             raise ValueError(f"bqual has {len(self.bqual)} octets, allowed are 0 to {MAX_BQUAL}")
 
-    def __hash__(self) -> int:
-        return hash(self.gtrid) ^ hash(self.bqual)  # both are kept by the octets themselves
-
     @property
     def is_null(self) -> bool:
         """Whether this is the null XID."""

@@ -26,9 +26,12 @@ class TestHeuristics(Contract):
     @pytest.mark.parametrize("verb", ["commit", "rollback"])
     def test_the_outcome_is_told_until_it_is_forgotten(self, client: Client, verb: str, *, committed: bool) -> None:
         expected = Code.XA_HEURCOM if committed else Code.XA_HEURRB
-        xid = client.prepared(key := new_key())
+        xid = client.begun(key := new_key())
+        client.write(second := new_key())
+        client.end(xid)
+        client.prepare(xid)
         client.harness.complete_heuristically(xid, commit=committed)
-        assert (key in client.harness.committed()) == committed
+        assert (key in client.harness.committed()) == (second in client.harness.committed()) == committed
         assert xid in client.in_doubt()
         for _ in range(2):
             with pytest.raises(HeuristicOutcome) as raised:

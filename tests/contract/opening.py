@@ -144,10 +144,8 @@ class TestOpening(Contract):
         assert client.commit(xid) is Code.XA_OK
         assert key in harness.committed()
 
-    @pytest.mark.parametrize("verb", CALLS)
+    @pytest.mark.parametrize("verb", [verb for verb in CALLS if verb in FLAG_RULES])
     def test_flags_that_the_verb_does_not_allow(self, client: Client, verb: str) -> None:
-        if verb not in FLAG_RULES:
-            pytest.skip("session has no flags")
         for flag in (*ONE_FLAG, 1, 1 << 32, -1):
             flags = LEGAL.get(verb, 0) | flag
             if not FLAG_RULES[verb].allows(flags):

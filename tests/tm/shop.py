@@ -106,7 +106,7 @@ class Shop:
             self.stores[name].disconnect(client)
         if self._tm.log is not None:
             self._tm.log.close()
-        self._tm._background.shutdown(wait=True)
+        self._tm._driver.stop()
         self._tm = None
 
     def restart(self, **arguments: Any) -> TransactionManager:

@@ -62,6 +62,14 @@ def test_xids_that_differ_in_one_part_only_are_different_keys() -> None:
     assert min(xids) == Xid(1, b"g")
 
 
+def test_xids_that_somebody_chose_to_be_alike_have_different_hashes() -> None:
+    """A peer names branches as it likes; it must not be able to make a table of them slow."""
+    octets = [number.to_bytes(4, "big") for number in range(2000)]
+    alike = [Xid(1, half, half) for half in octets]
+    swapped = [Xid(1, one, other) for one, other in zip(octets, reversed(octets), strict=True)]
+    assert len({hash(xid) for xid in alike + swapped}) == 4000
+
+
 @given(XIDS)
 def test_pickles(xid: Xid) -> None:
     assert pickle.loads(pickle.dumps(xid)) == xid  # noqa: S301 — our own bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from xa.codes import MEANING, Code
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 MAX_OUTSTANDING: Final = 4096
 """Asynchronous operations that one client may have outstanding."""
-
 
 R0, R1 = ResourceState.R0, ResourceState.R1
 
@@ -74,30 +73,9 @@ class Flight:
         return [held for held in self.associations if held.client is self.client and held.control is self.control]
 
 
-class Operation:
-    """An asynchronous operation that `complete` has not told of yet: one in the state A1 of table 6-5."""
-
-    __slots__ = ("_code", "branch", "control", "flight", "verb")
-
-    def __init__(self, control: ThreadOfControl, verb: str, branch: Branch | None, outcome: Code | Flight) -> None:
-        self.control = control
-        self.verb = verb
-        self.branch = branch
-        if isinstance(outcome, Flight):
-            self.flight: Flight | None = outcome
-            self._code: Code | None = None
-        else:
-            self.flight = None
-            self._code = outcome
-
-    @property
-    def code(self) -> Code | None:
-        """The result, if the reply is there."""
-        return self._code if self._code is not None or self.flight is None else self.flight.code
-
-    def lose(self) -> None:
-        """No reply will come."""
-        self._code = LOST
+Operation: TypeAlias = "tuple[ThreadOfControl, str, Branch | None, Code | Flight]"
+"""An asynchronous operation that `complete` has not told of yet, one in the state A1 of table 6-5: who asked for
+what, of which branch, and the result or the request that is still on its way."""
 
 
 class ReferenceClient:
@@ -128,8 +106,8 @@ class ReferenceClient:
 
     def lose_replies(self) -> None:
         """No outstanding operation will be answered. Called with the store's lock held."""
-        for operation in self._operations.values():
-            operation.lose()
+        for handle, (control, verb, branch, _) in self._operations.items():
+            self._operations[handle] = (control, verb, branch, LOST)
 
     @property
     def outstanding(self) -> int:
@@ -149,34 +127,39 @@ class ReferenceClient:
             if operation is None:
                 refused = ASYNC.refusal(AsyncState.A0, AsyncVerb.COMPLETE) or Code.XAER_INVAL
                 raise xa_error(refused, f"complete: no operation {handle} is outstanding")
-            code = operation.code
-            if code is None:
-                if flags & TMNOWAIT:
-                    raise self._error("complete", Code.XA_RETRY, operation.branch)
-                code = self._wait(operation)
+            control, verb, branch, outcome = operation
+            code = self._result(outcome, branch, flags) if isinstance(outcome, Flight) else outcome
             del self._operations[handle]
-            if operation.branch is not None:
-                operation.branch.asked = None
+            if branch is not None:
+                branch.asked = None
             if code is LOST:
-                self._lose_connection(operation.control)
+                self._lose_connection(control)
         if code is OK or code not in EXCEPTIONS:
             return Completion(handle, code)
-        return Completion(handle, code, self._error(operation.verb, code, operation.branch))
+        return Completion(handle, code, self._error(verb, code, branch))
+
+    def _result(self, flight: Flight, branch: Branch | None, flags: int) -> Code:
+        """What came of a delayed request: it arrives while somebody waits, unless the server can't be reached."""
+        if flight.code is None and flags & TMNOWAIT:
+            raise self._error("complete", Code.XA_RETRY, branch)
+        if flight.code is None:
+            self._store.arrive(flight)
+        return LOST if flight.code is None else flight.code
 
     def _any_of(self, control: ThreadOfControl, handle: Handle | None, flags: int) -> Handle:
         """An operation of the thread's: one that has completed, if there is one."""
-        mine = [number for number, operation in self._operations.items() if operation.control is control]
-        if handle is not None or not flags & TMMULTIPLE:
-            raise xa_error(Code.XAER_INVAL, "complete: TMMULTIPLE goes with no handle, and no handle with TMMULTIPLE")
+        if not flags & TMMULTIPLE:
+            raise xa_error(Code.XAER_INVAL, "complete: no handle, and no TMMULTIPLE")
+        if handle is not None:
+            raise xa_error(Code.XAER_INVAL, f"complete: TMMULTIPLE, and a handle, {handle}")
+        mine = [number for number, operation in self._operations.items() if operation[0] is control]
         if not mine:
             raise xa_error(Code.XAER_INVAL, "complete: this thread has no operation outstanding")
-        return Handle(next((number for number in mine if self._operations[number].code is not None), mine[0]))
+        return Handle(next((number for number in mine if self._replied(number)), mine[0]))
 
-    def _wait(self, operation: Operation) -> Code:
-        """The delayed request arrives while somebody waits, unless the server can't be reached."""
-        if operation.flight is None or not self._store.arrive(operation.flight):
-            return LOST
-        return LOST if operation.code is None else operation.code
+    def _replied(self, number: int) -> bool:
+        outcome = self._operations[number][3]
+        return not isinstance(outcome, Flight) or outcome.code is not None
 
     # --- what every verb goes through ---------------------------------------------------------------------
     def _enter(self, verb: str, rmid: int, flags: int) -> ThreadOfControl:
@@ -185,6 +168,8 @@ class ReferenceClient:
             check_flags(verb, flags, self.flags)
             self._check_open(verb, rmid)
             self._passed.add((verb, rmid, flags))
+        if flags & TMASYNC:
+            self._check_room(verb)
         return thread_of_control() if self._broken is None else self._connected(verb, rmid)
 
     def _connected(self, verb: str, rmid: int) -> ThreadOfControl:
@@ -195,6 +180,10 @@ class ReferenceClient:
             code = RESOURCE.refusal(self._broken[control], ResourceVerb.ANY) or Code.XAER_PROTO
             raise xa_error(code, f"{verb}: this thread lost its connection and has to call open again")
         return control
+
+    def _check_room(self, verb: str) -> None:
+        if len(self._operations) >= MAX_OUTSTANDING:
+            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding")
 
     def _check_open(self, verb: str, rmid: int) -> None:
         refused = RESOURCE.refusal(self._state, ResourceVerb.ANY)
@@ -219,8 +208,6 @@ class ReferenceClient:
         association: Association | None = None,
     ) -> Code | Handle:
         """The request goes out, with everything that can happen to it. Called with the store's lock held."""
-        if flags & TMASYNC:
-            self._check_room(verb)
         outcome = self._disturbed(verb, control, branch, flags, effect, association)
         if association is not None and outcome is not LOST:
             self._file(association)
@@ -266,14 +253,9 @@ class ReferenceClient:
         store.lose(lost.held())
         return LOST
 
-    def _check_room(self, verb: str) -> None:
-        """Before the request of an asynchronous operation goes out."""
-        if len(self._operations) >= MAX_OUTSTANDING:
-            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding")
-
     def _promise(self, control: ThreadOfControl, verb: str, branch: Branch | None, outcome: Code | Flight) -> Handle:
         handle = Handle(next(self._numbers))
-        self._operations[handle] = Operation(control, verb, branch, outcome)
+        self._operations[handle] = (control, verb, branch, outcome)
         if branch is not None:
             branch.asked = self
         return handle
@@ -313,9 +295,9 @@ class ReferenceClient:
         for key in [key for key in self._suspended if key[0] is control]:
             del self._suspended[key]
         self._scans.pop(control, None)
-        for operation in self._operations.values():
-            if operation.control is control:
-                operation.lose()
+        for handle, (owner, verb, branch, _) in self._operations.items():
+            if owner is control:
+                self._operations[handle] = (owner, verb, branch, LOST)
 
     def _error(self, verb: str, code: Code, branch: Branch | None) -> XaError:
         if branch is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from xa.codes import Code
@@ -131,7 +130,7 @@ class ReferenceDecider(ReferenceResource):
             branch = store.find(xid)
             if branch.asked is self:
                 raise self._refuse_second("decide", branch, 0)
-            self._send("decide", control, branch, 0, partial(store.decide, branch, record))
+            self._send("decide", control, branch, 0, lambda *, answer: store.decide(store.find(xid), record, answer))
             return OK
 
     def settle(self, gtrid: bytes, rmid: int) -> bytes | None:

@@ -141,7 +141,8 @@ class Server:
         result = RESULT_OK if code is OK else RESULT_OF.get(code)
         if result is not None:
             association.state = advance(dialect.machine, association.state, verb, result)
-            self._settle(association)
+            if association.state is dialect.none:
+                self._settle(association)
             if migrates and code is OK:
                 self._migrating.append(association)
         return code

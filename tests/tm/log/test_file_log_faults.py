@@ -20,6 +20,8 @@ from tm.log.journal import LEAST_SEGMENT_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 NODE = "orders-1"
 SMALL = LEAST_SEGMENT_SIZE
 """So small that a segment holds a few records, and the run needs many."""
