@@ -5,10 +5,10 @@ lost, one whose commit in one phase got lost, and what an interruption (Keyboard
 middle of a completion. It would keep its locks until the resource manager's own timeout. Its process remembers
 it here, and each recovery pass tries again:
 
- 1. Collect what is outstanding in the thread of control of the completion, and end its associations.
+ 1. Collect what is outstanding in the thread of control of the completion.
  2. Where a decision may have been taken, ask for it. A decided transaction is left to the scan: all of its
-    branches are prepared.
- 3. Roll the branches back. What can't be told now is kept.
+    branches are prepared, and nothing here touches them.
+ 3. End its associations, and roll its branches back. What can't be told now is kept.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Leftovers:
 
     def _clear(self, leftover: Leftover, findings: list[Finding]) -> bool:
         """Whether nothing of it is left here."""
-        self._quiet(leftover)
+        self._collect(leftover)
         if leftover.undecided:
             decided = self._is_decided(leftover)
             if decided is None:
@@ -107,6 +107,9 @@ class Leftovers:
             leftover.undecided = False
         if not leftover.branches:
             return True
+        if leftover.touched:
+            self._performer.call(Call(Verb.END, leftover.touched, TMFAIL))  # what fails here shows at the rollback
+            leftover.touched = ()
         answers = self._performer.call(Call(Verb.ROLLBACK, leftover.branches, TMNOFLAGS))
         left = []
         for branch, answer in zip(leftover.branches, answers, strict=True):
@@ -123,15 +126,12 @@ class Leftovers:
         leftover.branches = tuple(left)
         return not left
 
-    def _quiet(self, leftover: Leftover) -> None:
-        """Step 1. Whatever fails here shows at the rollback."""
+    def _collect(self, leftover: Leftover) -> None:
+        """Step 1. Whatever fails here shows later."""
         for name in dict.fromkeys(branch.resource for branch in leftover.touched):
             resource = self._resources[name]
             if resource.overlaps:
                 self._collect_all(resource)
-        if leftover.touched and (leftover.branches or leftover.undecided):
-            self._performer.call(Call(Verb.END, leftover.touched, TMFAIL))
-        leftover.touched = ()
 
     def _collect_all(self, resource: Resource) -> None:
         for _ in range(MOST_OUTSTANDING):

@@ -288,7 +288,7 @@ def test_the_decorated_keep_their_names_kinds_and_arguments(shop: Shop) -> None:
         """Adds."""
         return a + b
 
-    @shop.tm.transactional(timeout_s=5)  # type: ignore[untyped-decorator]  # as above
+    @shop.tm.transactional(timeout_s=5)
     async def coroutine(a: int) -> float:
         return a + shop.tm.get_transaction().timeout_s
 

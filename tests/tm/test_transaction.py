@@ -618,7 +618,7 @@ def test_logged_is_told_at_the_decision_and_the_branches_behind_it(shop: Shop) -
     assert shop.values() == {"a": None, "b": None}
     go_on.set()
     assert told.wait(30)
-    shop.tm._driver._background.shutdown(wait=True)
+    shop.tm._driver.stop()
     assert shop.values() == {"a": 1, "b": 1}
     assert tx.status is GlobalState.COMMITTED
     shop.assert_nothing_left()
