@@ -106,11 +106,7 @@ class Shop:
             self.stores[name].disconnect(client)
         if self._tm.log is not None:
             self._tm.log.close()
-<<<<<<< HEAD
-        self._tm._driver._background.shutdown(wait=True)
-=======
         self._tm._driver.stop()
->>>>>>> tmtests
         self._tm = None
 
     def restart(self, **arguments: Any) -> TransactionManager:

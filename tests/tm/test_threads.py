@@ -130,11 +130,7 @@ def crowd_of(folder: Path, each: int, flags: int, *, decider: bool) -> None:
     crowd = Crowd(shop, SEED, each, "".join(shop.stores))
     crowd.run()
     assert not crowd.failed, f"seed {SEED}: {crowd.failed}"
-<<<<<<< HEAD
-    tm._driver._background.shutdown(wait=True)
-=======
     tm._driver.stop()
->>>>>>> tmtests
     for store in shop.stores.values():
         store.script.clear()
     shop.clock.pass_by(100)
