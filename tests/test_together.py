@@ -35,7 +35,7 @@ def _table(manager: TransactionManager, name: str) -> None:
 
 
 def test_two_postgres_databases_in_two_phases(postgres: Postgres, tmp_path: Path) -> None:
-    one, two = postgres.create_database(), postgres.database()
+    one, two = postgres.create_database(), postgres.create_database()
     with TransactionManager("node-1", f"file://{tmp_path}/log", {"one": one, "two": two}) as manager:
         _table(manager, "one")
         _table(manager, "two")
