@@ -117,7 +117,7 @@ def _preparing(client: Client, load: Load) -> Callable[[int], Xid]:
 
     def prepare_one(number: int) -> Xid:
         xid = Xid(1, f"bench-{load.name}-{number}".encode(), b"broker")
-        txn_id = number.to_bytes(4, "big")
+        txn_id = b"b%d" % number
         client.until(lambda: client.messages)
         delivery, _ = client.messages.pop(0)
         client.start(control, xid, txn_id)
