@@ -15,7 +15,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.protocol.encoding import EncodingError, Symbol, binary, composite, decode, mapped, symbol
+from dtx.protocol.codec import encode
+from dtx.protocol.encoding import NULL, EncodingError, Symbol, binary, composite, decode, mapped, symbol
 from dtx.protocol.performatives import (
     ATTACH,
     BEGIN,
@@ -36,6 +37,7 @@ from dtx.protocol.performatives import (
     Seen,
     decoded,
 )
+from dtx.protocol.values import Uint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -213,13 +215,13 @@ class IncomingFrames(_Splitter):
                 else:
                     self._partial.discard((channel, handle))
                 return seen if continues else None
-            case FlowSeen(handle=handle, properties=properties):
+            case FlowSeen(handle=handle, properties=properties, echo=echo):
                 had_some = (channel, handle) in self._with_properties
                 if properties:
                     self._with_properties.add((channel, handle))
                 else:
                     self._with_properties.discard((channel, handle))
-                return seen if properties or had_some else None
+                return seen if properties or had_some or echo else None
             case AttachSeen(handle=handle) | DetachSeen(handle=handle):
                 self._partial.discard((channel, handle))
                 self._with_properties.discard((channel, handle))
@@ -236,6 +238,12 @@ class OutgoingFrames(_Splitter):
         super().__init__(2**32 - 1)
         self._links: dict[tuple[int, int], tuple[str, bool]] = {}
         self._properties: dict[tuple[str, bool], bytes] = {}
+        self._echoes: dict[tuple[str, bool], tuple[int, int]] = {}
+
+    def echo(self, name: str, *, receiver: bool, delivery_count: int, credit: int) -> None:
+        """The next flow of a session (without a link) tells the state of our endpoint `name` in it. The
+        caller has proton send one: a session whose incoming capacity is set does so."""
+        self._echoes[name, receiver] = (delivery_count, credit)
 
     def set_properties(self, name: str, properties: Mapping[str, bytes], *, receiver: bool) -> None:
         """From now on, every flow of our endpoint `name` (a receiver or a sender) has these properties, which
@@ -289,11 +297,30 @@ class OutgoingFrames(_Splitter):
                 link = self._links.get((channel, handle))
                 properties = self._properties.get(link) if link is not None else None
                 if properties is not None:
-                    performative = composite(FLOW, [*Fields(data, start + 3, stop).octets(10), properties])
-                    return _FRAME.pack(_FRAME.size + len(performative), 2, 0, channel) + performative
+                    return _flow_frame(channel, [*Fields(data, start + 3, stop).octets(10), properties])
+            case None if code == FLOW and self._echoes:
+                return self._echoed(channel, Fields(data, start + 3, stop).octets(4))
         return None
+
+    def _echoed(self, channel: int, session: list[bytes]) -> bytes | None:
+        """Flows of the links of this session that are to be echoed."""
+        frames = b""
+        for (at, handle), link in self._links.items():
+            state = self._echoes.pop(link, None) if at == channel else None
+            if state is not None:
+                count, credit = state
+                numbers = map(encode, (Uint(handle), Uint(count & 0xFFFF_FFFF), Uint(credit)))
+                rest = [NULL, NULL, NULL, self._properties.get(link, NULL)]  # available, drain, echo, properties
+                frames += _flow_frame(channel, [*session, *numbers, *rest])
+        return frames or None
 
     def _gone(self, channel: int, handle: int) -> None:
         link = self._links.pop((channel, handle), None)
         if link is not None:
             self._properties.pop(link, None)
+            self._echoes.pop(link, None)
+
+
+def _flow_frame(channel: int, items: list[bytes]) -> bytes:
+    performative = composite(FLOW, items)
+    return _FRAME.pack(_FRAME.size + len(performative), 2, 0, channel) + performative

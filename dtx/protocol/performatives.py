@@ -62,12 +62,14 @@ class EndSeen:
 
 @dataclass(frozen=True, slots=True)
 class AttachSeen:
-    """A link endpoint attaches: from now on its frames carry `channel` and `handle`."""
+    """A link endpoint attaches: from now on its frames carry `channel` and `handle`. `default_outcome` is
+    that of its source: what is applied to deliveries that end without an outcome."""
 
     channel: int
     handle: int
     name: str
     receiver: bool
+    default_outcome: Described | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,13 @@ class DetachSeen:
 
 @dataclass(frozen=True, slots=True)
 class FlowSeen:
-    """A flow of a link with properties, or without (an empty mapping) of one that had some before."""
+    """A flow of a link with properties, or without (an empty mapping) of one that had some before; or one
+    that asks for an `echo`: the state of the link as the other side has it, which proton doesn't give."""
 
     channel: int
     handle: int
     properties: Mapping[Any, Any]
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +148,18 @@ def _begin(channel: int, given: Fields) -> BeginSeen:
 
 
 def _attach(channel: int, given: Fields) -> AttachSeen:
-    return AttachSeen(channel, given.mandatory(1, int), given.mandatory(0, str), given.mandatory(2, bool))
+    name, handle, receiver = given.mandatory(0, str), given.mandatory(1, int), given.mandatory(2, bool)
+    source = given.optional(5, Described)
+    terminus = source.value if source is not None and isinstance(source.value, list) else []
+    default = terminus[8] if len(terminus) > 8 else None
+    return AttachSeen(channel, handle, name, receiver, default if isinstance(default, Described) else None)
 
 
 def _flow(channel: int, given: Fields) -> FlowSeen | None:
     handle = given.optional(4, int)
-    return None if handle is None else FlowSeen(channel, handle, given.optional(10, dict) or {})
+    if handle is None:
+        return None
+    return FlowSeen(channel, handle, given.optional(10, dict) or {}, given.flag(9))
 
 
 def _transfer(channel: int, given: Fields) -> ContinuationSeen:

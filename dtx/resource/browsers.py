@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.links import ORIGIN_QUEUE, ORIGIN_WORK
 from dtx.protocol.messages import read_header, with_delivery_annotations, with_header
 from dtx.protocol.values import Symbol
@@ -14,7 +13,6 @@ from dtx.resource.link import Link
 from dtx.resource.queues import State
 from dtx.resource.resource import fits_one_piece
 from dtx.store.contract import CHUNK
-from xa import Code
 
 if TYPE_CHECKING:
     from dtx.resource.branches import Branch
@@ -47,12 +45,6 @@ class BrowsingLink(Link):
             return with_header(payload, header, delivery_count=entry.count, ttl_ms=header.ttl_ms)
         return payload
 
-    def flow_properties(self, txn_id: Any) -> None:
-        """As Link says: there is nothing to acquire here."""
-        if txn_id is not None:
-            told = "this link reads without acquiring: it supports no transactional acquisition"
-            self.detach(Refusal(Condition.NOT_IMPLEMENTED, told, Code.XAER_INVAL))
-
     def flow_event(self) -> None:
         """As Link says."""
         self.advance()
@@ -65,7 +57,7 @@ class BrowsingLink(Link):
             self.connection.draining.pop(self, None)
         elif not self._asked:
             self.connection.draining.pop(self, None)
-            LIB.pn_link_drained(self.pointer)
+            self.delivery_count += LIB.pn_link_drained(self.pointer)
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
@@ -118,6 +110,7 @@ class BrowsingLink(Link):
 
     def _send(self, octets: bytes) -> None:
         self._tag += 1
+        self.delivery_count += 1
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         send(self.pointer, octets)
         LIB.pn_link_advance(self.pointer)
