@@ -15,8 +15,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.protocol.codec import encode
-from dtx.protocol.encoding import NULL, EncodingError, Symbol, binary, composite, decode, mapped, symbol
+from dtx.protocol.codec import DecodeError, decode_from, encode, encode_list
 from dtx.protocol.performatives import (
     ATTACH,
     BEGIN,
@@ -37,7 +36,7 @@ from dtx.protocol.performatives import (
     Seen,
     decoded,
 )
-from dtx.protocol.values import Uint
+from dtx.protocol.values import Symbol, Uint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,8 +121,8 @@ def _unusual(data: bytes, position: int, stop: int) -> tuple[int, int]:
     if data[start] != 0:
         raise FrameError(DECODE_ERROR, "a frame without a performative")
     try:
-        descriptor, start = decode(data, start + 1, stop)
-    except EncodingError as error:
+        descriptor, start = decode_from(data, start + 1, stop)
+    except DecodeError as error:
         raise FrameError(DECODE_ERROR, f"a frame without a performative: {error}") from error
     if isinstance(descriptor, Symbol):
         return CODES.get(descriptor, 0), start
@@ -252,7 +251,7 @@ class OutgoingFrames(_Splitter):
         if not properties:
             self._properties.pop((name, receiver), None)
             return
-        octets = mapped([(symbol(key), binary(value)) for key, value in properties.items()])
+        octets = encode({Symbol(key): value for key, value in properties.items()})
         if len(octets) > MAX_PROPERTIES:
             raise ValueError(f"properties of {len(octets)} octets; a flow takes at most {MAX_PROPERTIES}")
         self._properties[name, receiver] = octets
@@ -310,7 +309,7 @@ class OutgoingFrames(_Splitter):
             if state is not None:
                 count, credit = state
                 numbers = map(encode, (Uint(handle), Uint(count & 0xFFFF_FFFF), Uint(credit)))
-                rest = [NULL, NULL, NULL, self._properties.get(link, NULL)]  # available, drain, echo, properties
+                rest = [b"\x40"] * 3 + [self._properties.get(link, b"\x40")]  # available, drain, echo, properties
                 frames += _flow_frame(channel, [*session, *numbers, *rest])
         return frames or None
 
@@ -322,5 +321,5 @@ class OutgoingFrames(_Splitter):
 
 
 def _flow_frame(channel: int, items: list[bytes]) -> bytes:
-    performative = composite(FLOW, items)
+    performative = b"\x00\x53" + bytes((FLOW,)) + encode_list(items)
     return _FRAME.pack(_FRAME.size + len(performative), 2, 0, channel) + performative
