@@ -22,6 +22,7 @@ from dtx.protocol.performatives import (
     CODES,
     DECODE_ERROR,
     DETACH,
+    ECHO,
     END,
     FLOW,
     FRAMING_ERROR,
@@ -55,7 +56,8 @@ _SMALL_WIDTHS: Final = bytes(
 )
 """Constructor → octets of the value with it; 0 where they vary."""
 _NOT_TRUE: Final = frozenset({0x40, 0x42})
-_REWRITTEN: Final = frozenset({ATTACH, FLOW, DETACH, END})
+_HANDLES: Final = frozenset({BEGIN, ATTACH, DETACH, END})
+"""What makes and ends sessions and links."""
 
 
 Segment: TypeAlias = tuple[bytes, Seen | None]
@@ -155,6 +157,11 @@ def _has_more(data: bytes, position: int, stop: int) -> bool:
     return position >= stop or data[position] not in _NOT_TRUE
 
 
+def _has_field(index: int, data: bytes, position: int, stop: int) -> bool:
+    """Whether the list at `position` may have a field `index`. What looks odd may."""
+    return stop - position < 3 or data[position] != 0xC0 or data[position + 2] > index
+
+
 class IncomingFrames(_Splitter):
     """What a peer sends. `max_frame_size` is what our open frame says.
 
@@ -185,12 +192,13 @@ class IncomingFrames(_Splitter):
                 start += 3
             else:
                 code, start = _unusual(data, position, stop)
-            seen = None
-            if code != TRANSFER:
-                if BEGIN <= code <= END:
-                    seen = self._look(code, channel, data, start, stop)
-            elif self._partial or _has_more(data, start, stop):
-                seen = self._look(code, channel, data, start, stop)
+            if code == TRANSFER:
+                wanted = bool(self._partial) or _has_more(data, start, stop)
+            elif code == FLOW:
+                wanted = bool(self._with_properties) or _has_field(ECHO, data, start, stop)
+            else:
+                wanted = code in _HANDLES
+            seen = self._look(code, channel, data, start, stop) if wanted else None
             if seen is not None:
                 if run < position:
                     segments.append((data[run:position], None))
@@ -267,8 +275,9 @@ class OutgoingFrames(_Splitter):
             if stop > end:
                 break
             start = position + 4 * doff
-            if stop - start > 3 and data[start + 2] in _REWRITTEN:
-                flow = self._rewritten(channel, data, start, stop)
+            code = data[start + 2] if stop - start > 3 else 0
+            if code in _HANDLES or (code == FLOW and (self._properties or self._echoes)):
+                flow = self._rewritten(code, channel, data, start, stop)
                 if flow is not None:
                     pieces += (data[run:position], flow)
                     run = stop
@@ -280,9 +289,8 @@ class OutgoingFrames(_Splitter):
         pieces.append(data[run:position])
         return b"".join(pieces)
 
-    def _rewritten(self, channel: int, data: bytes, start: int, stop: int) -> bytes | None:
+    def _rewritten(self, code: int, channel: int, data: bytes, start: int, stop: int) -> bytes | None:
         """The flow frame with its link's properties; None where the frame stays as it is."""
-        code = data[start + 2]
         seen = decoded(code, channel, data, start + 3, stop)
         match seen:
             case AttachSeen(handle=handle, name=name, receiver=receiver):

@@ -27,6 +27,10 @@ TRANSFER: Final = 0x14
 DETACH: Final = 0x16
 END: Final = 0x17
 
+ECHO: Final = 9
+PROPERTIES: Final = 10
+"""Fields of a flow."""
+
 CODES: Final = {
     "amqp:begin:list": BEGIN,
     "amqp:attach:list": ATTACH,
@@ -160,7 +164,7 @@ def _flow(channel: int, given: Fields) -> FlowSeen | None:
     handle = given.optional(4, Uint)
     if handle is None:
         return None
-    return FlowSeen(channel, handle, given.optional(10, dict) or {}, given.flag(9))
+    return FlowSeen(channel, handle, given.optional(PROPERTIES, dict) or {}, given.flag(ECHO))
 
 
 def _transfer(channel: int, given: Fields) -> ContinuationSeen:
