@@ -149,7 +149,9 @@ class QueueBrowser(BrowsingLink):
                     return None
                 self._position = self._ahead[-1].position
             entry = self._ahead.popleft()
-            if entry.state is State.AVAILABLE and entry.queue is self._queue:
+            if entry.state is not State.AVAILABLE or entry.queue is not self._queue:
+                continue
+            if not entry.expires_ms or entry.expires_ms > self._resource.now_ms:
                 return entry
 
     def gone(self) -> None:

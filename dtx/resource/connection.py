@@ -118,10 +118,10 @@ class BrokerConnection:
             link.drain()
         for link in tuple(self._echoing):
             self._echo(link)
-        octets = self._engine.output()
-        if octets:
+        octets = b""
+        while not octets and (produced := self._engine.output()):
             self._handle_events()
-            octets = self._outgoing.feed(octets)
+            octets = self._outgoing.feed(produced)  # nothing, as long as a frame is not complete
         if self._unsent:
             self._call_sent()
         if self._withdrawing and not self._aborting():
