@@ -21,6 +21,9 @@ SUMMARY: Final = "run a benchmark"
 
 BENCHMARKS: Final[dict[str, str]] = {
     "broker": "bench.broker",
+    "log": "bench.log",
+    "recovery": "bench.recovery",
+    "tm": "bench.transactions",
     "xa": "bench.contract",
 }
 """Name → the module that has it."""

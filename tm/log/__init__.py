@@ -1,4 +1,7 @@
-"""Decision logs: where the decision of a global transaction becomes durable."""
+"""Decision logs: where the decision of a global transaction becomes durable.
+
+SqlLog is in `tm.log.sql`, which loads SQLAlchemy.
+"""
 
 from tm.log.decision import (
     Branch,
@@ -12,16 +15,21 @@ from tm.log.decision import (
     LogLocked,
     LogStopped,
 )
+from tm.log.file import FileLog
+from tm.log.reading import LogImage, read_log
 
 __all__ = [
     "Branch",
     "Decision",
     "DecisionLog",
     "DecisionRefused",
+    "FileLog",
     "Heuristic",
     "LogDamaged",
     "LogError",
     "LogFull",
+    "LogImage",
     "LogLocked",
     "LogStopped",
+    "read_log",
 ]
