@@ -12,10 +12,6 @@ rss_mb_100k                   memory that 100,000 queued messages of 1 KiB take,
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,48 +19,13 @@ from typing import Any, Final
 
 from bench.amqp import Client
 from bench.load import Load, run
+from bench.process import BrokerProcess
 from dtx.protocol.commands import Recover
 from dtx.protocol.replies import Recovered
 from xa import NULL_XID
 
 SUMMARY: Final = "the embedded broker: messages, branches, restart, memory"
 FOLDER: Final = Path(".bench")
-
-
-class BrokerProcess:
-    """A broker in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._command = [sys.executable, "-m", "dtx", "--listen", "127.0.0.1:0"]
-        self._command += ["--store", f"sqlite:///{folder}/store.db"]
-        self._process: subprocess.Popen[str] | None = None
-        self.host = "127.0.0.1"
-        self.port = 0
-
-    def start(self) -> None:
-        """Starts it, and waits until it listens."""
-        self._process = subprocess.Popen(  # noqa: S603 — our own command
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        line = self._process.stdout.readline() if self._process.stdout is not None else ""
-        found = re.search(r"listening on [0-9.]+:([0-9]+)", line)
-        if found is None:
-            raise RuntimeError(f"the broker did not start: {line!r}")
-        self.port = int(found[1])
-
-    def kill(self) -> None:
-        """kill -9."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            self._process = None
-
-    def rss_mb(self) -> float:
-        """Its resident memory."""
-        if self._process is None:
-            raise RuntimeError("the broker does not run")
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
