@@ -79,8 +79,8 @@ class Disk:
             self.pieces[message] = {0: payload}
         for message, number, piece in batch.chunks:
             self.pieces.setdefault(message, {})[number] = piece
-        for branch, xid, owner, prepared_ms in batch.branches:
-            self.branches[branch] = _Branch(xid, owner, prepared_ms)
+        for branch, format_id, gtrid, bqual, owner, prepared_ms in batch.branches:
+            self.branches[branch] = _Branch(Xid(format_id, gtrid, bqual), owner, prepared_ms)
         for branch, _, message, outcome in batch.work:
             self.branches[branch].work.append((message, outcome))
 
