@@ -33,7 +33,7 @@ class Item(Base):
     name: Mapped[str] = mapped_column(sa.String(10))
 
 
-ITEMS = Item.__table__
+ITEMS = Base.metadata.tables["item"]
 
 
 @pytest.fixture(autouse=True)
