@@ -44,7 +44,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.schema import CreateTable
 
-from rm_db.sql_errors import from_dbapi
+from rm_db.sql_errors import from_dbapi, is_loss, told
 from rm_db.sql_server import WAIT_OPTION
 from xa import Code, DecisionRecord, TryAgain, XaError, xa_error
 
@@ -62,6 +62,7 @@ SETTLE_WAIT_S: Final = 5
 """How long `settle` waits for a transaction that is deciding."""
 _SETTLE_TRIES: Final = 5
 _MAKE_TRIES: Final = 5
+_MAKE_PAUSE_S: Final = 0.05
 
 END_BATCH: Final = 256
 END_AFTER_S: Final = 1.0
@@ -117,11 +118,19 @@ class DecisionTable:
                 self._make()
                 return self._count()
             except DBAPIError as error:  # somebody else makes them at this moment, or we may not
-                if tries_left == 0 or error.connection_invalidated:
-                    with from_dbapi("open"):
-                        raise
-                time.sleep(0.05)
+                if tries_left == 0 or is_loss(error):
+                    raise self._unopened(error) from None
+                time.sleep(_MAKE_PAUSE_S)
         raise AssertionError("the last try returns or raises")
+
+    def _unopened(self, error: DBAPIError) -> XaError:
+        if is_loss(error):
+            return xa_error(Code.XAER_RMFAIL, f"open: {told(error)}")
+        return xa_error(
+            Code.XAER_RMERR,
+            f"open: the tables for decisions can't be made or used: {told(error)}. Let somebody make them who may, "
+            f"and grant SELECT, INSERT, UPDATE and DELETE on them: {self.ddl()}",
+        )
 
     def _make(self) -> None:
         for table in self._metadata.tables.values():

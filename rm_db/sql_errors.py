@@ -72,7 +72,8 @@ def rollback_reason(error: DBAPIError, xid: Xid) -> XaError:
 def told(error: DBAPIError) -> str:
     """What the database said."""
     state = sqlstate(error)
-    words = " ".join(str(error.orig).split())
+    diagnosis = getattr(error.orig, "diag", None)
+    words = " ".join((getattr(diagnosis, "message_primary", None) or str(error.orig)).split())
     return f"{state} {words}" if state else words
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -38,6 +39,13 @@ def rhea() -> Path:
         if os.environ.get("CI"):
             pytest.fail("the interoperability tests need node and npm, and CI has to have them")
         pytest.skip("node and npm are not installed")
+    with (RHEA / ".lock").open("w") as lock:  # tests may run in several processes
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _install()
+    return RHEA
+
+
+def _install() -> None:
     installed = RHEA / "node_modules" / ".package-lock.json"
     wanted = RHEA / "package-lock.json"
     if not installed.exists() or installed.stat().st_mtime < wanted.stat().st_mtime:
@@ -47,4 +55,3 @@ def rhea() -> Path:
         if done.returncode:
             pytest.fail(f"npm ci failed in {RHEA}:\n{done.stdout}{done.stderr}")
         installed.touch()
-    return RHEA

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contract.client import RMID, Client
+from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from tests.postgres import Postgres
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +36,21 @@ def client(harness: PostgresHarness) -> Iterator[Client]:
     yield client
     client.rm.close("", RMID)
     assert harness.leaks() == []
+
+
+@pytest.fixture(scope="session")
+def postgres_unprepared() -> Iterator[Postgres]:
+    """A PostgreSQL as it is by default and on most managed services: without prepared transactions."""
+    server = Postgres({"max_prepared_transactions": "0"})
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+def postgres_careless() -> Iterator[Postgres]:
+    """A PostgreSQL that does not force to disk, and answers before it is durable."""
+    server = Postgres({"fsync": "off", "synchronous_commit": "off"})
+    server.start()
+    yield server
+    server.remove()

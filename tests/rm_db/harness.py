@@ -82,7 +82,7 @@ class PostgresHarness(_Harness):
     def admin(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         """What a statement of the superuser answers."""
         with psycopg.connect(self.url, autocommit=True, options="-c lock_timeout=10s") as connection:
-            cursor = connection.execute(statement.encode(), parameters)
+            cursor = connection.execute(statement.encode(), parameters or None)
             return cursor.fetchall() if cursor.description else []
 
     def new(self, registrar: Registrar) -> Any:

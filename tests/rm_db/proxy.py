@@ -18,7 +18,7 @@ class Proxy:
     """Forwards to the server of `url`; clients use `self.url`.
 
     With `replies_held` replies are kept back, requests go through; with `requests_held` requests are kept back.
-    `cut` breaks every connection, for both sides.
+    `held` is set when something is. `cut` breaks every connection, for both sides.
     """
 
     def __init__(self, url: str) -> None:
@@ -29,6 +29,7 @@ class Proxy:
         self.url = urlunsplit(parts._replace(netloc=f"{user}127.0.0.1:{self._listener.getsockname()[1]}"))
         self.replies_flow = threading.Event()
         self.requests_flow = threading.Event()
+        self.held = threading.Event()
         self.flow()
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -43,6 +44,7 @@ class Proxy:
 
     def flow(self) -> None:
         """Everything is forwarded."""
+        self.held.clear()
         self.replies_flow.set()
         self.requests_flow.set()
 
@@ -104,7 +106,9 @@ class Proxy:
     ) -> None:
         try:
             while octets := source.recv(_CHUNK):
-                flows.wait()
+                if not flows.is_set():
+                    self.held.set()
+                    flows.wait()
                 with self._lock:
                     lost = pair not in self._pairs
                 if lost:

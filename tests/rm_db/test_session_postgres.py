@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -16,8 +16,6 @@ from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUSPEND, Code, XaMisuse, 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from sqlalchemy import Table
 
     from rm_db.pg_session import PgConnection
     from tests.rm_db.harness import PostgresHarness
@@ -35,7 +33,7 @@ class Item(Base):
     name: Mapped[str] = mapped_column(sa.String(10))
 
 
-ITEMS = cast("Table", Item.__table__)
+ITEMS = Base.metadata.tables["item"]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,501 @@
+"""DecidingDatabase: its tables, its housekeeping, durability, and what is particular to each kind of database."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from rm_db import DecidingDatabase
+from rm_db.decisions import END_BATCH
+from tests.contract.client import RMID, elsewhere, new_key, new_xid, refused
+from tests.contract.deciding import Decider
+from tests.rm_db.harness import PostgresDeciderHarness, SqliteDeciderHarness
+from xa import TMFAIL, TMONEPHASE, Code, ThreadOfControl, XaMisuse, Xid, entered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+
+PATIENCE_S: Final = 60
+
+
+@pytest.fixture
+def sqlite_harness(tmp_path: Path) -> SqliteDeciderHarness:
+    """A new file."""
+    return SqliteDeciderHarness(tmp_path)
+
+
+@pytest.fixture
+def postgres_harness(postgres: Postgres) -> Iterator[PostgresDeciderHarness]:
+    """A new database."""
+    harness = PostgresDeciderHarness(postgres, postgres.create_database())
+    yield harness
+    harness.close()
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def harness(request: pytest.FixtureRequest) -> Any:
+    """Each kind."""
+    return request.getfixturevalue("sqlite_harness" if request.param == "sqlite" else "postgres_harness")
+
+
+@pytest.fixture
+def decider(harness: Any) -> Iterator[Decider]:
+    """An open DecidingDatabase."""
+    client = Decider(harness)
+    yield client
+    client.rm.close("", RMID)
+
+
+def query(harness: Any, statement: str) -> list[tuple[Any, ...]]:
+    """What somebody sees who is not part of it."""
+    return [tuple(row) for row in harness.admin(statement)]
+
+
+# --- tables -----------------------------------------------------------------------------------------------------
+def test_the_tables_are_as_documented(decider: Decider, harness: Any) -> None:
+    ((decider_id, incarnation),) = query(harness, "SELECT decider_id, incarnation FROM xabridge_decider")
+    assert bytes.fromhex(decider_id) == decider.rm.decider_id
+    assert incarnation == decider.rm.incarnation == 1
+    decided, undecided = decider.ended(new_key()), new_xid()
+    decider.decide(decided, b"\0record")
+    decider.settle(undecided)
+    rows = query(harness, "SELECT gtrid, state, record FROM xabridge_decision ORDER BY state")
+    assert rows == [(decided.gtrid.hex(), "committed", b"\0record"), (undecided.gtrid.hex(), "rolled back", None)]
+    assert query(harness, "SELECT count(*) FROM xabridge_decision WHERE created IS NULL") == [(0,)]
+
+
+def test_deciders_of_two_databases_are_two(tmp_path: Path) -> None:
+    ids = set()
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        client = Decider(SqliteDeciderHarness(tmp_path / name))
+        ids.add(client.rm.decider_id)
+        client.rm.close("", RMID)
+    assert len(ids) == 2
+
+
+def test_many_open_at_once(harness: Any) -> None:
+    """Whoever is first makes the tables; everybody gets an incarnation of his own."""
+    barrier = threading.Barrier(6)
+
+    def open_it() -> Decider:
+        client = Decider(harness, opened=False)
+        barrier.wait(PATIENCE_S)
+        client.reopen()
+        return client
+
+    with ThreadPoolExecutor(6) as pool:
+        clients = [future.result() for future in [pool.submit(open_it) for _ in range(6)]]
+    assert len({client.rm.decider_id for client in clients}) == 1
+    assert sorted(client.rm.incarnation for client in clients) == [1, 2, 3, 4, 5, 6]
+    for client in clients:
+        client.rm.close("", RMID)
+
+
+def test_a_table_that_is_not_ours(harness: Any) -> None:
+    harness.admin("CREATE TABLE xabridge_decision (gtrid text, verdict text)")
+    client = Decider(harness, opened=False)
+    with refused(Code.XAER_RMERR) as raised:
+        client.open()
+    assert "xabridge_decision has no column" in raised.value.message
+    harness.admin("DROP TABLE xabridge_decision")
+    client.reopen()
+    client.rm.close("", RMID)
+
+
+def test_a_user_who_may_not_make_tables(postgres_harness: PostgresDeciderHarness) -> None:
+    """... is told what to let somebody make who may; then it works."""
+    harness = postgres_harness
+    harness.admin("CREATE ROLE clerk LOGIN")
+    harness.open_string = harness.url.replace("postgres@", "clerk@")
+    client = Decider(harness, opened=False)
+    with refused(Code.XAER_RMERR) as raised:
+        client.open()
+    message = raised.value.message
+    assert "permission denied" in message
+    for statement in message[message.index("CREATE TABLE") :].split(";"):
+        harness.admin(statement)
+    harness.admin("GRANT ALL ON xabridge_decider, xabridge_decision, work TO clerk")
+    client.reopen()
+    assert client.decide(client.ended(new_key())) is Code.XA_OK
+    client.rm.close("", RMID)
+    harness.admin("DROP OWNED BY clerk")
+    harness.admin("DROP ROLE clerk")
+
+
+# --- the decision is part of the work ---------------------------------------------------------------------------
+def test_work_that_fails_at_its_commit_takes_the_decision_with_it(postgres_harness: PostgresDeciderHarness) -> None:
+    harness = postgres_harness
+    harness.admin("CREATE TABLE pair (a int PRIMARY KEY, b int REFERENCES pair DEFERRABLE INITIALLY DEFERRED)")
+    client = Decider(harness)
+    for commit in (client.decide, lambda xid: client.commit(xid, TMONEPHASE)):
+        xid = client.begun(new_key())
+        client.rm.session(RMID).execute(sa.text("INSERT INTO pair VALUES (1, 2)"))
+        client.end(xid)
+        with refused(Code.XA_RBINTEGRITY):
+            commit(xid)
+        assert client.decided() == {}
+        assert harness.committed() == set()
+    client.rm.close("", RMID)
+
+
+def test_a_failed_statement(decider: Decider, harness: Any) -> None:
+    key = new_key()
+    decider.commit(decider.ended(key), TMONEPHASE)
+    xid = decider.begun(second := new_key())
+    with pytest.raises(sa.exc.IntegrityError):
+        decider.write(key)
+    if "sqlite" in harness.open_string:  # the statement is undone, and the transaction goes on: the caller's choice
+        decider.end(xid)
+        decider.decide(xid)
+        assert second in harness.committed()
+    else:
+        with refused(Code.XA_RBINTEGRITY):
+            decider.end(xid)
+        with refused(Code.XA_RBINTEGRITY):
+            decider.decide(xid)
+        assert second not in harness.committed()
+        assert decider.decided() == {}
+
+
+def test_the_decision_goes_where_it_belongs(postgres_harness: PostgresDeciderHarness) -> None:
+    """Also when the application has another search path, another role, and tables and functions of the same names."""
+    harness = postgres_harness
+    harness.admin("CREATE SCHEMA elsewhere")
+    harness.admin("CREATE TABLE elsewhere.xabridge_decision (gtrid text, state text, record bytea)")
+    harness.admin("CREATE FUNCTION elsewhere.decode(text, text) RETURNS bytea LANGUAGE sql AS 'SELECT null::bytea'")
+    client = Decider(harness)
+    xid = client.begun(key := new_key())
+    shop = client.rm.session(RMID)
+    shop.execute(sa.text("SET search_path = elsewhere, pg_catalog"))
+    shop.execute(sa.text("SET standard_conforming_strings = off"))
+    client.end(xid)
+    client.decide(xid, b"\\'\0")
+    assert client.settle(xid) == b"\\'\0"
+    assert key in harness.committed()
+    assert query(harness, "SELECT * FROM elsewhere.xabridge_decision") == []
+    client.rm.close("", RMID)
+
+
+@pytest.mark.parametrize("setting", ["server", "session"])
+def test_a_decision_is_durable_when_it_is_answered(setting: str, request: pytest.FixtureRequest) -> None:
+    """synchronous_commit = off answers before it is; a decision turns that off, whoever turned it on."""
+    server = request.getfixturevalue("postgres_careless" if setting == "server" else "postgres")
+    harness = PostgresDeciderHarness(server, server.create_database())
+    harness.admin("CREATE TABLE seen (setting text)")
+    harness.admin(
+        "CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS"
+        " 'BEGIN INSERT INTO seen VALUES (current_setting(''synchronous_commit'')); RETURN NULL; END'"
+    )
+    harness.admin(
+        "CREATE CONSTRAINT TRIGGER look AFTER INSERT ON work DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION look()"
+    )  # at the very end of the transaction
+    client = Decider(harness)
+    for commit in (client.decide, lambda xid: client.commit(xid, TMONEPHASE)):
+        xid = client.begun(new_key())
+        if setting == "session":
+            client.rm.session(RMID).execute(sa.text("SET synchronous_commit = off"))
+        client.end(xid)
+        commit(xid)
+    assert query(harness, "SELECT DISTINCT setting FROM seen") == [("on",)]
+    client.rm.close("", RMID)
+    harness.close()
+
+
+# --- settle -----------------------------------------------------------------------------------------------------
+def test_settle_waits_for_a_transaction_that_is_deciding(postgres_harness: PostgresDeciderHarness) -> None:
+    """The row is inserted and not yet committed: whoever settles waits, and hears the truth."""
+    harness = postgres_harness
+    client, recovery = Decider(harness), Decider(harness)
+    for commits in (True, False):
+        gtrid = new_xid().gtrid
+        with psycopg.connect(harness.url) as deciding, ThreadPoolExecutor(1) as pool:
+            deciding.execute(
+                "INSERT INTO xabridge_decision (gtrid, state, record) VALUES (%s, 'committed', 'r')", [gtrid.hex()]
+            )
+            settling = pool.submit(recovery.rm.settle, gtrid, RMID)
+            while not query(harness, "SELECT 1 FROM pg_locks WHERE NOT granted"):
+                pass
+            assert not settling.done()
+            deciding.commit() if commits else deciding.rollback()
+            assert settling.result(PATIENCE_S) == (b"r" if commits else None)
+    client.rm.close("", RMID)
+    recovery.rm.close("", RMID)
+
+
+@pytest.mark.slow
+def test_settle_does_not_wait_for_ever(harness: Any) -> None:
+    recovery = Decider(harness)
+    xid = new_xid()
+    if isinstance(harness, SqliteDeciderHarness):
+        with closing(sqlite3.connect(harness._path, isolation_level=None)) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            with refused(Code.XA_RETRY):
+                recovery.settle(xid)
+            writer.execute("ROLLBACK")
+    else:
+        with psycopg.connect(harness.url) as deciding:
+            deciding.execute("INSERT INTO xabridge_decision (gtrid, state) VALUES (%s, 'committed')", [xid.gtrid.hex()])
+            with refused(Code.XA_RETRY):
+                recovery.settle(xid)
+            deciding.rollback()
+    assert recovery.settle(xid) is None
+    recovery.rm.close("", RMID)
+
+
+# --- housekeeping -----------------------------------------------------------------------------------------------
+def test_ended_decisions_are_deleted_in_batches(decider: Decider, harness: Any) -> None:
+    xids = [new_xid() for _ in range(END_BATCH + 10)]
+    for xid in xids:
+        decider.settle(xid)
+    for xid in xids[: END_BATCH - 1]:
+        decider.rm.end_decisions([xid.gtrid], RMID)
+    assert query(harness, "SELECT count(*) FROM xabridge_decision") == [(len(xids),)]
+    decider.rm.end_decisions([xids[END_BATCH].gtrid], RMID)
+    assert query(harness, "SELECT count(*) FROM xabridge_decision") == [(len(xids) - END_BATCH,)]
+
+
+def test_close_deletes_what_has_ended(harness: Any) -> None:
+    client = Decider(harness)
+    xid = client.ended(new_key())
+    client.decide(xid)
+    client.rm.end_decisions([xid.gtrid], RMID)
+    client.rm.close("", RMID)
+    assert query(harness, "SELECT count(*) FROM xabridge_decision") == [(0,)]
+
+
+def test_what_has_ended_is_not_listed_even_when_it_can_not_be_deleted(sqlite_harness: SqliteDeciderHarness) -> None:
+    """Somebody writes: the deletion is left to the next time, and keeps nobody waiting."""
+    client = Decider(sqlite_harness)
+    xid, other = new_xid(), new_xid()
+    for each in (xid, other):
+        client.decide(client.ended(new_key(), each))
+    with closing(sqlite3.connect(sqlite_harness._path, isolation_level=None)) as writer:
+        client.rm.end_decisions([xid.gtrid], RMID)
+        writer.execute("BEGIN IMMEDIATE")
+        client.rm._place.table.flush()  # type: ignore[attr-defined]
+        writer.execute("ROLLBACK")
+    assert query(sqlite_harness, "SELECT count(*) FROM xabridge_decision") == [(2,)]
+    assert client.decided().keys() == {other.gtrid}
+    client.rm.close("", RMID)
+    assert query(sqlite_harness, "SELECT gtrid FROM xabridge_decision") == [(other.gtrid.hex(),)]
+
+
+# --- SQLite -----------------------------------------------------------------------------------------------------
+def test_sqlite_is_set_up_to_be_safe(sqlite_harness: SqliteDeciderHarness) -> None:
+    client = Decider(sqlite_harness)
+    xid = client.begun(new_key())
+    shop = client.rm.session(RMID)
+    assert shop.execute(sa.text("PRAGMA journal_mode")).scalar_one() == "wal"
+    assert shop.execute(sa.text("PRAGMA synchronous")).scalar_one() == 2  # FULL
+    client.end(xid)
+    client.rollback(xid)
+    client.rm.close("", RMID)
+
+
+def test_one_writer_waits_for_the_other(sqlite_harness: SqliteDeciderHarness) -> None:
+    client = Decider(sqlite_harness)
+    xid = client.ended(first := new_key())
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.ended, second := new_key())
+        client.decide(xid)
+        client.decide(waiting.result(PATIENCE_S))
+    assert {first, second} <= sqlite_harness.committed()
+    client.rm.close("", RMID)
+
+
+def test_a_writer_that_waits_too_long(sqlite_harness: SqliteDeciderHarness) -> None:
+    sqlite_harness.open_string += "?xa_pool_wait_s=0.05"
+    client = Decider(sqlite_harness)
+    xid = client.ended(key := new_key())
+    with elsewhere(), refused(Code.XAER_RMERR) as raised:
+        client.start(new_xid())
+    assert "locked" in raised.value.message
+    client.decide(xid)
+    assert key in sqlite_harness.committed()
+    client.rm.close("", RMID)
+
+
+@pytest.mark.parametrize(
+    "url", ["sqlite://", "sqlite:///:memory:", "sqlite+aiosqlite:///x", "nonsense://x", "mysql+nodriver://x"]
+)
+def test_what_can_not_decide(url: str) -> None:
+    with refused(Code.XAER_INVAL):
+        DecidingDatabase().open(url, RMID)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with refused(Code.XAER_RMERR) as raised:
+        DecidingDatabase().open(f"sqlite:///{tmp_path}/nowhere/shop.db", RMID)
+    assert "unable to open" in raised.value.message
+
+
+CRASHES = """
+import os, signal, sys
+from rm_db import DecidingDatabase
+from sqlalchemy import text
+from xa import TMSUCCESS, Xid
+
+rm = DecidingDatabase()
+rm.open(sys.argv[1], 1)
+number = 0
+while True:
+    number += 1
+    xid = Xid(1, b"%08d" % number, b"")
+    rm.start(xid, 1)
+    rm.session(1).execute(text("INSERT INTO work VALUES (:key)"), {"key": str(number)})
+    rm.end(xid, 1, TMSUCCESS)
+    rm.decide(xid, 1, b"record")
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_while_it_decides(harness: Any) -> None:
+    """kill -9, again and again: what was answered is there, and there is a row for every decision and none else."""
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-c", CRASHES, harness.open_string], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        told = 0
+        while told < 20:
+            told = int(process.stdout.readline())
+        os.kill(process.pid, signal.SIGKILL)
+        told = max([told, *map(int, process.stdout.read().split())])
+        process.wait()
+        process.stdout.close()
+        client = Decider(harness)
+        decided = {int(gtrid) for gtrid in client.decided()}
+        late = client.settle(Xid(1, b"%08d" % (told + 1), b""))
+        decided |= {told + 1} if late is not None else set()
+        assert set(range(1, told + 1)) <= decided <= set(range(1, told + 2))
+        assert {int(key) for key in harness.committed()} == decided
+        client.rm.end_decisions([b"%08d" % number for number in range(told + 2)], RMID)
+        client.rm.close("", RMID)
+        harness.admin("DELETE FROM work")
+
+
+# --- the session ------------------------------------------------------------------------------------------------
+FORBIDDEN: dict[str, Callable[[Any], object]] = {
+    "commit": lambda shop: shop.commit(),
+    "rollback": lambda shop: shop.rollback(),
+    "close": lambda shop: shop.close(),
+    "begin": lambda shop: shop.begin(),
+    "text": lambda shop: shop.execute(sa.text("COMMIT")),
+    "driver text": lambda shop: shop.exec_driver_sql("END"),
+    "orm commit": lambda shop: shop.orm.commit(),
+    "autocommit": lambda shop: shop.execution_options(isolation_level="AUTOCOMMIT"),
+}
+
+
+@pytest.mark.parametrize("attempt", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_the_end_of_the_transaction_is_the_managers(
+    decider: Decider, harness: Any, attempt: Callable[[Any], object]
+) -> None:
+    xid = decider.begun(before := new_key())
+    with pytest.raises(XaMisuse):
+        attempt(decider.rm.session(RMID))
+    assert before not in harness.committed()
+    decider.write(after := new_key())
+    decider.end(xid)
+    decider.decide(xid)
+    assert {before, after} <= harness.committed()
+
+
+def test_savepoints(decider: Decider, harness: Any) -> None:
+    xid = decider.begun(kept := new_key())
+    shop = decider.rm.session(RMID)
+    with shop.begin_nested() as savepoint:
+        decider.write(lost := new_key())
+        savepoint.rollback()
+    decider.end(xid)
+    decider.decide(xid)
+    assert kept in harness.committed()
+    assert lost not in harness.committed()
+
+
+def test_a_session_that_is_over_is_refused(decider: Decider) -> None:
+    xid = decider.begun(new_key())
+    shop = decider.rm.session(RMID)
+    decider.end(xid)
+    with pytest.raises(XaMisuse, match="over"):
+        shop.execute(sa.text("SELECT 1"))
+    decider.rollback(xid)
+
+
+def test_settings_of_a_sqlite_session_do_not_leak(sqlite_harness: SqliteDeciderHarness) -> None:
+    client = Decider(sqlite_harness)
+    for statement, look, clean in (
+        ("PRAGMA cache_size = 77", "PRAGMA cache_size", -2000),
+        ("CREATE TEMP TABLE scratch (a int)", "SELECT count(*) FROM sqlite_temp_master", 0),
+    ):
+        xid = client.begun(new_key())
+        client.rm.session(RMID).execute(sa.text(statement))
+        client.end(xid)
+        client.decide(xid)
+        xid = client.begun(new_key())
+        assert client.rm.session(RMID).execute(sa.text(look)).scalar_one() == clean
+        client.end(xid)
+        client.rollback(xid)
+    client.rm.close("", RMID)
+
+
+def test_a_statement_is_cut_short_when_its_branch_is_rolled_back(sqlite_harness: SqliteDeciderHarness) -> None:
+    """As the manager's reaper does, from a thread of its own."""
+    client = Decider(sqlite_harness)
+    control = ThreadOfControl()
+    with entered(control):
+        xid = client.begun(key := new_key())
+        shop = client.rm.session(RMID)
+    counting = threading.Event()
+    shop.connection.dbapi_connection.create_function("counting", 0, counting.set)
+    endless = "WITH RECURSIVE n(i) AS (SELECT counting() UNION ALL SELECT 1 FROM n) SELECT count(*) FROM n"
+
+    def work() -> None:
+        with pytest.raises(sa.exc.OperationalError, match="interrupted"):
+            shop.execute(sa.text(endless))
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        assert counting.wait(PATIENCE_S)
+        with entered(control):
+            client.end(xid, TMFAIL)
+            client.rollback(xid)
+        working.result(PATIENCE_S)
+    assert key not in sqlite_harness.committed()
+    client.decide(client.ended(key))
+    assert key in sqlite_harness.committed()
+    client.rm.close("", RMID)
+
+
+# --- PostgreSQL as it is by default ---------------------------------------------------------------------------------
+def test_without_prepared_transactions(postgres_unprepared: Postgres) -> None:
+    harness = PostgresDeciderHarness(postgres_unprepared, postgres_unprepared.create_database())
+    client = Decider(harness)
+    xid = client.ended(key := new_key())
+    assert client.decide(xid) is Code.XA_OK
+    assert key in harness.committed()
+    assert client.settle(xid) == bytes(range(256))
+    settled = client.ended(late := new_key())
+    client.settle(settled)
+    with refused(Code.XA_RBROLLBACK):
+        client.decide(settled)
+    assert late not in harness.committed()
+    client.rm.close("", RMID)
+    harness.close()

@@ -1,0 +1,299 @@
+"""PostgreSQL, its connections and the network lost at every step of a transaction.
+
+Each case plays the transaction manager: it decides to commit when the vote was heard, loses what it has to lose, and
+recovers as a manager would. In the end the row is there if and only if the decision was to commit, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from rm_db.wire import is_ready
+from tests.contract.client import RMID, Client, new_key, refused
+from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable, XaError, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.rm_db.harness import PostgresHarness
+
+PATIENCE_S: Final = 60
+
+
+# --- what can happen between two verbs ----------------------------------------------------------------------------
+def backend_terminated(harness: PostgresHarness, client: Client) -> None:
+    harness.disconnect(client.rm)
+
+
+def server_crashes(harness: PostgresHarness, client: Client) -> None:  # noqa: ARG001 — one shape for all
+    harness.go_down()
+    harness.come_back()
+
+
+def server_restarts(harness: PostgresHarness, client: Client) -> None:  # noqa: ARG001 — one shape for all
+    harness._server.stop()
+    harness.come_back()
+
+
+def network_cut(harness: PostgresHarness, client: Client) -> None:  # noqa: ARG001 — one shape for all
+    harness.proxy.cut()
+
+
+DISASTERS = [
+    backend_terminated,
+    pytest.param(server_crashes, marks=pytest.mark.slow),
+    pytest.param(server_restarts, marks=pytest.mark.slow),
+    network_cut,
+]
+MOMENTS = ["after work", "after end", "after prepare", "after commit"]
+
+
+class Manager:
+    """A transaction manager in a nutshell: it decides, and makes the decision come true."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.decided: bool | None = None
+
+    def run(self, key: str, before: Callable[[str], None]) -> Xid:
+        """One transaction; `before` is called at every moment, and may bring disaster."""
+        client = self.client
+        xid = client.begun(key)
+        before("after work")
+        try:
+            client.end(xid)
+            before("after end")
+            vote = client.prepare(xid)
+        except (ResourceUnavailable, BranchRolledBack) as no:
+            self.decided = False
+            self.finish("rollback", xid, heard=no)
+            return xid
+        assert vote is Code.XA_OK
+        before("after prepare")
+        self.decided = True
+        self.finish("commit", xid)
+        before("after commit")
+        return xid
+
+    def finish(self, verb: str, xid: Xid, heard: XaError | None = None) -> None:
+        """Tells the decision until it is done, as recovery does."""
+        if isinstance(heard, ResourceUnavailable):
+            self.client.reopen()
+        assert self.client.retrying(verb, xid) in {Code.XA_OK, Code.XAER_NOTA}
+        self.client.reopen()
+        assert xid not in self.client.in_doubt()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("disaster", DISASTERS)
+def test_between_two_verbs(harness: PostgresHarness, client: Client, disaster: Any, moment: str) -> None:
+    manager = Manager(client)
+    manager.run(key := new_key(), lambda now: disaster(harness, client) if now == moment else None)
+    assert manager.decided == (moment in {"after prepare", "after commit"})
+    assert (key in harness.committed()) == manager.decided
+
+
+@pytest.mark.parametrize("disaster", DISASTERS)
+def test_what_was_prepared_is_committed_by_a_process_that_knows_nothing_of_it(
+    harness: PostgresHarness, client: Client, disaster: Any
+) -> None:
+    xid = client.prepared(key := new_key())
+    disaster(harness, client)
+    heir = Client(harness)
+    assert heir.in_doubt() == {xid}
+    assert heir.commit(xid) is Code.XA_OK
+    assert key in harness.committed()
+    heir.rm.close("", RMID)
+    client.reopen()
+
+
+@pytest.mark.parametrize("disaster", DISASTERS)
+def test_idle_connections_that_broke_are_never_used_again(
+    harness: PostgresHarness, client: Client, disaster: Any
+) -> None:
+    """Nobody hears of it: the pool looks before it gives a connection away."""
+    barrier = threading.Barrier(4)
+
+    def work() -> None:
+        xid = client.begun(new_key())
+        barrier.wait(PATIENCE_S)
+        client.end(xid)
+        client.commit(xid, TMONEPHASE)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    disaster(harness, client)
+    for _ in range(6):
+        assert client.commit(client.prepared(key := new_key())) is Code.XA_OK
+        assert key in harness.committed()
+
+
+# --- what can happen in the middle of a verb ------------------------------------------------------------------------
+@contextmanager
+def losing(harness: PostgresHarness, what: str) -> Iterator[None]:
+    """Inside the block the next request, or its reply, gets lost with its connection."""
+    proxy = harness.proxy
+    if what == "request":
+        proxy.hold_requests()
+    else:
+        proxy.hold_replies()
+
+    def cut() -> None:
+        assert proxy.held.wait(PATIENCE_S)
+        proxy.cut()
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    yield
+    cutter.join()
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+@pytest.mark.parametrize("then", ["commit", "rollback"])
+def test_in_the_middle_of_prepare(harness: PostgresHarness, client: Client, lost: str, then: str) -> None:
+    """Unknown to the caller: the branch is there, and can be completed either way, or it is not."""
+    xid = client.ended(key := new_key())
+    with losing(harness, lost), refused(Code.XAER_RMFAIL):
+        client.prepare(xid)
+    with refused(Code.XAER_PROTO):
+        client.rm.recover(RMID)
+    client.reopen()
+    assert (xid in client.in_doubt()) == (lost == "reply")
+    if lost == "reply":
+        assert client.retrying(then, xid) is Code.XA_OK
+    else:
+        with refused(Code.XAER_NOTA):
+            client.rollback(xid)
+    assert (key in harness.committed()) == (lost == "reply" and then == "commit")
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_in_the_middle_of_the_second_phase(harness: PostgresHarness, client: Client, lost: str, verb: str) -> None:
+    xid = client.prepared(key := new_key())
+    with losing(harness, lost), refused(Code.XAER_RMFAIL):
+        getattr(client, verb)(xid)
+    client.reopen()
+    assert (xid in client.in_doubt()) == (lost == "request")
+    again = client.retrying(verb, xid)
+    assert again is (Code.XA_OK if lost == "request" else Code.XAER_NOTA)
+    assert (key in harness.committed()) == (verb == "commit")
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_in_the_middle_of_a_one_phase_commit(harness: PostgresHarness, client: Client, lost: str) -> None:
+    """The one outcome that nobody can find out: it says so, and guesses nothing."""
+    xid = client.ended(key := new_key())
+    with losing(harness, lost), refused(Code.XAER_RMFAIL):
+        client.commit(xid, TMONEPHASE)
+    client.reopen()
+    with refused(Code.XAER_NOTA):
+        client.rollback(xid)
+    assert (key in harness.committed()) == (lost == "reply")
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_in_the_middle_of_a_rollback(harness: PostgresHarness, client: Client, lost: str) -> None:
+    """Work that was not prepared does not survive its connection: this is no unknown outcome."""
+    xid = client.ended(key := new_key())
+    with losing(harness, lost):
+        assert client.rollback(xid) is Code.XA_OK
+    assert key not in harness.committed()
+    assert client.commit(client.ended(key), TMONEPHASE) is Code.XA_OK
+    assert key in harness.committed()
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_in_the_middle_of_a_scan(harness: PostgresHarness, client: Client, lost: str) -> None:
+    xid = client.prepared(new_key())
+    with losing(harness, lost), refused(Code.XAER_RMFAIL):
+        client.in_doubt()
+    client.reopen()
+    assert client.in_doubt() == {xid}
+    client.rollback(xid)
+
+
+@pytest.mark.parametrize("lost", ["request", "reply"])
+def test_in_the_middle_of_a_statement(harness: PostgresHarness, client: Client, lost: str) -> None:
+    xid = client.begun(first := new_key())
+    with losing(harness, lost):
+        client.write(second := new_key())  # SQLAlchemy tells it in its own words, which the harness knows
+    with refused(Code.XAER_RMFAIL):
+        client.end(xid)
+    client.reopen()
+    assert client.retrying("rollback", xid) in {Code.XA_OK, Code.XAER_NOTA}
+    assert not {first, second} & harness.committed()
+
+
+@pytest.mark.parametrize("verb", ["prepare", "commit", "rollback"])
+def test_a_server_that_says_nothing(harness: PostgresHarness, verb: str) -> None:
+    """The wait for a reply is bounded; what was asked may have been done."""
+    harness.open_string += "?xa_reply_s=0.3"
+    client = Client(harness)
+    xid = client.ended(key := new_key()) if verb == "prepare" else client.prepared(key := new_key())
+    harness.proxy.hold_replies()
+    with refused(Code.XAER_RMFAIL) as raised:
+        getattr(client, verb)(xid)
+    assert "no answer within 0.3 s" in raised.value.message
+    harness.proxy.flow()
+    client.reopen()
+    if verb == "prepare":
+        assert client.in_doubt() == {xid}
+        client.rollback(xid)
+    else:
+        with refused(Code.XAER_NOTA):
+            client.commit(xid)
+    assert (key in harness.committed()) == (verb == "commit")
+    client.rm.close("", RMID)
+    assert harness.leaks() == []
+
+
+@pytest.mark.slow
+def test_a_vote_that_was_given_up_is_not_cast_later(harness: PostgresHarness) -> None:
+    """PREPARE TRANSACTION is still at work in the server when the caller gives up and rolls back: the answer "unknown
+    xid" would be a lie a moment later. The rollback stops it first."""
+    harness.admin("CREATE TABLE slow (a int)")
+    harness.admin(
+        "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); RETURN NULL; END'"
+    )
+    harness.admin(
+        "CREATE CONSTRAINT TRIGGER wait AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION wait()"
+    )
+    harness.open_string += "?xa_reply_s=5"
+    client = Client(harness)
+    xid = client.begun(new_key())
+    client.rm.session(RMID).psycopg.execute("INSERT INTO slow VALUES (1)")
+    client.end(xid)
+    with refused(Code.XAER_RMFAIL):
+        client.prepare(xid)
+    preparing = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'PREPARE TRANSACTION%' AND state = 'active'"
+    assert harness.admin(preparing) == [(1,)]
+    client.reopen()
+    with refused(Code.XAER_NOTA):
+        client.rollback(xid)
+    assert harness.admin(preparing) == [(0,)]
+    client.rm.close("", RMID)
+    assert harness.leaks() == []
+    harness.admin("DROP TABLE slow")
+
+
+def test_a_reply_that_came_before_the_connection_broke_counts(harness: PostgresHarness, client: Client) -> None:
+    """With TMASYNC the vote may have arrived long before anybody asks for it."""
+    xid = client.ended(key := new_key())
+    handle = client.send("prepare", xid)
+    while not harness.admin("SELECT 1 FROM pg_prepared_xacts WHERE gid = %s", str(xid)):
+        pass
+    waits = [client.rm._operations._outstanding[handle].wait]  # type: ignore[attr-defined]
+    assert is_ready(waits, PATIENCE_S)  # the reply is in the socket
+    harness.admin("SELECT pg_terminate_backend(%s, 60000)", waits[0].wire.pgconn.backend_pid)
+    assert client.wait(handle) is Code.XA_OK
+    assert client.commit(xid) is Code.XA_OK
+    assert key in harness.committed()

@@ -1,0 +1,103 @@
+"""xa_open of PostgreSQL: what is probed, and what is said when it can't be used."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_db import DecidingDatabase, PostgresResource
+from tests.contract.client import RMID, Client, new_key, refused
+from xa import TMONEPHASE, Code, ResourceError, ResourceUnavailable, XaError
+
+if TYPE_CHECKING:
+    from tests.postgres import Postgres
+    from tests.rm_db.harness import PostgresHarness
+
+
+def failure(url: str, manager: type[PostgresResource | DecidingDatabase] = PostgresResource) -> XaError:
+    """What open says; the instance is not open afterwards, and holds no connection."""
+    rm = manager()
+    with pytest.raises(XaError) as raised:
+        rm.open(url, RMID)
+    with refused(Code.XAER_PROTO):
+        rm.recover(RMID)
+    return raised.value
+
+
+def test_prepared_transactions_are_switched_off(postgres_unprepared: Postgres) -> None:
+    """The default of PostgreSQL. The mend is in the message: the setting, or the other mode."""
+    error = failure(postgres_unprepared.url)
+    assert isinstance(error, ResourceError)
+    assert "max_prepared_transactions is 0" in error.message
+    assert "restart PostgreSQL" in error.message
+    assert 'mode = "decider"' in error.message
+
+
+def test_too_few_prepared_transactions_are_told(harness: PostgresHarness, caplog: pytest.LogCaptureFixture) -> None:
+    harness.open_string += "?xa_pool_size=1000"
+    with caplog.at_level(logging.WARNING, "xabridge.rm_db"):
+        Client(harness).rm.close("", RMID)
+    assert "less than the 1000 transactions" in caplog.text
+
+
+@pytest.mark.parametrize("manager", [PostgresResource, DecidingDatabase])
+def test_a_role_that_may_not_write(
+    harness: PostgresHarness, manager: type[PostgresResource | DecidingDatabase]
+) -> None:
+    harness.admin("CREATE ROLE reader LOGIN")
+    harness.admin("ALTER ROLE reader SET default_transaction_read_only = on")
+    error = failure(harness.url.replace("postgres@", "reader@"), manager)
+    assert isinstance(error, ResourceError)
+    assert "ALTER ROLE reader RESET default_transaction_read_only" in error.message
+    harness.admin("DROP ROLE reader")
+
+
+@pytest.mark.parametrize("manager", [PostgresResource, DecidingDatabase])
+@pytest.mark.parametrize(("wrong", "told"), [("/nowhere", "nowhere"), ("nobody_at_all@", "nobody_at_all")])
+def test_what_the_server_refuses(
+    postgres: Postgres, manager: type[PostgresResource | DecidingDatabase], wrong: str, told: str
+) -> None:
+    url = postgres.url.replace("/postgres" if wrong.startswith("/") else "postgres@", wrong)
+    error = failure(url, manager)
+    assert isinstance(error, ResourceError), error
+    assert told in error.message
+
+
+@pytest.mark.parametrize("manager", [PostgresResource, DecidingDatabase])
+def test_nobody_is_there(manager: type[PostgresResource | DecidingDatabase]) -> None:
+    error = failure("postgresql://postgres@127.0.0.1:1/postgres", manager)
+    assert isinstance(error, ResourceUnavailable), error
+
+
+@pytest.mark.parametrize("url", ["mysql://h/d", "postgresql:h/d", "postgresql://h/d?nonsense=1", "sqlite:///x"])
+def test_what_is_no_open_string_for_it(url: str) -> None:
+    assert failure(url).code is Code.XAER_INVAL
+
+
+def test_a_password_is_not_in_the_message() -> None:
+    error = failure("postgresql://me:secret%20word@127.0.0.1:1/postgres")
+    assert "secret" not in str(error)
+
+
+def test_another_open_string_needs_a_close(client: Client, harness: PostgresHarness) -> None:
+    with refused(Code.XAER_INVAL):
+        client.rm.open(harness.open_string + "?xa_pool_size=3", RMID)
+    client.rm.close("", RMID)
+    client.rm.open(harness.open_string + "?xa_pool_size=3", RMID)
+
+
+def test_the_server_is_told_who_is_there(client: Client, harness: PostgresHarness) -> None:
+    xid = client.begun(new_key())
+    assert harness.admin("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'xabridge'")[0][0] >= 1
+    client.end(xid)
+    client.commit(xid, TMONEPHASE)
+
+
+def test_fsync_that_is_off_is_told(caplog: pytest.LogCaptureFixture, postgres_careless: Postgres) -> None:
+    rm = PostgresResource()
+    with caplog.at_level(logging.WARNING, "xabridge.rm_db"):
+        rm.open(postgres_careless.url, RMID)
+    rm.close("", RMID)
+    assert "fsync is off" in caplog.text
