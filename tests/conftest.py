@@ -12,10 +12,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a database server is slow."""
+    """What needs a database server is slow: it says so by a fixture, a parameter, or the folder it stands in."""
     for item in items:
-        if "postgres_server" in getattr(item, "fixturenames", ()):
+        named = getattr(getattr(item, "callspec", None), "id", "")
+        if (
+            "postgres_server" in getattr(item, "fixturenames", ())
+            or "postgres" in named
+            or item.path.parent.name == "rm_db"
+        ):
             item.add_marker(pytest.mark.slow)
 
 

