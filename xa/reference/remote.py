@@ -1,11 +1,12 @@
 """The reference resource manager served to other processes: its stores outlive them, whatever kills them.
 
-`ReferenceServer` answers on a socket of this machine in threads of the calling process; `RemoteReference` is the client.
-Each thread of the client has a connection of its own. When the last of a process's connections breaks, the store
-loses what that process had associated. It serves the demo and tests that kill processes, and keeps to
-`xa.ResourceManager` as far as those need it: opening and closing are synchronous, a session checks nothing before its
-first operation, and one broken connection of several costs only the call that was on it. Messages are pickled,
-between processes of one user only: the socket lies in a folder of that user's, and the listener authenticates.
+`ReferenceServer` answers on a socket of this machine, in threads of the calling process; `RemoteReference` is
+the client. Each thread of the client has a connection of its own. When the last of a process's connections
+breaks, the store loses what that process had associated. It serves the demo and tests that kill processes, and
+keeps to `xa.ResourceManager` as far as those need it: opening and closing are synchronous, a session checks
+nothing before its first operation, and one broken connection of several costs only the call that was on it.
+Messages are pickled, between processes of one user only: the socket lies in a folder of that user's, and the
+listener authenticates.
 """
 
 from __future__ import annotations
