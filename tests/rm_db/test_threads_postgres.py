@@ -18,6 +18,8 @@ from tests.rm_db.harness import wires
 from xa import TMFAIL, TMJOIN, TMNOWAIT, TMONEPHASE, Code, ThreadOfControl, XaMisuse, entered
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.rm_db.harness import PostgresHarness
 
 PATIENCE_S: Final = 60
@@ -171,7 +173,16 @@ def test_a_thread_that_waits_gets_the_connection_that_comes_free(harness: Postgr
     assert harness.leaks() == []
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 # --- signals and processes --------------------------------------------------------------------------------------
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("verb", ["prepare", "commit", "rollback"])
 def test_an_interrupted_verb(client: Client, harness: PostgresHarness, verb: str) -> None:
     """Ctrl-C while a reply is awaited: the connection goes, nothing stays busy, and recovery finds the rest."""
@@ -196,6 +207,7 @@ def test_an_interrupted_verb(client: Client, harness: PostgresHarness, verb: str
     assert (key in harness.committed()) == (verb == "commit")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupted_statement(client: Client, harness: PostgresHarness) -> None:
     xid = client.begun(key := new_key())
 
