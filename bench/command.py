@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 SUMMARY: Final = "run a benchmark"
 
 BENCHMARKS: Final[dict[str, str]] = {
+    "log": "bench.log",
+    "recovery": "bench.recovery",
+    "tm": "bench.transactions",
     "xa": "bench.contract",
 }
 """Name → the module that has it."""

@@ -12,9 +12,12 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from tm.completion import Completion
 from tm.config import Configuration, configuration_from
+from tm.effects import Call
+from tm.log import LogError, LogStopped
 from tm.log.opening import open_log
 from tm.outcome import ManagerUnusable, Outcome, ProtocolMisuse, Reason, Verdict, named
 from tm.performer import Performer
@@ -26,6 +29,7 @@ from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.states import FINAL, GlobalState
 from tm.transaction import Transaction
+from tm.verdicts import Verb
 from xa import XaError, check_node, switch_control
 from xa.gtrid import log_prefix
 
@@ -35,11 +39,14 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tm.completion import Completion, Steps
+    from tm.completion import Steps
+    from tm.effects import Effect
     from tm.log import DecisionLog
     from tm.recovery import Report
 
 logger = logging.getLogger("xabridge.tm")
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class TransactionManager:
@@ -74,6 +81,7 @@ class TransactionManager:
         self._log: DecisionLog | None = open_log(log, node) if isinstance(log, str) else log
         self._closed = False
         self._unusable: str | None = None
+        self._doubtful = False
         self._performer = Performer(self._resources, self._log, sleep)
         self._sequence = itertools.count(1)
         self._prefix: bytes | None = None
@@ -85,7 +93,11 @@ class TransactionManager:
             except XaError as error:
                 logger.warning("%s could not be opened: %s", resource.name, error)
         self._reaper = Reaper(self._live, clock)
-        self._recoverer.run_once()
+        try:
+            self._recoverer.run_once()
+        except LogError:
+            self._close_resources()
+            raise
         if background:
             self._recoverer.start(recovery_interval_s)
             self._reaper.start()
@@ -132,7 +144,7 @@ class TransactionManager:
     def _ownership(self) -> Ownership:
         deciders = {}
         for resource in self._resources.values():
-            if resource.decides and not resource.down:
+            if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
                 deciders[resource.decider.decider_id] = resource.name
         return Ownership(self.node, self._log.log_id if self._log is not None else b"", deciders)
 
@@ -158,8 +170,8 @@ class TransactionManager:
 
     def begin(self, timeout_s: float | None = None) -> Transaction:
         """A new transaction, the current one of the calling context until it is completed or suspended."""
-        if self._unusable is not None:
-            raise ManagerUnusable(self._unusable)
+        if self._unusable is not None or self._doubtful:
+            self._check_usable()
         outer = self._current.get(None)
         if outer is not None and not outer.suspended:
             if outer.status not in FINAL and outer.status is not GlobalState.COMMITTING:
@@ -179,6 +191,20 @@ class TransactionManager:
         self._current.set(transaction)
         transaction.outer_control = switch_control(transaction.control)
         return transaction
+
+    def _check_usable(self) -> None:
+        """After the log told nothing any more: it is asked again, before another transaction depends on it."""
+        if self._unusable is not None:
+            raise ManagerUnusable(self._unusable)
+        try:
+            if self._log is not None:
+                self._log.decisions()
+        except LogError as error:
+            raise ManagerUnusable(
+                f"the decision log can't decide any more: {error}. Mend its cause, then start this process anew; "
+                "recovery will find out what is decided."
+            ) from error
+        self._doubtful = False
 
     def _begin_prefix(self) -> bytes:
         """What the gtrids of this incarnation begin with: known once the place of the decisions is open."""
@@ -237,6 +263,20 @@ class TransactionManager:
             self._current.set(transaction.outer)
             switch_control(transaction.outer_control)
 
+    @overload
+    def transactional(self, function: F) -> F: ...
+
+    @overload
+    def transactional(
+        self,
+        function: None = None,
+        *,
+        propagation: Propagation = Propagation.REQUIRED,
+        rollback_on: tuple[type[BaseException], ...] = (BaseException,),
+        timeout_s: float | None = None,
+        retries: int = 0,
+    ) -> Callable[[F], F]: ...
+
     def transactional(
         self,
         function: Callable[..., Any] | None = None,
@@ -263,6 +303,7 @@ class TransactionManager:
         from where a worker thread goes on. The transaction is live until the end."""
         perform = self._performer.perform
         answer: Any = None
+        effect: Effect | None = None
         try:
             while True:
                 effect = steps.send(answer)
@@ -274,18 +315,33 @@ class TransactionManager:
         except StopIteration as stop:
             outcome: Outcome = stop.value
         except BaseException as error:
-            self._completed(transaction, _interrupted(completion, error), GlobalState.IN_DOUBT)
+            self._break_off(transaction, completion, effect, error)
             raise
         self._completed(transaction, outcome, completion.state)
+
+    def _break_off(
+        self, transaction: Transaction, completion: Completion, effect: Effect | None, error: BaseException
+    ) -> None:
+        """The calling thread was interrupted while `effect` was performed (KeyboardInterrupt, say). Before the
+        decision everything is rolled back; from there on only recovery can tell."""
+        undecided = isinstance(effect, Call) and effect.verb in (Verb.END, Verb.PREPARE)
+        if not undecided:
+            self._completed(transaction, _interrupted(completion, error), GlobalState.IN_DOUBT)
+            return
+        again = Completion(completion.gtrid, completion.branches, completion.associations, completion.decider)
+        reason = Reason(None, f"its completion was interrupted by {type(error).__name__}")
+        try:
+            outcome = drive(again.rollback(reason), self._performer.perform)
+        except BaseException as another:
+            self._completed(transaction, _interrupted(completion, another), GlobalState.IN_DOUBT)
+            raise
+        self._completed(transaction, outcome, again.state)
 
     def _go_on(self, transaction: Transaction, completion: Completion, steps: Steps, effect: Any) -> None:
         switch_control(transaction.control)
         try:
-            answer = self._performer.perform(effect)
-            while True:
-                answer = self._performer.perform(steps.send(answer))
-        except StopIteration as stop:
-            self._completed(transaction, stop.value, completion.state)
+            outcome = drive(_continued(steps, effect), self._performer.perform)
+            self._completed(transaction, outcome, completion.state)
         except BaseException as error:
             logger.exception("%s: its completion in the background failed; recovery takes it", transaction)
             self._completed(transaction, _interrupted(completion, error), GlobalState.IN_DOUBT)
@@ -309,6 +365,8 @@ class TransactionManager:
             logger.warning("%s: %s on %s is left to recovery", transaction, branch.xid, branch.resource)
         if outcome.pending:
             self._recoverer.wake()
+        if any(isinstance(reason.said, LogStopped) for reason in outcome.reasons):
+            self._doubtful = True
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
 
@@ -345,6 +403,9 @@ class TransactionManager:
                 transaction,
                 transaction.status.value,
             )
+        self._close_resources()
+
+    def _close_resources(self) -> None:
         for resource in self._resources.values():
             resource.close()
         if self._log is not None:
@@ -357,6 +418,28 @@ class TransactionManager:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def drive(steps: Steps, perform: Callable[[Effect], Any]) -> Outcome:
+    """Performs the steps to their end."""
+    answer: Any = None
+    try:
+        while True:
+            answer = perform(steps.send(answer))
+    except StopIteration as stop:
+        outcome: Outcome = stop.value
+        return outcome
+
+
+def _continued(steps: Steps, effect: Effect) -> Steps:
+    """`steps`, of which `effect` was taken already."""
+    answer = yield effect
+    try:
+        while True:
+            answer = yield steps.send(answer)
+    except StopIteration as stop:
+        outcome: Outcome = stop.value
+        return outcome
 
 
 def _interrupted(completion: Completion, error: BaseException) -> Outcome:

@@ -14,7 +14,7 @@ from tm.effects import Call, Decide, End, Force, Note, Pause
 from tm.log import LogError, LogFull
 from tm.record import encode_branches
 from tm.verdicts import Verb
-from xa import TMASYNC, TMNOFLAGS, Code, Handle, XaError, xa_error
+from xa import TMASYNC, TMNOFLAGS, Code, Handle, XaError, XaMisuse, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,16 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xabridge.tm")
 
-_ROUTINE: Final[dict[Verb, str]] = {
-    Verb.END: "end",
-    Verb.PREPARE: "prepare",
-    Verb.COMMIT: "commit",
-    Verb.COMMIT_AGAIN: "commit",
-    Verb.COMMIT_ONE_PHASE: "commit",
-    Verb.ROLLBACK: "rollback",
-    Verb.FORGET: "forget",
-}
-"""Verb → the XA routine that carries it out; the decider's has a signature of its own."""
+_OVERLAPPED: Final = frozenset({Verb.PREPARE, Verb.COMMIT, Verb.COMMIT_AGAIN, Verb.ROLLBACK})
+"""What waits for the other side, so that asking several branches at a time pays."""
 
 
 class Performer:
@@ -55,49 +47,60 @@ class Performer:
 
     def perform(self, effect: Effect) -> Any:
         """The answer to `effect`."""
-        kind = type(effect)
-        if kind is Call:
-            return self.call(effect)  # type: ignore[arg-type]  # as `kind` says
-        return getattr(self, _METHODS[kind])(effect)
+        if type(effect) is Call:
+            return self.call(effect)
+        return getattr(self, _METHODS[type(effect)])(effect)
 
     # --- branches -------------------------------------------------------------------------------------------
 
     def call(self, effect: Call) -> list[Answer]:
         """Asks the verb of every branch."""
-        routine = _ROUTINE[effect.verb]
-        branches = effect.branches
-        if len(branches) == 1:
-            return [self._ask(routine, branches[0], effect.flags)]
-        answers: list[Answer | Handle | None] = [None] * len(branches)
-        for index, branch in enumerate(branches):
-            if self._resources[branch.resource].overlaps:
-                answers[index] = self._ask_asynchronously(routine, branch, effect.flags)
-        for index, branch in enumerate(branches):
-            answer = answers[index]
-            if answer is None:
-                answers[index] = self._ask(routine, branch, effect.flags)
-        return [
-            self._collect(branch, answer) if type(answer) is Handle else answer  # type: ignore[misc]  # none is None
-            for branch, answer in zip(branches, answers, strict=True)
-        ]
+        verb, branches, flags = effect.verb, effect.branches, effect.flags
+        if len(branches) > 1 and verb in _OVERLAPPED:
+            return self._overlapped(verb, branches, flags)
+        answers: list[Answer] = [self._ask(verb, branch, flags) for branch in branches]  # type: ignore[misc]  # no TMASYNC
+        return answers
 
-    def _ask(self, routine: str, branch: Branch, flags: int) -> Answer:
+    def _overlapped(self, verb: Verb, branches: tuple[Branch, ...], flags: int) -> list[Answer]:
+        """All that can be sent is sent before anything is waited for.
+
+        One may as well be waited for at once, where nothing of its resource manager is outstanding: table 6-5 has no
+        synchronous call beside an asynchronous one.
+        """
+        answers: list[Any] = [None] * len(branches)
+        sent: set[str] = set()
+        last = len(branches) - 1
+        try:
+            for index, branch in enumerate(branches):
+                name = branch.resource
+                if self._resources[name].overlaps and (index < last or name in sent):
+                    sent.add(name)
+                    answers[index] = self._ask(verb, branch, flags | TMASYNC)
+            for index, branch in enumerate(branches):
+                if answers[index] is None and branch.resource not in sent:
+                    answers[index] = self._ask(verb, branch, flags)
+        finally:  # an interruption of this thread leaves no operation behind that nobody waits for
+            for index, branch in enumerate(branches):
+                if type(answers[index]) is Handle:
+                    answers[index] = self._collect(branch, answers[index])
+        for index, answer in enumerate(answers):
+            if type(answer) is XaMisuse and answer.code is Code.XAER_ASYNC:  # as many as it takes were outstanding
+                answers[index] = self._ask(verb, branches[index], flags)
+        return answers
+
+    def _ask(self, verb: Verb, branch: Branch, flags: int) -> Answer | Handle:
         resource = self._resources.get(branch.resource)
         if resource is None:
             return xa_error(Code.XAER_RMFAIL, f"{branch.resource} is not configured", branch.xid)
         try:
             if resource.suspect:
                 resource.mend()
-            answer = getattr(resource.rm, routine)(branch.xid, resource.rmid, flags)
+            return resource.routines[verb](branch.xid, resource.rmid, flags)
         except XaError as error:
             resource.failed(error)
             return error
         except Exception as error:  # noqa: BLE001 — a resource manager of anybody's: the outcome is unknown
-            return _broken_promise(resource, routine, branch.xid, error)
-        return answer  # type: ignore[no-any-return]  # a Code, says the contract
-
-    def _ask_asynchronously(self, routine: str, branch: Branch, flags: int) -> Answer | Handle:
-        return self._ask(routine, branch, flags | TMASYNC)
+            return _broken_promise(resource, verb.value, branch.xid, error)
 
     def _collect(self, branch: Branch, handle: Handle) -> Answer:
         resource = self._resources[branch.resource]

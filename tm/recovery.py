@@ -118,6 +118,9 @@ class Ownership:
     deciders: Mapping[bytes, str]
 
 
+AT_ONCE: Final = 256
+"""How many branches are asked of at a time: what is outstanding stays bounded, however much is in doubt."""
+
 _DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLED_BACK}
 _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
 
@@ -234,9 +237,15 @@ def _leave(report: Report, branch: Branch, why: str) -> None:
 
 def _tell(verb: Verb, asked: Sequence[tuple[Branch, str]], report: Report) -> Generator[RecoveryEffect, Any, None]:
     """Commits or rolls back the branches, and reports what came of each."""
-    if not asked:
-        return
-    answers: list[Answer] = yield Call(verb, tuple(branch for branch, _ in asked))
+    for first in range(0, len(asked), AT_ONCE):
+        some = asked[first : first + AT_ONCE]
+        answers: list[Answer] = yield Call(verb, tuple(branch for branch, _ in some))
+        yield from _report(verb, some, answers, report)
+
+
+def _report(
+    verb: Verb, asked: Sequence[tuple[Branch, str]], answers: Sequence[Answer], report: Report
+) -> Generator[RecoveryEffect, Any, None]:
     for (branch, reason), answer in zip(asked, answers, strict=True):
         meaning = MEANING[verb][code_of(answer)]
         why = reason

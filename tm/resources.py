@@ -16,12 +16,13 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 from weakref import WeakSet
 
+from tm.verdicts import Verb
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, thread_of_control, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xa import DecidingResource, Registrar, ResourceFactory, ResourceManager, ThreadOfControl
+    from xa import DecidingResource, Handle, Registrar, ResourceFactory, ResourceManager, ThreadOfControl, Xid
 
 logger = logging.getLogger("xabridge.tm.resources")
 
@@ -29,6 +30,17 @@ GROUP: Final = "xabridge.resource_managers"
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_LAST_S: Final = 30.0
 MAX_NAME: Final = 48
+
+_ROUTINE: Final[dict[Verb, str]] = {
+    Verb.END: "end",
+    Verb.PREPARE: "prepare",
+    Verb.COMMIT: "commit",
+    Verb.COMMIT_AGAIN: "commit",
+    Verb.COMMIT_ONE_PHASE: "commit",
+    Verb.ROLLBACK: "rollback",
+    Verb.FORGET: "forget",
+}
+"""Verb → the XA routine that carries it out; the decider's has a signature of its own."""
 
 Mode = Literal["two-phase", "decider"]
 
@@ -99,6 +111,7 @@ class Resource:
         "overlaps",
         "rm",
         "rmid",
+        "routines",
         "suspect",
         "url",
         "why",
@@ -120,6 +133,9 @@ class Resource:
         self.url = config.url
         self.bqual = bqual
         self.rm = find_factory(name, config)(registrar)
+        self.routines: dict[Verb, Callable[[Xid, int, int], Code | Handle]] = {
+            verb: getattr(self.rm, routine) for verb, routine in _ROUTINE.items()
+        }
         self.decides = config.mode == "decider"
         if self.decides and not is_decider(self.rm):
             raise ConfigurationError(f"resource {name}: {self.rm.name} can't be the one that decides")

@@ -6,14 +6,13 @@ can't find out now: recovery ends it, in this process or in another.
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final
 
 from xa import Code
-from xa.machine import Machine, Result, Row
+from xa.machine import Machine, Member, Result, Row
 
 
-class GlobalState(Enum):
+class GlobalState(Member):
     """Where a global transaction stands."""
 
     ACTIVE = "active"
@@ -27,7 +26,7 @@ class GlobalState(Enum):
     IN_DOUBT = "in doubt"
 
 
-class GlobalVerb(Enum):
+class GlobalVerb(Member):
     """What moves a global transaction."""
 
     MARK = "set rollback-only"

@@ -38,6 +38,7 @@ from xa import (
     Xid,
     entered,
     switch_control,
+    thread_of_control,
 )
 from xa.machine import advance
 from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
@@ -510,17 +511,23 @@ class _Guard:
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
+        self._control: ThreadOfControl | None = None
 
     def __enter__(self) -> None:
-        if not self._transaction._busy.acquire(blocking=False):  # noqa: SLF001 — the guard is the transaction's own
+        transaction = self._transaction
+        if not transaction._busy.acquire(False):  # noqa: SLF001 — the guard is the transaction's own
             raise ProtocolMisuse(
-                f"transaction {self._transaction} is in use by another thread or task at this moment: "
+                f"transaction {transaction} is in use by another thread or task at this moment: "
                 "a transaction belongs to one at a time"
             )
-        self._control = switch_control(self._transaction.control)
+        control = thread_of_control()
+        if control is not transaction.control:
+            self._control = control
+            switch_control(transaction.control)
 
     def __exit__(self, *_: object) -> None:
-        switch_control(self._control)
+        if self._control is not None:
+            switch_control(self._control)
         self._transaction._busy.release()  # noqa: SLF001 — as above
 
 

@@ -6,13 +6,13 @@ lost branch at prepare, a hazard at the first commit, and a branch already finis
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final
 
 from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code
+from xa.machine import Member
 
 
-class Verb(Enum):
+class Verb(Member):
     """The calls of a completion; COMMIT_AGAIN is a commit whose earlier try may have been carried out."""
 
     END = "end"
@@ -25,7 +25,7 @@ class Verb(Enum):
     FORGET = "forget"
 
 
-class Meaning(Enum):
+class Meaning(Member):
     """What an answer means for the branch that gave it."""
 
     DONE = "as asked"

@@ -9,6 +9,8 @@ from typing import Final
 class Code(IntEnum):
     """What an XA routine answers. Positive and zero codes are answers, negative ones are errors."""
 
+    __hash__ = int.__hash__  # in C: tables are looked up for every answer
+
     XA_OK = 0
     XA_RDONLY = 3
     XA_RETRY = 4

@@ -18,7 +18,13 @@ S = TypeVar("S", bound=Enum)
 V = TypeVar("V", bound=Enum)
 
 
-class Result(Enum):
+class Member(Enum):
+    """A member of a table. Hashed by identity, in C: tables are looked up for every verb."""
+
+    __hash__ = object.__hash__
+
+
+class Result(Member):
     """The results that the tables of the XA specification tell apart."""
 
     OK = "XA_OK"

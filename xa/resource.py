@@ -7,13 +7,16 @@ The docstrings here are the contract; implementations only point to it. How resu
 - With TMASYNC the request is sent and a `Handle` is returned; `complete` tells the result.
 
 Codes that any verb may raise, and that are not repeated below: XAER_INVAL (flags that the verb does not allow,
-or another rmid than the opened one), XAER_PROTO (not opened, or the state tables refuse the verb), XAER_ASYNC
-(TMASYNC without TMUSEASYNC), and XAER_RMFAIL: the resource manager can't be reached. After XAER_RMFAIL
+or another rmid than the opened one), XAER_PROTO (not opened, the state tables refuse the verb, or an operation
+on this branch waits for `complete`), XAER_ASYNC (TMASYNC without TMUSEASYNC, with an operation on this branch
+outstanding, or with too many), and XAER_RMFAIL: the resource manager can't be reached. After XAER_RMFAIL
 nothing may be assumed about the call: it was carried out, or it was not, or it will be in a moment. The calling
 thread of control has lost its associations and calls `open` again before its next verb.
 
 One object is one resource manager instance: it is opened once per process under one rmid, and used by many
-threads of control (`xa.control`), each of which is associated with at most one branch at a time.
+threads of control (`xa.control`), each of which is associated with at most one branch at a time. When a transaction
+takes too long, its manager ends and rolls back on behalf of its thread of control from a thread of its own, while
+the application may still be inside a session: the instance keeps the two apart, by waiting or by an error to either.
 """
 
 from __future__ import annotations
@@ -152,7 +155,7 @@ class ResourceManager(Protocol):
 
         Flags: TMSTARTRSCAN opens the scan at its first page, TMENDRSCAN closes it after this page; both
         together are the whole scan where one page suffices. A page shorter than `count` is the last. A scan
-        belongs to the calling thread of control. XAER_PROTO: no scan is open; XAER_INVAL: count below 1.
+        belongs to the calling thread of control. XAER_INVAL: no scan is open, or count is below 1.
         """
         ...
 

@@ -1,34 +1,37 @@
 """The state tables of the XA specification, chapter 6, as machines.
 
-`source` in a row names the table it comes from. Rows with the source "design" are ours, each with its reason:
-what the specification leaves to the resource manager (operator, timer and lost thread), and where it has no
-row for a case that its text allows (a join while another thread works, prepare of a rollback-only branch).
+`source` in a row says where it comes from. "6-2" and the like name the specification's table, and every entry of
+its tables is here. A routine's name and "text" mean its description in chapter 5, for results that the tables leave
+out. Rows with the source "design" are ours, each with its reason: what the specification leaves to the resource
+manager (operator, timer and lost thread), and where it has no row for a case that its text allows (a join while
+another thread works, prepare of a rollback-only branch).
+
 In every table "any xa_ routine → [XAER_RMFAIL]" leads to R0 for the thread that heard it; what becomes of the
 branch itself is then unknown to that thread, so the branch machine has no such rows: the resource manager's
-own copy of it moves by what really happened.
+own copy of it moves by what really happened. xa_open, xa_recover and xa_close leave every branch as it is, and
+are not verbs of that machine.
 """
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final
 
 from xa.codes import Code
-from xa.machine import Machine, Result, Row
+from xa.machine import Machine, Member, Result, Row
 
 OK, RDONLY, RB = Result.OK, Result.RDONLY, Result.RB
 HEUR, RETRY, RMERR, RMFAIL = Result.HEUR, Result.RETRY, Result.RMERR, Result.RMFAIL
 
 
 # --- Table 6-1: resource manager ---------------------------------------------------------------------------
-class ResourceState(Enum):
+class ResourceState(Member):
     """Whether a resource manager instance has been opened."""
 
     R0 = "R0 un-initialised"
     R1 = "R1 initialised"
 
 
-class ResourceVerb(Enum):
+class ResourceVerb(Member):
     """What moves a resource manager instance."""
 
     OPEN = "xa_open"
@@ -45,22 +48,22 @@ RESOURCE: Final = Machine(
     (
         Row(ResourceVerb.OPEN, OK, (R0, R1), R1, "6-1"),
         Row(ResourceVerb.OPEN, RMERR, (R0,), R0, "xa_open, text: on an error the RM stays un-initialised"),
-        Row(ResourceVerb.OPEN, RMFAIL, (R0, R1), R0, "6-2, xa_* → [XAER_RMFAIL]"),
+        Row(ResourceVerb.OPEN, RMFAIL, (R0, R1), R0, "6-2 to 6-4, xa_* → [XAER_RMFAIL]"),
         Row(ResourceVerb.CLOSE, OK, (R0, R1), R0, "6-1"),
         Row(ResourceVerb.CLOSE, RMERR, (R1,), R1, "xa_close, text: on an error the RM stays initialised"),
-        Row(ResourceVerb.CLOSE, RMFAIL, (R0, R1), R0, "6-2, xa_* → [XAER_RMFAIL]"),
+        Row(ResourceVerb.CLOSE, RMFAIL, (R0, R1), R0, "6-2 to 6-4, xa_* → [XAER_RMFAIL]"),
         *(
-            Row(ResourceVerb.ANY, result, (R1,), R1, "6-2 to 6-4: the other routines leave table 6-1 alone")
+            Row(ResourceVerb.ANY, result, (R1,), R1, "chapter 6, text: the other routines leave table 6-1 alone")
             for result in (OK, RDONLY, RB, HEUR, RETRY, RMERR)
         ),
-        Row(ResourceVerb.ANY, RMFAIL, (R1,), R0, "6-2, xa_* → [XAER_RMFAIL]"),
+        Row(ResourceVerb.ANY, RMFAIL, (R1,), R0, "6-2 to 6-4, xa_* → [XAER_RMFAIL]"),
     ),
     {(R0, ResourceVerb.ANY): Code.XAER_PROTO},
 )
 
 
 # --- Table 6-2: association of a thread of control with a branch -----------------------------------------------
-class AssociationState(Enum):
+class AssociationState(Member):
     """How one thread of control stands to one branch."""
 
     T0 = "T0 not associated"
@@ -68,7 +71,7 @@ class AssociationState(Enum):
     T2 = "T2 association suspended"
 
 
-class AssociationVerb(Enum):
+class AssociationVerb(Member):
     """What moves an association."""
 
     START = "xa_start"
@@ -91,7 +94,7 @@ ASSOCIATION: Final = Machine(
     T0,
     (
         Row(AssociationVerb.START, OK, (T0,), T1, "6-2 (TMJOIN included)"),
-        Row(AssociationVerb.START, RB, (T0,), T0, "6-4, xa_start → [XA_RB] makes no association"),
+        Row(AssociationVerb.START, RB, (T0,), T0, "xa_start, text: no association is made"),
         Row(AssociationVerb.START, RETRY, (T0,), T0, "xa_start, text: TMNOWAIT, no effect"),
         Row(AssociationVerb.START, RMERR, (T0,), T0, "xa_start, text: no association is made"),
         Row(AssociationVerb.START, RMFAIL, (T0,), T0, _GONE),
@@ -105,11 +108,11 @@ ASSOCIATION: Final = Machine(
         Row(AssociationVerb.SUSPEND, RMERR, (T1,), T0, "xa_end, text: the thread is dissociated"),
         Row(AssociationVerb.SUSPEND, RMFAIL, (T1,), T0, _GONE),
         Row(AssociationVerb.END, OK, (T1, T2), T0, "6-2"),
-        Row(AssociationVerb.END, RB, (T1, T2), T0, "6-2; 6-4, xa_end → [XA_RB]"),
+        Row(AssociationVerb.END, RB, (T1, T2), T0, "6-2, whatever xa_end returns"),
         Row(AssociationVerb.END, RMERR, (T1, T2), T0, "xa_end, text: the thread is dissociated"),
         Row(AssociationVerb.END, RMFAIL, (T1, T2), T0, _GONE),
         Row(AssociationVerb.END_FAIL, OK, (T1, T2), T0, "6-2"),
-        Row(AssociationVerb.END_FAIL, RB, (T1, T2), T0, "6-2; 6-4, xa_end → [XA_RB]"),
+        Row(AssociationVerb.END_FAIL, RB, (T1, T2), T0, "6-2, whatever xa_end returns"),
         Row(AssociationVerb.END_FAIL, RMERR, (T1, T2), T0, "xa_end, text: the thread is dissociated"),
         Row(AssociationVerb.END_FAIL, RMFAIL, (T1, T2), T0, _GONE),
         Row(AssociationVerb.LOSE, OK, (T1, T2), T0, "design, rule 1: a lost thread holds no association"),
@@ -140,7 +143,7 @@ ASSOCIATION: Final = Machine(
 
 
 # --- Table 6-3: association where the resource manager registers dynamically ------------------------------------
-class RegistrationState(Enum):
+class RegistrationState(Member):
     """How one thread of control of a dynamically registering resource manager stands to the manager."""
 
     D0 = "D0 not registered"
@@ -149,7 +152,7 @@ class RegistrationState(Enum):
     D3 = "D3 registered with the null XID"
 
 
-class RegistrationVerb(Enum):
+class RegistrationVerb(Member):
     """What moves a registration."""
 
     REGISTER = "ax_reg → XID"
@@ -166,21 +169,22 @@ class RegistrationVerb(Enum):
 
 
 D0, D1, D2, D3 = RegistrationState.D0, RegistrationState.D1, RegistrationState.D2, RegistrationState.D3
+_GONE_DYNAMIC: Final = "6-3, xa_* → [XAER_RMFAIL]"
 _REGISTRATION_ROWS: Final = (
     Row(RegistrationVerb.REGISTER, OK, (D0,), D1, "6-3"),
     Row(RegistrationVerb.REGISTER_NULL, OK, (D0,), D3, "6-3"),
     Row(RegistrationVerb.REGISTER_RESUME, OK, (D2,), D1, "6-3"),
-    Row(RegistrationVerb.REGISTER, RB, (D0,), D0, "6-4, xa_start → [XA_RB], which counts for ax_reg too"),
+    Row(RegistrationVerb.REGISTER, RB, (D0,), D0, "xa_start, text (the note of 6-4: ax_reg counts as xa_start)"),
     Row(RegistrationVerb.REGISTER, RMERR, (D0,), D0, "xa_start, text: no association is made"),
-    Row(RegistrationVerb.REGISTER_RESUME, RB, (D2,), D0, "6-2, xa_start(TMRESUME) → [XA_RB], for ax_reg too"),
+    Row(RegistrationVerb.REGISTER_RESUME, RB, (D2,), D0, "xa_start, text (the note of 6-4: ax_reg counts as xa_start)"),
     Row(RegistrationVerb.REGISTER_RESUME, RMERR, (D2,), D2, "xa_start, text: no association is made"),
     Row(RegistrationVerb.UNREGISTER, OK, (D3,), D0, "6-3"),
     Row(RegistrationVerb.SUSPEND, OK, (D1,), D2, "6-3"),
     Row(RegistrationVerb.SUSPEND, RB, (D1,), D0, "6-3"),
     Row(RegistrationVerb.END, OK, (D1, D2), D0, "6-3"),
-    Row(RegistrationVerb.END, RB, (D1, D2), D0, "6-3; 6-4, xa_end → [XA_RB]"),
+    Row(RegistrationVerb.END, RB, (D1, D2), D0, "6-3, whatever xa_end returns"),
     Row(RegistrationVerb.END_FAIL, OK, (D1, D2), D0, "6-3"),
-    Row(RegistrationVerb.END_FAIL, RB, (D1, D2), D0, "6-3; 6-4, xa_end → [XA_RB]"),
+    Row(RegistrationVerb.END_FAIL, RB, (D1, D2), D0, "6-3, whatever xa_end returns"),
     Row(RegistrationVerb.SUSPEND, RMERR, (D1,), D0, "xa_end, text: the thread is dissociated"),
     Row(RegistrationVerb.END, RMERR, (D1, D2), D0, "xa_end, text: the thread is dissociated"),
     Row(RegistrationVerb.END_FAIL, RMERR, (D1, D2), D0, "xa_end, text: the thread is dissociated"),
@@ -193,12 +197,12 @@ _REGISTRATION_ROWS: Final = (
     Row(RegistrationVerb.CLOSE, OK, (D0, D2), D0, "6-3 (to R0); a suspended association is lost with it"),
     Row(RegistrationVerb.CLOSE, RMERR, (D0,), D0, "xa_close, text: on an error the RM stays initialised"),
     Row(RegistrationVerb.CLOSE, RMERR, (D2,), D2, "xa_close, text: on an error the RM stays initialised"),
-    Row(RegistrationVerb.SUSPEND, RMFAIL, (D1,), D0, _GONE),
-    Row(RegistrationVerb.END, RMFAIL, (D1, D2), D0, _GONE),
-    Row(RegistrationVerb.END_FAIL, RMFAIL, (D1, D2), D0, _GONE),
-    Row(RegistrationVerb.OPEN, RMFAIL, (D0, D1, D2, D3), D0, _GONE),
-    Row(RegistrationVerb.RECOVER, RMFAIL, (D0, D1, D2, D3), D0, _GONE),
-    Row(RegistrationVerb.CLOSE, RMFAIL, (D0, D2), D0, _GONE),
+    Row(RegistrationVerb.SUSPEND, RMFAIL, (D1,), D0, _GONE_DYNAMIC),
+    Row(RegistrationVerb.END, RMFAIL, (D1, D2), D0, _GONE_DYNAMIC),
+    Row(RegistrationVerb.END_FAIL, RMFAIL, (D1, D2), D0, _GONE_DYNAMIC),
+    Row(RegistrationVerb.OPEN, RMFAIL, (D0, D1, D2, D3), D0, _GONE_DYNAMIC),
+    Row(RegistrationVerb.RECOVER, RMFAIL, (D0, D1, D2, D3), D0, _GONE_DYNAMIC),
+    Row(RegistrationVerb.CLOSE, RMFAIL, (D0, D2), D0, _GONE_DYNAMIC),
 )
 REGISTRATION: Final = Machine(
     "registration",
@@ -221,7 +225,7 @@ REGISTRATION: Final = Machine(
 
 
 # --- Table 6-4: transaction branch --------------------------------------------------------------------------
-class BranchState(Enum):
+class BranchState(Member):
     """The state of a branch. Active means that some thread of control is associated with it (T1)."""
 
     S0 = "S0 non-existent"
@@ -232,7 +236,7 @@ class BranchState(Enum):
     S5 = "S5 heuristically completed"
 
 
-class BranchVerb(Enum):
+class BranchVerb(Member):
     """What moves a branch: the XA routines, and what happens inside the resource manager."""
 
     START = "xa_start"
@@ -272,16 +276,18 @@ BRANCH: Final = Machine(
         Row(_V.JOIN, RMERR, (S1,), S1, "xa_start, text: no association is made"),
         Row(_V.JOIN, RMERR, (S2,), S2, "xa_start, text: no association is made"),
         Row(_V.END, OK, (S1,), S2, "6-4"),
-        Row(_V.END, OK, (S2,), S2, "6-2, xa_end of a suspended association (T2)"),
+        Row(_V.END, OK, (S2,), S2, "xa_end, text: a suspended association (T2) ends too"),
         Row(_V.END, RB, (S1,), S4, "6-4"),
-        Row(_V.END, RB, (S2,), S4, "6-4, of a suspended association"),
+        Row(_V.END, RB, (S2,), S4, "design: the same for a suspended association"),
         Row(_V.END, RB, (S4,), S4, "design: the end of a branch that became rollback-only says so"),
         Row(_V.END, RMERR, (S1, S2), S4, "design: work that may be incomplete can't be prepared"),
         Row(_V.END_SHARED, OK, (S1,), S1, "design: others are still at work; 6-4 is the view of one thread"),
-        Row(_V.END_SHARED, RB, (S1, S4), S4, "6-4; design: and says so while others remain"),
+        Row(_V.END_SHARED, RB, (S1, S4), S4, "design: others are still at work; it is rollback-only for them too"),
         Row(_V.END_SHARED, RMERR, (S1,), S4, "design: work that may be incomplete can't be prepared"),
         Row(_V.END_FAIL, OK, (S1, S2), S4, "design, rule 1 (S2: the association was suspended)"),
-        Row(_V.END_FAIL, RB, (S1, S2, S4), S4, "6-4; design, rule 1 (S2: the association was suspended)"),
+        Row(_V.END_FAIL, RB, (S1,), S4, "6-4"),
+        Row(_V.END_FAIL, RB, (S2, S4), S4, "design, rule 1 (S2: the association was suspended)"),
+        Row(_V.END_FAIL, RMERR, (S1, S2), S4, "design: work that may be incomplete can't be prepared"),
         Row(_V.PREPARE, OK, (S2,), S3, "6-4"),
         Row(_V.PREPARE, RDONLY, (S2,), S0, "6-4"),
         Row(_V.PREPARE, RB, (S2,), S0, "6-4"),
@@ -327,14 +333,14 @@ BRANCH: Final = Machine(
 
 
 # --- Table 6-5: asynchronous operations ---------------------------------------------------------------------
-class AsyncState(Enum):
+class AsyncState(Member):
     """Whether one handle's operation is outstanding."""
 
     A0 = "A0 initial"
     A1 = "A1 operation pending"
 
 
-class AsyncVerb(Enum):
+class AsyncVerb(Member):
     """What moves a handle."""
 
     SYNCHRONOUS = "any synchronous xa_ routine"

@@ -37,6 +37,8 @@ class Xid:
             raise TypeError(
                 f"gtrid and bqual are bytes, not {type(self.gtrid).__name__} and {type(self.bqual).__name__}"
             )
+        if type(self.format_id) is not int:
+            raise TypeError(f"format id is an int, not {type(self.format_id).__name__}")
         if self.format_id == NULL_FORMAT_ID:
             if self.gtrid or self.bqual:
                 raise ValueError("a null XID (format id -1) has neither gtrid nor bqual")

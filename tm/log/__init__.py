@@ -12,16 +12,21 @@ from tm.log.decision import (
     LogLocked,
     LogStopped,
 )
+from tm.log.file import FileLog
+from tm.log.reading import LogImage, read_log
 
 __all__ = [
     "Branch",
     "Decision",
     "DecisionLog",
     "DecisionRefused",
+    "FileLog",
     "Heuristic",
     "LogDamaged",
     "LogError",
     "LogFull",
+    "LogImage",
     "LogLocked",
     "LogStopped",
+    "read_log",
 ]

@@ -56,8 +56,9 @@ class LogFull(LogError):
 
 
 class LogStopped(LogError):
-    """A force failed: whether the record is durable is unknown until the log is opened again, and nothing more
-    is written until then."""
+    """Whether the record is durable is unknown: a force failed, or the log can't be reached. From then on the log
+    tells nothing either, until it knows again: a FileLog when it is opened anew, a SqlLog when its database can
+    be reached. So nobody presumes an outcome meanwhile."""
 
 
 class DecisionRefused(LogError):
@@ -91,11 +92,14 @@ class DecisionLog(Protocol):
         """Makes `decision` durable; the commit point of its transaction is the return of this call.
 
         LogFull, DecisionRefused: it is not and never will be durable. LogStopped: unknown.
+        Whatever else is raised is an interruption of the calling thread (KeyboardInterrupt, say): `decision`
+        tells what became of it.
         """
         ...
 
     def end(self, gtrid: bytes) -> None:
-        """Notes that every branch of `gtrid` is finished. Lazy: it may be lost in a crash, and is not forced."""
+        """Notes that every branch of `gtrid` is finished. Lazy: it may be lost in a crash, and is not forced. What
+        can't be written is lost, with a line in Python's log; it is not raised, for nothing depends on it."""
         ...
 
     def note_heuristic(self, heuristic: Heuristic) -> None:
@@ -108,15 +112,15 @@ class DecisionLog(Protocol):
         ...
 
     def decision(self, gtrid: bytes) -> Decision | None:
-        """The decision of `gtrid`, if there is one and it has not ended."""
+        """The decision of `gtrid`, if there is one and it has not ended. LogStopped: it can't be told."""
         ...
 
     def decisions(self) -> Sequence[Decision]:
-        """Every decision that has not ended, oldest first."""
+        """Every decision that has not ended, oldest first. LogStopped: they can't be told."""
         ...
 
     def heuristics(self) -> Sequence[Heuristic]:
-        """Every heuristic outcome that was noted and not dropped."""
+        """Every heuristic outcome that was noted and not dropped. LogStopped: they can't be told."""
         ...
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from tm.log.file import FileLog
-from tm.log.sql import SqlLog
 
 if TYPE_CHECKING:
     from tm.log.decision import DecisionLog
@@ -22,4 +21,6 @@ def open_log(url: str, node: str) -> DecisionLog:
         return FileLog(Path(unquote(parts.path)), node)
     if not parts.scheme:
         raise ValueError(f"log {url!r} is not a URL (file:///folder, or a database's)")
+    from tm.log.sql import SqlLog  # noqa: PLC0415 — loads SQLAlchemy, which a log of files does not need
+
     return SqlLog(url, node)

@@ -1,8 +1,8 @@
-"""What the reference store remembers: branches with their pending writes, and the associations of threads with them."""
+"""What the reference store remembers: branches with their pending writes, and associations of threads with them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from xa.tables import ASSOCIATION, REGISTRATION, BranchState
 
@@ -17,23 +17,28 @@ if TYPE_CHECKING:
 
 
 class Branch:
-    """One branch. `reason` is the rollback code of a rollback-only branch, `outcome` the XA_HEUR* of a completed
-    one; `migrating` are suspended associations that another thread of control may resume."""
+    """One branch; one that is in S0 is not, or no longer, the store's.
 
-    __slots__ = ("associations", "migrating", "outcome", "reason", "state", "writes", "xid")
+    `reason` is the rollback code of a branch that can only be rolled back, `outcome` the XA_HEUR* of a completed
+    one, `asked` the client that has an asynchronous operation on it outstanding."""
+
+    __slots__ = ("asked", "associations", "outcome", "reason", "state", "writes", "xid")
 
     def __init__(self, xid: Xid) -> None:
         self.xid = xid
-        self.state = BranchState.S0
+        self.state = BRANCH_NONE
         self.associations: list[Association] = []
-        self.migrating: list[Association] = []
-        self.writes: dict[str, Any] = {}
+        self.writes: dict[str, Any] | None = None
         self.reason: Code | None = None
         self.outcome: Code | None = None
+        self.asked: ReferenceClient | None = None
+
+
+BRANCH_NONE: Final = BranchState.S0
 
 
 class Dialect:
-    """How a resource manager speaks of associations: by table 6-2, or by table 6-3 where it registers itself."""
+    """How a resource manager speaks of associations: by table 6-2, or 6-3 where it registers itself."""
 
     __slots__ = (
         "active",
@@ -60,19 +65,19 @@ class Dialect:
         )
 
 
-STATIC = Dialect(ASSOCIATION, ("T0", "T1", "T2"), ("START", "RESUME"))
-DYNAMIC = Dialect(REGISTRATION, ("D0", "D1", "D2"), ("REGISTER", "REGISTER_RESUME"))
+STATIC: Final = Dialect(ASSOCIATION, ("T0", "T1", "T2"), ("START", "RESUME"))
+DYNAMIC: Final = Dialect(REGISTRATION, ("D0", "D1", "D2"), ("REGISTER", "REGISTER_RESUME"))
 
 
 class Association:
     """How one thread of control of one client stands to one branch. One whose thread or connection was lost is
     back in the state `none`; the client notices when it uses it next."""
 
-    __slots__ = ("client", "control", "dialect", "state", "xid")
+    __slots__ = ("branch", "client", "control", "dialect", "state")
 
-    def __init__(self, client: ReferenceClient, control: ThreadOfControl, xid: Xid, dialect: Dialect) -> None:
+    def __init__(self, client: ReferenceClient, control: ThreadOfControl, branch: Branch, dialect: Dialect) -> None:
         self.client = client
         self.control = control
-        self.xid = xid
+        self.branch = branch
         self.dialect = dialect
         self.state = dialect.none

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from xa.codes import MEANING, Code
@@ -14,6 +14,7 @@ from xa.errors import EXCEPTIONS, xa_error
 from xa.flags import TMASYNC, TMMULTIPLE, TMNOWAIT, check_flags
 from xa.machine import Result, advance
 from xa.reference.script import Fate
+from xa.reference.server import LOST, OK
 from xa.resource import Completion, Handle
 from xa.tables import ASYNC, RESOURCE, AsyncState, AsyncVerb, RegistrationState, ResourceState, ResourceVerb
 
@@ -22,15 +23,14 @@ if TYPE_CHECKING:
 
     from xa.control import ThreadOfControl
     from xa.errors import XaError
-    from xa.reference.branch import Association, Dialect
+    from xa.reference.branch import Association, Branch, Dialect
     from xa.reference.store import ReferenceStore
     from xa.xid import Xid
 
 MAX_OUTSTANDING: Final = 4096
 """Asynchronous operations that one client may have outstanding."""
 
-OK: Final = Code.XA_OK
-LOST: Final = Code.XAER_RMFAIL
+
 R0, R1 = ResourceState.R0, ResourceState.R1
 
 
@@ -74,31 +74,9 @@ class Flight:
         return [held for held in self.associations if held.client is self.client and held.control is self.control]
 
 
-class Operation:
-    """An asynchronous operation that `complete` has not told of yet."""
-
-    __slots__ = ("_code", "control", "flight", "state", "verb", "xid")
-
-    def __init__(self, control: ThreadOfControl, verb: str, xid: Xid | None, outcome: Code | Flight) -> None:
-        self.control = control
-        self.verb = verb
-        self.xid = xid
-        self.state = advance(ASYNC, AsyncState.A0, AsyncVerb.ASYNCHRONOUS)
-        if isinstance(outcome, Flight):
-            self.flight: Flight | None = outcome
-            self._code: Code | None = None
-        else:
-            self.flight = None
-            self._code = outcome
-
-    @property
-    def code(self) -> Code | None:
-        """The result, if the reply is there."""
-        return self._code if self._code is not None or self.flight is None else self.flight.code
-
-    def lose(self) -> None:
-        """No reply will come."""
-        self._code = LOST
+Operation: TypeAlias = "tuple[ThreadOfControl, str, Branch | None, Code | Flight]"
+"""An asynchronous operation that `complete` has not told of yet, one in the state A1 of table 6-5: who asked for
+what, of which branch, and the result or the request that is still on its way."""
 
 
 class ReferenceClient:
@@ -115,17 +93,22 @@ class ReferenceClient:
     def forget_everything(self) -> None:
         """A new process: nothing is open, associated or outstanding. Called with the store's lock held."""
         self._state = R0
-        self._broken: WeakKeyDictionary[ThreadOfControl, ResourceState] = WeakKeyDictionary()
+        self._passed: set[tuple[str, int, int]] = set()
+        self._broken: WeakKeyDictionary[ThreadOfControl, ResourceState] | None = None
         self._current: dict[ThreadOfControl, Association] = {}
         self._suspended: dict[tuple[ThreadOfControl, Xid], Association] = {}
         self._outside: dict[ThreadOfControl, RegistrationState] = {}
-        self._operations: dict[Handle, Operation] = {}
-        self._busy: set[Xid] = set()
+        self._operations: dict[int, Operation] = {}
         self._scans: WeakKeyDictionary[ThreadOfControl, list[Xid]] = WeakKeyDictionary()
 
     def release(self, association: Association) -> None:
         """The association is not this thread's any more, or not suspended. Called with the store's lock held."""
-        self._suspended.pop((association.control, association.xid), None)
+        self._suspended.pop((association.control, association.branch.xid), None)
+
+    def lose_replies(self) -> None:
+        """No outstanding operation will be answered. Called with the store's lock held."""
+        for handle, (control, verb, branch, _) in self._operations.items():
+            self._operations[handle] = (control, verb, branch, LOST)
 
     @property
     def outstanding(self) -> int:
@@ -134,58 +117,65 @@ class ReferenceClient:
 
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
         """As `xa.ResourceManager` says."""
-        check_flags("complete", flags, self.flags)
-        control = thread_of_control()
+        if flags:
+            check_flags("complete", flags, self.flags)
         with self._store.lock:
-            if self._state is R1 or not self._operations:
+            if rmid != self._rmid or not self._operations:
                 self._check_open("complete", rmid)
-            if flags & TMMULTIPLE:
-                handle = self._any_of(control, handle)
-            operation = self._operations.get(handle) if handle is not None else None
-            if handle is None or operation is None:
-                raise xa_error(Code.XAER_INVAL, f"complete: no operation {handle} is outstanding")
-            code = operation.code
-            if code is None:
-                if flags & TMNOWAIT:
-                    operation.state = advance(ASYNC, operation.state, AsyncVerb.COMPLETE, Result.RETRY)
-                    raise xa_error(Code.XA_RETRY, f"complete: {operation.verb} has not completed", operation.xid)
-                code = self._wait(operation)
-            operation.state = advance(ASYNC, operation.state, AsyncVerb.COMPLETE)
+            if flags & TMMULTIPLE or handle is None:
+                handle = self._any_of(thread_of_control(), handle, flags)
+            operation = self._operations.get(handle)
+            if operation is None:
+                refused = ASYNC.refusal(AsyncState.A0, AsyncVerb.COMPLETE) or Code.XAER_INVAL
+                raise xa_error(refused, f"complete: no operation {handle} is outstanding")
+            control, verb, branch, outcome = operation
+            code = self._result(outcome, branch, flags) if isinstance(outcome, Flight) else outcome
             del self._operations[handle]
-            if operation.xid is not None:
-                self._busy.discard(operation.xid)
+            if branch is not None:
+                branch.asked = None
             if code is LOST:
-                self._lose_connection(operation.control)
-        if code not in EXCEPTIONS:
+                self._lose_connection(control)
+        if code is OK or code not in EXCEPTIONS:
             return Completion(handle, code)
-        return Completion(handle, code, self._error(operation.verb, code, operation.xid))
+        return Completion(handle, code, self._error(verb, code, branch))
 
-    def _any_of(self, control: ThreadOfControl, handle: Handle | None) -> Handle:
+    def _result(self, flight: Flight, branch: Branch | None, flags: int) -> Code:
+        """What came of a delayed request: it arrives while somebody waits, unless the server can't be reached."""
+        if flight.code is None and flags & TMNOWAIT:
+            raise self._error("complete", Code.XA_RETRY, branch)
+        if flight.code is None:
+            self._store.arrive(flight)
+        return LOST if flight.code is None else flight.code
+
+    def _any_of(self, control: ThreadOfControl, handle: Handle | None, flags: int) -> Handle:
         """An operation of the thread's: one that has completed, if there is one."""
-        mine = [number for number, operation in self._operations.items() if operation.control is control]
-        if handle is not None:
-            raise xa_error(Code.XAER_INVAL, "complete: TMMULTIPLE goes with no handle")
+        mine = [number for number, operation in self._operations.items() if operation[0] is control]
+        if handle is not None or not flags & TMMULTIPLE:
+            raise xa_error(Code.XAER_INVAL, "complete: TMMULTIPLE goes with no handle, and no handle with TMMULTIPLE")
         if not mine:
             raise xa_error(Code.XAER_INVAL, "complete: this thread has no operation outstanding")
-        return next((number for number in mine if self._operations[number].code is not None), mine[0])
+        return Handle(next((number for number in mine if self._replied(number)), mine[0]))
 
-    def _wait(self, operation: Operation) -> Code:
-        """The delayed request arrives while somebody waits, unless the server can't be reached."""
-        if operation.flight is None or not self._store.arrive(operation.flight):
-            return LOST
-        return LOST if operation.code is None else operation.code
+    def _replied(self, number: int) -> bool:
+        outcome = self._operations[number][3]
+        return not isinstance(outcome, Flight) or outcome.code is not None
 
-    # --- what every verb goes through ---------------------------------------------------------------------------
+    # --- what every verb goes through ---------------------------------------------------------------------
     def _enter(self, verb: str, rmid: int, flags: int) -> ThreadOfControl:
-        check_flags(verb, flags, self.flags)
-        return self._connected(verb, rmid)
+        """The calling thread of control, if it may issue this verb."""
+        if (verb, rmid, flags) not in self._passed:
+            check_flags(verb, flags, self.flags)
+            self._check_open(verb, rmid)
+            self._passed.add((verb, rmid, flags))
+        if flags & TMASYNC and len(self._operations) >= MAX_OUTSTANDING:
+            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding")
+        return thread_of_control() if self._broken is None else self._connected(verb, rmid)
 
     def _connected(self, verb: str, rmid: int) -> ThreadOfControl:
-        """The calling thread of control, if it may issue verbs."""
-        if self._state is not R1 or rmid != self._rmid:
-            self._check_open(verb, rmid)
+        """The calling thread of control, if it may issue verbs at all."""
+        self._check_open(verb, rmid)
         control = thread_of_control()
-        if self._broken and control in self._broken:
+        if self._broken is not None and control in self._broken:
             code = RESOURCE.refusal(self._broken[control], ResourceVerb.ANY) or Code.XAER_PROTO
             raise xa_error(code, f"{verb}: this thread lost its connection and has to call open again")
         return control
@@ -197,47 +187,47 @@ class ReferenceClient:
         if rmid != self._rmid:
             raise xa_error(Code.XAER_INVAL, f"{verb}: open under rmid {self._rmid}, not {rmid}")
 
-    def _check_idle(self, verb: str, xid: Xid, flags: int) -> None:
-        """Refuses a second operation on a branch of which this client has one outstanding."""
-        if xid in self._busy:
-            kind = AsyncVerb.ASYNCHRONOUS if flags & TMASYNC else AsyncVerb.SYNCHRONOUS
-            code = ASYNC.refusal(AsyncState.A1, kind) or Code.XAER_PROTO
-            raise xa_error(code, f"{verb}: an operation on this branch waits for complete", xid)
+    def _refuse_second(self, verb: str, branch: Branch, flags: int) -> XaError:
+        """The branch has an operation of this client's outstanding."""
+        kind = AsyncVerb.ASYNCHRONOUS if flags & TMASYNC else AsyncVerb.SYNCHRONOUS
+        code = ASYNC.refusal(AsyncState.A1, kind) or Code.XAER_PROTO
+        return xa_error(code, f"{verb}: an operation on this branch waits for complete", branch.xid)
 
     def _send(
         self,
         verb: str,
         control: ThreadOfControl,
-        xid: Xid | None,
+        branch: Branch | None,
         flags: int,
         effect: Effect,
         association: Association | None = None,
     ) -> Code | Handle:
         """The request goes out, with everything that can happen to it. Called with the store's lock held."""
-        outcome = self._disturbed(verb, control, xid, flags, effect, association)
+        outcome = self._disturbed(verb, control, branch, flags, effect, association)
         if association is not None and outcome is not LOST:
             self._file(association)
         if flags & TMASYNC:
-            return self._promise(control, verb, xid, outcome)
+            return self._promise(control, verb, branch, outcome)
         if isinstance(outcome, Flight):  # only a TMASYNC request is delayed
             raise TypeError(f"{verb} without TMASYNC can't be in flight")
         if outcome is LOST:
             self._lose_connection(control)
         if outcome in EXCEPTIONS:
-            raise self._error(verb, outcome, xid)
+            raise self._error(verb, outcome, branch)
         return outcome
 
     def _disturbed(
         self,
         verb: str,
         control: ThreadOfControl,
-        xid: Xid | None,
+        branch: Branch | None,
         flags: int,
         effect: Effect,
         association: Association | None,
     ) -> Code | Flight:
         """What the store's script and the network make of one request. Called with the store's lock held."""
         store = self._store
+        xid = None if branch is None else branch.xid
         step = store.script.take(verb, xid)
         fate = step.fate
         if not store.reachable:
@@ -258,11 +248,11 @@ class ReferenceClient:
         store.lose(lost.held())
         return LOST
 
-    def _promise(self, control: ThreadOfControl, verb: str, xid: Xid | None, outcome: Code | Flight) -> Handle:
+    def _promise(self, control: ThreadOfControl, verb: str, branch: Branch | None, outcome: Code | Flight) -> Handle:
         handle = Handle(next(self._numbers))
-        self._operations[handle] = Operation(control, verb, xid, outcome)
-        if xid is not None:
-            self._busy.add(xid)
+        self._operations[handle] = (control, verb, branch, outcome)
+        if branch is not None:
+            branch.asked = self
         return handle
 
     def _held_by(self, control: ThreadOfControl, association: Association | None) -> list[Association]:
@@ -283,21 +273,28 @@ class ReferenceClient:
         if self._current.get(control) is association:
             del self._current[control]
         if association.state is dialect.suspended:
-            self._suspended[control, association.xid] = association
+            association.client.hold(association)
         elif self._suspended:
             self.release(association)
 
+    def hold(self, association: Association) -> None:
+        """The association is suspended. Called with the store's lock held."""
+        self._suspended[association.control, association.branch.xid] = association
+
     def _lose_connection(self, control: ThreadOfControl) -> None:
-        """The thread hears XAER_RMFAIL: it has no associations and no scan, and no reply reaches it any more."""
+        """The thread hears XAER_RMFAIL: it has no associations, no scan, and no reply reaches it any more."""
+        if self._broken is None:
+            self._broken = WeakKeyDictionary()
         self._broken[control] = advance(RESOURCE, R1, ResourceVerb.ANY, Result.RMFAIL)
         self._current.pop(control, None)
         for key in [key for key in self._suspended if key[0] is control]:
             del self._suspended[key]
         self._scans.pop(control, None)
-        for operation in self._operations.values():
-            if operation.control is control:
-                operation.lose()
+        for handle, (owner, verb, branch, _) in self._operations.items():
+            if owner is control:
+                self._operations[handle] = (owner, verb, branch, LOST)
 
-    def _error(self, verb: str, code: Code, xid: Xid | None) -> XaError:
-        where = f"; the branch is now {self._store.state_of(xid).value}" if xid is not None else ""
-        return xa_error(code, f"{verb}: {MEANING[code]}{where}", xid)
+    def _error(self, verb: str, code: Code, branch: Branch | None) -> XaError:
+        if branch is None:
+            return xa_error(code, f"{verb}: {MEANING[code]}")
+        return xa_error(code, f"{verb}: {MEANING[code]}; the branch is now {branch.state.value}", branch.xid)

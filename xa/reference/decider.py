@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from xa.codes import Code
 from xa.deciding import DecisionRecord
 from xa.errors import xa_error
 from xa.flags import TMONEPHASE, TMUSEASYNC
-from xa.reference.client import OK, R0, answer_only
+from xa.reference.client import R0, answer_only
 from xa.reference.resource import ReferenceResource
+from xa.reference.server import OK
 from xa.reference.store import ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from xa.reference.branch import Branch
     from xa.reference.client import Effect
     from xa.resource import Handle, Registrar
     from xa.xid import Xid
@@ -47,13 +48,14 @@ class DecidingStore(ReferenceStore):
         with self.lock:
             return {gtrid for gtrid, record in self._decisions.items() if record is None}
 
-    def decide(self, xid: Xid, record: bytes, answer: Code | None = None) -> Code:
+    def decide(self, branch: Branch, record: bytes, answer: Code | None = None) -> Code:
         """Commits the branch with the decision in it, or neither. Called with `lock` held."""
-        if answer is None and xid.gtrid in self._decisions:
+        gtrid = branch.xid.gtrid
+        if answer is None and gtrid in self._decisions:
             answer = Code.XA_RBROLLBACK
-        code = self.commit_one_phase(xid, answer)
+        code = self.commit_one_phase(branch, answer)
         if code is OK:
-            self._decisions[xid.gtrid] = record
+            self._decisions[gtrid] = record
             self._order = None
         return code
 
@@ -125,15 +127,11 @@ class ReferenceDecider(ReferenceResource):
         control = self._connected("decide", rmid)
         store = self._decisions
         with store.lock:
-            if self._busy:
-                self._check_idle("decide", xid, 0)
-            if store.script or not store.reachable:
-                self._send("decide", control, xid, 0, partial(store.decide, xid, record))
-                return OK
-            code = store.decide(xid, record)
-        if code is OK:
-            return code
-        raise self._error("decide", code, xid)
+            branch = store.find(xid)
+            if branch.asked is self:
+                raise self._refuse_second("decide", branch, 0)
+            self._send("decide", control, branch, 0, lambda *, answer: store.decide(store.find(xid), record, answer))
+            return OK
 
     def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
         """As `xa.DecidingResource` says."""

@@ -24,13 +24,15 @@ from xa.flags import (
     TMREGISTER,
     TMRESUME,
     TMSTARTRSCAN,
+    TMSUCCESS,
     TMSUSPEND,
     TMUSEASYNC,
     check_flags,
 )
 from xa.machine import advance
-from xa.reference.branch import DYNAMIC, STATIC, Association
-from xa.reference.client import LOST, MAX_OUTSTANDING, OK, R0, R1, ReferenceClient, answer_only
+from xa.reference.branch import BRANCH_NONE, DYNAMIC, STATIC, Association, Branch
+from xa.reference.client import R0, R1, ReferenceClient, answer_only
+from xa.reference.server import LOST, OK, RDONLY
 from xa.reference.session import ReferenceSession
 from xa.tables import REGISTRATION, RESOURCE, RegistrationState, RegistrationVerb, ResourceVerb
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xa.control import ThreadOfControl
-    from xa.reference.branch import Branch
+    from xa.errors import XaError
     from xa.reference.client import Effect
     from xa.reference.store import ReferenceStore
     from xa.resource import Handle, Registrar
@@ -81,7 +83,9 @@ class ReferenceResource(ReferenceClient):
             if self._state is R1 and rmid != self._rmid:
                 raise xa_error(Code.XAER_INVAL, f"open: is open under rmid {self._rmid} already, not {rmid}")
             self._drop_lost(control)
-            self._broken.pop(control, None)
+            if self._broken is not None:
+                self._broken.pop(control, None)
+                self._broken = self._broken or None
             return self._send("open", control, None, flags, partial(self._open, rmid))
 
     def _open(self, rmid: int, answer: Code | None = None) -> Code:
@@ -132,73 +136,83 @@ class ReferenceResource(ReferenceClient):
     def _start(self, control: ThreadOfControl, xid: Xid, flags: int) -> Code | Handle:
         """Called with the store's lock held."""
         store = self._store
-        if self._busy:
-            self._check_idle("start", xid, flags)
         held = self._current.get(control)
         if held is not None:
-            if held.state is held.dialect.none:
-                self._lose_connection(control)
-                raise xa_error(LOST, "start: the connection, and this thread's association with it, was lost", held.xid)
-            raise xa_error(Code.XAER_PROTO, f"start: this thread is associated with {held.xid}", xid)
+            raise self._still_associated(control, held, xid)
+        if flags or self._suspended or store.script.plans or not store.reachable:
+            return self._start_otherwise(control, xid, flags)
+        association = Association(self, control, Branch(xid), self._dialect)
+        code = store.start(association)
+        if code is not OK:
+            raise self._error("start", code, store.find(xid))
+        self._current[control] = association
+        return code
+
+    def _start_otherwise(self, control: ThreadOfControl, xid: Xid, flags: int) -> Code | Handle:
+        """A start that joins, resumes, is asynchronous or goes wrong."""
+        store = self._store
+        own = self._suspended.get((control, xid))
         effect: Effect
         if flags & TMRESUME:
-            association = self._resumable(control, xid)
+            association = own or store.migrant(xid)
+            if association is None:
+                raise self._not_associated("start(TMRESUME)", xid)
             effect = partial(store.resume, association, self, control)
-        elif self._suspended and (control, xid) in self._suspended:
+        elif own is not None and own.state is own.dialect.none:
+            raise self._still_associated(control, own, xid)
+        elif own is not None:
             raise xa_error(Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid)
         else:
-            association = Association(self, control, xid, self._dialect)
-            if not (store.script or flags or not store.reachable):
-                code = store.start(association)
-                if code is not OK:
-                    raise self._error("start", code, xid)
-                self._current[control] = association
-                return code
+            branch = store.find(xid) if flags & TMJOIN else Branch(xid)
+            association = Association(self, control, branch, self._dialect)
             effect = partial(store.join if flags & TMJOIN else store.start, association)
-        return self._send("start", control, xid, flags, effect, association)
+        if association.branch.asked is self:
+            raise self._refuse_second("start", association.branch, flags)
+        return self._send("start", control, association.branch, flags, effect, association)
 
-    def _resumable(self, control: ThreadOfControl, xid: Xid) -> Association:
-        """This thread's suspended association with `xid`, or one that migrates here."""
-        association = self._suspended.get((control, xid)) or self._store.migrant(xid)
-        if association is None:
-            raise self._not_associated("start(TMRESUME)", xid)
-        return association
+    def _still_associated(self, control: ThreadOfControl, held: Association, xid: Xid) -> XaError:
+        if held.state is held.dialect.none:
+            self._lose_connection(control)
+            return xa_error(LOST, "start: the connection, and the association with it, was lost", held.branch.xid)
+        return xa_error(Code.XAER_PROTO, f"start: this thread is associated with {held.branch.xid}", xid)
 
-    def _not_associated(self, verb: str, xid: Xid) -> Exception:
-        if self._store.knows(xid):
-            return xa_error(Code.XAER_PROTO, f"{verb}: this thread has no such association with the branch", xid)
-        return self._error(verb, Code.XAER_NOTA, xid)
+    def _not_associated(self, verb: str, xid: Xid) -> XaError:
+        branch = self._store.find(xid)
+        if branch.state is BRANCH_NONE:
+            return self._error(verb, Code.XAER_NOTA, branch)
+        return xa_error(Code.XAER_PROTO, f"{verb}: this thread has no such association with the branch", xid)
 
     def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
         """As `xa.ResourceManager` says."""
         control = self._enter("end", rmid, flags)
         store = self._store
         with store.lock:
-            if self._busy:
-                self._check_idle("end", xid, flags)
             association = self._current.get(control)
-            if association is None or association.xid != xid:
+            if association is None or (association.branch.xid is not xid and association.branch.xid != xid):
                 association = self._suspended.get((control, xid))
                 if association is None:
                     raise self._not_associated("end", xid)
             dialect = association.dialect
-            verb = dialect.suspend if flags & TMSUSPEND else dialect.end_fail if flags & TMFAIL else dialect.end
-            refused = None if association.state is dialect.none else dialect.machine.refusal(association.state, verb)
-            if refused is not None:
-                raise xa_error(refused, f"end: the association is {association.state.value}", xid)
-            if not (store.script or flags & (TMASYNC | TMMIGRATE) or not store.reachable):
-                code = store.end(association, verb)
+            if association.branch.asked is self:
+                raise self._refuse_second("end", association.branch, flags)
+            if (
+                flags == TMSUCCESS
+                and association.state is dialect.active
+                and store.reachable
+                and not store.script.plans
+            ):
+                code = store.end(association, dialect.end)
                 if code is OK:
-                    self._file(association)
+                    del self._current[control]
                     return code
-            return self._send(
-                "end",
-                control,
-                xid,
-                flags,
-                partial(store.end, association, verb, migrates=bool(flags & TMMIGRATE)),
-                association,
-            )
+                self._file(association)
+                raise self._error("end", code, association.branch)
+            verb = dialect.suspend if flags & TMSUSPEND else dialect.end_fail if flags & TMFAIL else dialect.end
+            refused = dialect.machine.refusal(association.state, verb)
+            if refused is not None and association.state is not dialect.none:
+                raise xa_error(refused, f"end: the association is {association.state.value}", xid)
+            effect = partial(store.end, association, verb, migrates=bool(flags & TMMIGRATE))
+            return self._send("end", control, association.branch, flags, effect, association)
 
     # --- completion ---------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
@@ -219,23 +233,23 @@ class ReferenceResource(ReferenceClient):
         return self._finish("forget", xid, rmid, flags, self._store.forget)
 
     def _finish(
-        self, verb: str, xid: Xid, rmid: int, flags: int, effect: Callable[[Xid, Code | None], Code]
+        self, verb: str, xid: Xid, rmid: int, flags: int, effect: Callable[[Branch, Code | None], Code]
     ) -> Code | Handle:
         control = self._enter(verb, rmid, flags)
         store = self._store
         with store.lock:
-            if self._busy:
-                self._check_idle(verb, xid, flags)
-            if len(self._operations) >= MAX_OUTSTANDING and flags & TMASYNC:
-                raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding", xid)
-            if store.script or not store.reachable:
-                return self._send(verb, control, xid, flags, partial(effect, xid))
-            code = effect(xid, None)
+            branch = store.known.get(xid) or Branch(xid)
+            if branch.asked is self:
+                raise self._refuse_second(verb, branch, flags)
+            if store.script.plans or not store.reachable:
+                # by the xid, which is looked up again when the request arrives
+                return self._send(verb, control, branch, flags, lambda *, answer: effect(store.find(xid), answer))
+            code = effect(branch, None)
             if flags & TMASYNC:
-                return self._promise(control, verb, xid, code)
-        if code is OK or code is Code.XA_RDONLY:
+                return self._promise(control, verb, branch, code)
+        if code is OK or code is RDONLY:
             return code
-        raise self._error(verb, code, xid)
+        raise self._error(verb, code, branch)
 
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
         """As `xa.ResourceManager` says."""
@@ -275,10 +289,17 @@ class ReferenceResource(ReferenceClient):
             association = self._current.get(control)
             if association is None:
                 raise xa_error(Code.XAER_PROTO, "work: this thread is associated with no branch")
-            if self._busy:
-                self._check_idle("work", association.xid, 0)
-            self._send("work", control, association.xid, 0, partial(store.work, association))
-            return operation(store, store.branch_of(association))
+            branch = association.branch
+            if branch.asked is self:
+                raise self._refuse_second("work", branch, 0)
+            if (
+                store.script.plans
+                or not store.reachable
+                or branch.reason
+                or association.state is association.dialect.none
+            ):
+                self._send("work", control, branch, 0, partial(store.work, association))
+            return operation(store, branch)
 
     def _ask(self, answer: AxCode, call: str) -> None:
         if answer in _AX_ERRORS:

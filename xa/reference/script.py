@@ -54,12 +54,12 @@ class _Plan:
 
 
 class Script:
-    """The plans of one store. An empty script is falsy and costs nothing."""
+    """The plans of one store, by verb. While there are none, clients don't ask."""
 
-    __slots__ = ("_plans",)
+    __slots__ = ("plans",)
 
     def __init__(self) -> None:
-        self._plans: dict[str, list[_Plan]] = {}
+        self.plans: dict[str, list[_Plan]] = {}
 
     def plan(
         self,
@@ -83,12 +83,12 @@ class Script:
             raise ValueError("XAER_RMFAIL is a fate: REQUEST_LOST, REPLY_LOST or IN_FLIGHT")
         if answer is None and fate is Fate.ARRIVES:
             raise ValueError("a step changes the answer or the request's fate")
-        self._plans.setdefault(verb, []).append(_Plan(Step(answer, fate), xid, nth - 1, times))
+        self.plans.setdefault(verb, []).append(_Plan(Step(answer, fate), xid, nth - 1, times))
 
     def take(self, verb: str, xid: Xid | None = None) -> Step:
         """The step for this call of `verb`, which is thereby used up."""
         taken = PLAIN
-        plans = self._plans.get(verb, ())
+        plans = self.plans.get(verb, ())
         for plan in tuple(plans):
             if plan.xid is not None and plan.xid != xid:
                 continue
@@ -98,18 +98,15 @@ class Script:
                 taken = plan.step
                 plan.times -= 1
                 if not plan.times:
-                    self._plans[verb].remove(plan)
-                    if not self._plans[verb]:
-                        del self._plans[verb]
+                    self.plans[verb].remove(plan)
+                    if not self.plans[verb]:
+                        del self.plans[verb]
         return taken
 
     def clear(self) -> None:
         """Drops every plan."""
-        self._plans.clear()
+        self.plans.clear()
 
     def pending(self) -> list[tuple[str, Step]]:
         """What was planned and has not happened yet."""
-        return [(verb, plan.step) for verb, plans in self._plans.items() for plan in plans]
-
-    def __bool__(self) -> bool:
-        return bool(self._plans)
+        return [(verb, plan.step) for verb, plans in self.plans.items() for plan in plans]

@@ -1,0 +1,63 @@
+"""`xabridge bench`: the frame that every benchmark is run in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import contract
+from bench.command import BENCHMARKS, flat
+
+XABRIDGE = Path(sys.executable).with_name("xabridge")
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([XABRIDGE, "bench", *arguments], capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_one_json_object_is_the_last_line_of_stdout() -> None:
+    result = bench("xa", "--quick", "--json")
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert figures["benchmark"] == "xa"
+    assert set(figures["machine"]) == {"cpu", "cores", "memory_kib", "load_1m", "system", "python"}
+    assert figures["machine"]["cores"] >= 1
+    assert figures["machine"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}")
+    for name in ("xid_round_trips_per_s", "advances_per_s"):
+        assert figures[name] > 0
+    assert set(figures["branch_cycles_per_s"]) == {"sync", "async"}
+    assert min(figures["branch_cycles_per_s"].values()) > 0
+    assert contract.SUMMARY in result.stderr  # progress and explanations
+    assert contract.SUMMARY not in result.stdout
+
+
+def test_without_json_it_is_for_people_with_dotted_names(tmp_path: Path) -> None:
+    result = bench("xa", "--quick", "--out", str(tmp_path / "figures"))
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert {line[0] for line in lines} == {"xa"}
+    shown = {line[1]: line[2] for line in lines}
+    written = json.loads((tmp_path / "figures" / "xa.json").read_text())
+    assert shown["branch_cycles_per_s.async"] == str(written["branch_cycles_per_s"]["async"])
+    assert shown["rounds"] == str(written["rounds"])
+
+
+def test_a_name_that_is_none() -> None:
+    result = bench("nothing", "--json")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    for name in (*BENCHMARKS, "all"):
+        assert name in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("figures", "pairs"),
+    [({}, []), ({"a": 1, "b": {"c": {"1": 2}, "d": "x"}}, [("a", 1), ("b.c.1", 2), ("b.d", "x")])],
+)
+def test_a_dot_means_nesting(figures: dict[str, Any], pairs: list[tuple[str, Any]]) -> None:
+    assert flat(figures) == pairs

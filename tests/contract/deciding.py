@@ -1,0 +1,306 @@
+"""Deciding resource managers: work and decision in one local transaction, tombstones against late ones."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.contract.client import RMID, Client, new_key, new_xid, refused
+from xa import (
+    ROLLBACK_CODES,
+    TMENDRSCAN,
+    TMFAIL,
+    TMONEPHASE,
+    TMSTARTRSCAN,
+    BranchRolledBack,
+    Code,
+    DecidingResource,
+    ResourceUnavailable,
+    Xid,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.contract.harness import DeciderHarness
+
+RECORD = bytes(range(256))
+ROUNDS = 20
+PATIENCE_S = 60
+
+
+class Decider(Client):
+    """A client of a deciding resource manager."""
+
+    rm: DecidingResource
+
+    def decide(self, xid: Xid, record: bytes = RECORD) -> Code:
+        """The commit point."""
+        return self.rm.decide(xid, RMID, record)
+
+    def settle(self, xid: Xid) -> bytes | None:
+        """The final word."""
+        return self.rm.settle(xid.gtrid, RMID)
+
+    def decided(self, count: int = 1000) -> dict[bytes, bytes]:
+        """Every decision that has not ended, in pages of `count`, seen to be in order."""
+        found: list[tuple[bytes, bytes]] = []
+        while True:
+            page = self.rm.decisions(RMID, found[-1][0] if found else b"", count)
+            assert len(page) <= count
+            found += [(decision.gtrid, decision.record) for decision in page]
+            if len(page) < count:
+                break
+        assert [gtrid for gtrid, _ in found] == sorted({gtrid for gtrid, _ in found})
+        return dict(found)
+
+
+class TestDeciding:
+    """`xa.DecidingResource`, next to what it shares with other resource managers."""
+
+    @pytest.fixture
+    def client(self, harness: DeciderHarness) -> Iterator[Decider]:
+        """A client, closed and seen to have left nothing behind but decisions."""
+        client = Decider(harness)
+        yield client
+        client.rm.end_decisions(list(client.decided()), RMID)
+        client.rm.close("", RMID)
+        assert harness.leaks() == []
+
+    # --- whose decisions ------------------------------------------------------------------------------------
+    def test_the_decider_has_an_id(self, harness: DeciderHarness, client: Decider) -> None:
+        assert len(client.rm.decider_id) == 8
+        other = Decider(harness)
+        assert other.rm.decider_id == client.rm.decider_id
+        other.rm.close("", RMID)
+
+    def test_each_opening_has_an_incarnation(self, harness: DeciderHarness, client: Decider) -> None:
+        first = client.rm.incarnation
+        client.reopen()
+        assert client.rm.incarnation == first
+        other = Decider(harness)
+        assert other.rm.incarnation > first
+        assert client.rm.incarnation == first
+        harness.crash(other.rm)
+        third = Decider(harness)
+        assert third.rm.incarnation > other.rm.incarnation
+        third.rm.close("", RMID)
+
+    # --- decide ---------------------------------------------------------------------------------------------
+    def test_work_and_decision_are_one(self, client: Decider) -> None:
+        xid = client.ended(key := new_key())
+        assert key not in client.harness.committed()
+        assert client.decide(xid) is Code.XA_OK
+        assert key in client.harness.committed()
+        assert client.settle(xid) == RECORD
+        assert client.decided()[xid.gtrid] == RECORD
+        with refused(Code.XAER_NOTA):
+            client.rollback(xid)
+
+    def test_a_decision_without_work(self, client: Decider) -> None:
+        xid = new_xid()
+        client.start(xid)
+        client.end(xid)
+        assert client.decide(xid) is Code.XA_OK
+        assert client.settle(xid) == RECORD
+
+    @pytest.mark.parametrize("record", [b"", b"\0", bytes(20_000)])
+    def test_records_come_back_as_they_were(self, client: Decider, record: bytes) -> None:
+        xid = client.ended(new_key())
+        client.decide(xid, record)
+        assert client.settle(xid) == record
+        assert client.decided()[xid.gtrid] == record
+
+    def test_a_branch_that_has_not_ended(self, client: Decider) -> None:
+        xid = client.begun(key := new_key())
+        with refused(Code.XAER_PROTO):
+            client.decide(xid)
+        client.end(xid)
+        assert client.decide(xid) is Code.XA_OK
+        assert key in client.harness.committed()
+
+    def test_an_unknown_branch(self, client: Decider) -> None:
+        xid = new_xid()
+        with refused(Code.XAER_NOTA):
+            client.decide(xid)
+        assert xid.gtrid not in client.decided()
+        assert client.settle(xid) is None
+        client.rm.end_decisions([xid.gtrid], RMID)
+
+    def test_a_failed_branch(self, client: Decider) -> None:
+        xid = client.begun(key := new_key())
+        try:
+            client.end(xid, TMFAIL)
+        except BranchRolledBack as said:
+            assert said.xid == xid  # noqa: PT017 — one of two right answers
+        with refused(*ROLLBACK_CODES):
+            client.decide(xid)
+        with refused(Code.XAER_NOTA):
+            client.rollback(xid)
+        assert key not in client.harness.committed()
+        assert xid.gtrid not in client.decided()
+
+    def test_it_is_never_prepared(self, client: Decider) -> None:
+        xid = client.ended(key := new_key())
+        with refused(Code.XAER_PROTO):
+            client.prepare(xid)
+        with refused(Code.XAER_PROTO):
+            client.commit(xid)
+        assert list(client.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)) == []
+        assert client.decide(xid) is Code.XA_OK
+        assert key in client.harness.committed()
+        assert list(client.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)) == []
+
+    def test_one_phase_commits_without_a_decision(self, client: Decider) -> None:
+        xid = client.ended(key := new_key())
+        assert client.commit(xid, TMONEPHASE) is Code.XA_OK
+        assert key in client.harness.committed()
+        assert xid.gtrid not in client.decided()
+
+    def test_rollback(self, client: Decider) -> None:
+        xid = client.ended(key := new_key())
+        client.rollback(xid)
+        assert key not in client.harness.committed()
+        with refused(Code.XAER_NOTA):
+            client.decide(xid)
+        assert xid.gtrid not in client.decided()
+
+    # --- settle ---------------------------------------------------------------------------------------------
+    def test_a_settled_transaction_is_not_decided_any_more(self, harness: DeciderHarness, client: Decider) -> None:
+        xid = client.ended(key := new_key())
+        recovery = Decider(harness)
+        assert recovery.settle(xid) is None
+        with refused(*ROLLBACK_CODES):
+            client.decide(xid)
+        assert key not in harness.committed()
+        assert recovery.settle(xid) is None
+        assert xid.gtrid not in recovery.decided()
+        with refused(Code.XAER_NOTA):
+            client.rollback(xid)
+        assert client.commit(client.ended(key), TMONEPHASE) is Code.XA_OK  # its locks are free
+        recovery.rm.end_decisions([xid.gtrid], RMID)
+        recovery.rm.close("", RMID)
+
+    def test_the_final_word_stays(self, client: Decider) -> None:
+        decided, undecided = client.ended(new_key()), new_xid()
+        client.decide(decided)
+        for _ in range(2):
+            assert client.settle(decided) == RECORD
+            assert client.settle(undecided) is None
+        client.rm.end_decisions([undecided.gtrid], RMID)
+
+    def test_settle_and_decide_race(self, harness: DeciderHarness, client: Decider) -> None:
+        """Whoever is first, both say the same: decided with a record, or rolled back without."""
+        recovery = Decider(harness)
+        tombstones = []
+        for _ in range(ROUNDS):
+            key, xid = new_key(), new_xid()
+            barrier = Barrier(2)
+
+            def decide(key: str = key, xid: Xid = xid, barrier: Barrier = barrier) -> Code:
+                client.ended(key, xid)
+                barrier.wait(PATIENCE_S)
+                try:
+                    return client.decide(xid)
+                except BranchRolledBack as said:
+                    return said.code
+
+            def settle(xid: Xid = xid, barrier: Barrier = barrier) -> bytes | None:
+                barrier.wait(PATIENCE_S)
+                return recovery.settle(xid)
+
+            with ThreadPoolExecutor(2) as pool:
+                code, record = pool.submit(decide), pool.submit(settle)
+                won = code.result() is Code.XA_OK
+                assert record.result() == (RECORD if won else None)
+            assert (key in harness.committed()) == won
+            assert (xid.gtrid in recovery.decided()) == won
+            if not won:
+                tombstones.append(xid.gtrid)
+        recovery.rm.end_decisions(tombstones, RMID)
+        recovery.rm.close("", RMID)
+
+    # --- pages and ends -------------------------------------------------------------------------------------
+    def test_decisions_in_pages(self, client: Decider) -> None:
+        xids = [client.ended(new_key()) for _ in range(7)]
+        for xid in reversed(xids):
+            client.decide(xid, xid.gtrid)
+        for count in (1, 2, 7, 8):
+            found = client.decided(count)
+            assert {xid.gtrid: xid.gtrid for xid in xids}.items() <= found.items()
+        middle = sorted(xid.gtrid for xid in xids)[3]
+        assert all(decision.gtrid > middle for decision in client.rm.decisions(RMID, middle))
+        assert middle in client.decided()
+
+    @pytest.mark.parametrize("count", [0, -1])
+    def test_a_count_that_is_none(self, client: Decider, count: int) -> None:
+        with refused(Code.XAER_INVAL):
+            client.rm.decisions(RMID, b"", count)
+
+    def test_ended_decisions_are_gone(self, client: Decider) -> None:
+        first, second = client.ended(new_key()), client.ended(new_key())
+        client.decide(first)
+        client.decide(second)
+        client.rm.end_decisions([first.gtrid, new_xid().gtrid], RMID)
+        assert first.gtrid not in client.decided()
+        assert second.gtrid in client.decided()
+        client.rm.end_decisions([first.gtrid], RMID)
+        client.rm.end_decisions([], RMID)
+        assert second.gtrid in client.decided()
+
+    # --- failures -------------------------------------------------------------------------------------------
+    def test_a_client_that_dies_before_it_decides(self, harness: DeciderHarness, client: Decider) -> None:
+        other = Decider(harness)
+        xid = other.ended(key := new_key())
+        harness.crash(other.rm)
+        assert client.settle(xid) is None
+        assert key not in harness.committed()
+        client.retrying("rollback", xid)
+        client.rm.end_decisions([xid.gtrid], RMID)
+
+    def test_a_client_that_dies_after_it_decided(self, harness: DeciderHarness, client: Decider) -> None:
+        other = Decider(harness)
+        xid = other.ended(key := new_key())
+        other.decide(xid)
+        harness.crash(other.rm)
+        assert client.settle(xid) == RECORD
+        assert key in harness.committed()
+
+    @pytest.mark.parametrize("before", [True, False])
+    def test_a_connection_that_is_lost_while_it_decides(
+        self, harness: DeciderHarness, client: Decider, *, before: bool
+    ) -> None:
+        xid = client.ended(key := new_key())
+        with pytest.raises(ResourceUnavailable):
+            harness.lose_decide(client.rm, xid, RMID, RECORD, before=before)
+        client.reopen()
+        assert client.settle(xid) == (None if before else RECORD)
+        assert (key in harness.committed()) == (not before)
+        client.retrying("rollback", xid)
+        assert (key in harness.committed()) == (not before)
+        client.rm.end_decisions([xid.gtrid], RMID)
+
+    @pytest.mark.parametrize("call", ["settle", "decisions", "end_decisions", "decide"])
+    def test_what_is_not_open(self, harness: DeciderHarness, call: str) -> None:
+        client = Decider(harness, opened=False)
+        with refused(Code.XAER_PROTO):
+            self.call(client, call, RMID)
+        client.reopen()
+        with refused(Code.XAER_INVAL):
+            self.call(client, call, RMID + 1)
+        client.rm.close("", RMID)
+
+    @staticmethod
+    def call(client: Decider, call: str, rmid: int) -> object:
+        """One of the decider's own calls."""
+        if call == "settle":
+            return client.rm.settle(new_xid().gtrid, rmid)
+        if call == "decisions":
+            return client.rm.decisions(rmid)
+        if call == "decide":
+            return client.rm.decide(new_xid(), rmid, RECORD)
+        client.rm.end_decisions([], rmid)
+        return None

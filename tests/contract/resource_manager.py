@@ -1,0 +1,28 @@
+"""The suite for a resource manager: `from tests.contract.resource_manager import *` in a test module that has a
+fixture `harness` runs all of it."""
+
+from __future__ import annotations
+
+from tests.contract.association import TestAssociation
+from tests.contract.asynchrony import TestAsynchrony
+from tests.contract.completion import TestCompletion
+from tests.contract.failures import TestFailures
+from tests.contract.heuristics import TestHeuristics
+from tests.contract.opening import TestOpening
+from tests.contract.recovery import TestRecovery
+from tests.contract.refusals import TestRefusals
+from tests.contract.registration import TestRegistration
+from tests.contract.threads import TestThreads
+
+__all__ = [
+    "TestAssociation",
+    "TestAsynchrony",
+    "TestCompletion",
+    "TestFailures",
+    "TestHeuristics",
+    "TestOpening",
+    "TestRecovery",
+    "TestRefusals",
+    "TestRegistration",
+    "TestThreads",
+]

@@ -1,0 +1,103 @@
+"""A decision log in memory that survives crashes of its process, and loses what was not forced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tm.log import Branch, Decision, DecisionRefused, Heuristic, LogFull, LogStopped
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
+
+
+class Disk:
+    """What is durable, and the END records that a crash may lose."""
+
+    def __init__(self, log_id: bytes) -> None:
+        self.log_id = log_id
+        self.incarnation = 0
+        self.decisions: dict[bytes, Decision] = {}
+        self.lazily_ended: set[bytes] = set()
+        self.heuristics: dict[Branch, Heuristic] = {}
+        self.ever_decided: set[bytes] = set()
+
+    def crash(self, random: Random) -> None:
+        """The process dies: each unforced END is on the disk, or not."""
+        for gtrid in sorted(self.lazily_ended):
+            if random.random() < 0.5:
+                self.decisions.pop(gtrid, None)
+        self.lazily_ended.clear()
+
+
+class SimulatedLog:
+    """`tm.log.DecisionLog` over a Disk. `fault` makes the next force go wrong."""
+
+    def __init__(self, disk: Disk, node: str) -> None:
+        self._disk = disk
+        self.node = node
+        disk.incarnation += 1
+        self.incarnation = disk.incarnation
+        self.log_id = disk.log_id
+        self.fault: str | None = None
+        self._stopped = False
+
+    def owns(self, gtrid: object) -> bool:
+        return getattr(gtrid, "log_id", None) == self.log_id
+
+    def decide(self, decision: Decision) -> None:
+        if self._force():
+            self._disk.decisions[decision.gtrid] = decision
+            self._disk.ever_decided.add(decision.gtrid)
+        if self._stopped:
+            raise LogStopped("the force failed")
+
+    def end(self, gtrid: bytes) -> None:
+        if gtrid in self._disk.decisions:
+            self._disk.lazily_ended.add(gtrid)
+
+    def note_heuristic(self, heuristic: Heuristic) -> None:
+        if self._force():
+            self._disk.heuristics[heuristic.branch] = heuristic
+        if self._stopped:
+            raise LogStopped("the force failed")
+
+    def drop_heuristic(self, branch: Branch) -> None:
+        self._check()
+        self._disk.heuristics.pop(branch, None)
+
+    def decision(self, gtrid: bytes) -> Decision | None:
+        self._check()
+        return None if gtrid in self._disk.lazily_ended else self._disk.decisions.get(gtrid)
+
+    def decisions(self) -> Sequence[Decision]:
+        self._check()
+        return [d for gtrid, d in self._disk.decisions.items() if gtrid not in self._disk.lazily_ended]
+
+    def heuristics(self) -> Sequence[Heuristic]:
+        self._check()
+        return list(self._disk.heuristics.values())
+
+    def close(self) -> None:
+        self._stopped = True
+
+    def _force(self) -> bool:
+        """Whether the record is durable."""
+        self._check()
+        fault, self.fault = self.fault, None
+        match fault:
+            case "full":
+                raise LogFull("no space left on device")
+            case "refused":
+                raise DecisionRefused("fenced")
+            case "failed, durable":
+                self._stopped = True
+                return True
+            case "failed, lost":
+                self._stopped = True
+                return False
+        return True
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise LogStopped("the log stopped")

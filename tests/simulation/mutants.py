@@ -1,0 +1,219 @@
+"""Mutants of the completion and of recovery: each makes one classic mistake, by bending what a core asks or hears.
+
+The checker has to see every one of them; a mistake that no schedule shows would be a hole in the simulation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tm.completion import Completion
+from tm.effects import Call, Decide, End, Force, Note
+from tm.log import LogFull, LogStopped
+from tm.recovery import ReadDecisions, ReadLive, Scan, Settle, recover
+from tm.verdicts import Verb
+from xa import Code, XaError, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from tm.recovery import Ownership
+
+
+def bent(steps: Any, bend: Callable[[Any], Generator[Any, Any, Any]]) -> Generator[Any, Any, Any]:
+    """The steps; every effect goes through `bend`, which yields what is really asked and returns what is heard."""
+    answer: Any = None
+    while True:
+        try:
+            effect = steps.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        answer = yield from bend(effect)
+
+
+def completion_bent_by(bend: Callable[[Any], Generator[Any, Any, Any]]) -> type[Completion]:
+    """A Completion whose commit goes through `bend`."""
+
+    class Mutant(Completion):
+        def commit(self) -> Any:
+            return bent(super().commit(), bend)
+
+    return Mutant
+
+
+def recovery_bent_by(bend_of: Callable[[], Callable[[Any], Generator[Any, Any, Any]]]) -> Callable[[Ownership], Any]:
+    """A recovery pass that goes through a bend of its own."""
+    return lambda ownership: bent(recover(ownership), bend_of())
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A name, and what it puts in the place of the right thing."""
+
+    name: str
+    completion: type[Completion] = Completion
+    recovery: Callable[[Ownership], Any] = recover
+
+
+# --- completion ---------------------------------------------------------------------------------------------
+def _decision_not_forced(effect: Any) -> Generator[Any, Any, Any]:
+    return None if isinstance(effect, Force) else (yield effect)
+
+
+def _abort_after_decision(effect: Any) -> Generator[Any, Any, Any]:
+    answers = yield effect
+    if isinstance(effect, Call) and effect.verb in (Verb.COMMIT, Verb.COMMIT_AGAIN):
+        failed = tuple(b for b, a in zip(effect.branches, answers, strict=True) if isinstance(a, XaError))
+        if failed:
+            yield Call(Verb.ROLLBACK, failed)
+    return answers
+
+
+def _ended_too_early(effect: Any) -> Generator[Any, Any, Any]:
+    answer = yield effect
+    if isinstance(effect, Force) and answer is None:
+        yield End(effect.decision)
+    return answer
+
+
+def _lost_vote_counts_as_yes(effect: Any) -> Generator[Any, Any, Any]:
+    answers = yield effect
+    if isinstance(effect, Call) and effect.verb is Verb.PREPARE:
+        return [Code.XA_OK if isinstance(a, XaError) and a.code is Code.XAER_RMFAIL else a for a in answers]
+    return answers
+
+
+def _refusal_counts_as_read_only(effect: Any) -> Generator[Any, Any, Any]:
+    answers = yield effect
+    if isinstance(effect, Call) and effect.verb is Verb.PREPARE:
+        return [Code.XA_RDONLY if isinstance(a, XaError) else a for a in answers]
+    return answers
+
+
+def _failed_force_counts_as_refused(effect: Any) -> Generator[Any, Any, Any]:
+    answer = yield effect
+    return LogFull("taken for") if isinstance(answer, LogStopped) else answer
+
+
+def _heuristic_counts_as_done(effect: Any) -> Generator[Any, Any, Any]:
+    answers = yield effect
+    if isinstance(effect, Call) and effect.verb is Verb.COMMIT:
+        return [Code.XA_OK if isinstance(a, XaError) and a.code.name.startswith("XA_HEUR") else a for a in answers]
+    return answers
+
+
+def _lost_decision_counts_as_refused(effect: Any) -> Generator[Any, Any, Any]:
+    answer = yield effect
+    if isinstance(effect, Decide) and isinstance(answer, XaError):
+        return xa_error(Code.XA_RBROLLBACK)
+    return answer
+
+
+def _commit_before_the_decider(effect: Any) -> Generator[Any, Any, Any]:
+    if isinstance(effect, Decide):
+        yield Call(Verb.COMMIT, effect.decision.branches)
+    return (yield effect)
+
+
+def _commit_not_told(effect: Any) -> Generator[Any, Any, Any]:
+    """Phase two tells the first branch only, and takes the others for told."""
+    if isinstance(effect, Call) and effect.verb is Verb.COMMIT and len(effect.branches) > 1:
+        answers = yield replace(effect, branches=effect.branches[:1])
+        return answers + [Code.XA_OK] * (len(effect.branches) - 1)
+    return (yield effect)
+
+
+# --- recovery -----------------------------------------------------------------------------------------------
+def _log_before_scan_only() -> Callable[[Any], Generator[Any, Any, Any]]:
+    first: list[Any] = []
+
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        if isinstance(effect, ReadDecisions):
+            first.append((yield ReadLive()))
+            return first[0][1]
+        return first[0] if isinstance(effect, ReadLive) else (yield effect)
+
+    return bend
+
+
+def _live_ignored() -> Callable[[Any], Generator[Any, Any, Any]]:
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        answer = yield effect
+        return (frozenset(), answer[1]) if isinstance(effect, ReadLive) else answer
+
+    return bend
+
+
+def _unreachable_counts_as_clean() -> Callable[[Any], Generator[Any, Any, Any]]:
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        answer = yield effect
+        if isinstance(effect, Scan):
+            return {name: [] if isinstance(xids, XaError) else xids for name, xids in answer.items()}
+        return answer
+
+    return bend
+
+
+def _ended_as_read_after_the_scan() -> Callable[[Any], Generator[Any, Any, Any]]:
+    """Ends decisions that were read behind the scan: a branch may have been prepared between."""
+    scanned: list[Any] = []
+
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        if isinstance(effect, ReadDecisions):
+            scanned.append((yield Scan()))
+            return (yield effect)
+        return scanned[0] if isinstance(effect, Scan) else (yield effect)
+
+    return bend
+
+
+def _decider_not_settled() -> Callable[[Any], Generator[Any, Any, Any]]:
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        return None if isinstance(effect, Settle) else (yield effect)
+
+    return bend
+
+
+def _finished_counts_as_pending() -> Callable[[Any], Generator[Any, Any, Any]]:
+    """An unknown xid is never taken for done, and a branch that can't be told is never gone."""
+
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        answers = yield effect
+        if isinstance(effect, Call) and effect.verb is Verb.COMMIT_AGAIN:
+            return [xa_error(Code.XA_RETRY) for _ in answers]
+        return answers
+
+    return bend
+
+
+def _heuristic_dropped() -> Callable[[Any], Generator[Any, Any, Any]]:
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        if isinstance(effect, Note):
+            return None
+        return (yield effect)
+
+    return bend
+
+
+MUTANTS = (
+    Mutant("the decision is not forced", completion=completion_bent_by(_decision_not_forced)),
+    Mutant("branches are rolled back after the decision", completion=completion_bent_by(_abort_after_decision)),
+    Mutant("the decision is ended before it was told", completion=completion_bent_by(_ended_too_early)),
+    Mutant("a lost vote counts as yes", completion=completion_bent_by(_lost_vote_counts_as_yes)),
+    Mutant("a refusal counts as read-only", completion=completion_bent_by(_refusal_counts_as_read_only)),
+    Mutant("a failed force counts as refused", completion=completion_bent_by(_failed_force_counts_as_refused)),
+    Mutant("a heuristic counts as done", completion=completion_bent_by(_heuristic_counts_as_done)),
+    Mutant(
+        "a lost answer of the decider counts as no", completion=completion_bent_by(_lost_decision_counts_as_refused)
+    ),
+    Mutant("others commit before the decider", completion=completion_bent_by(_commit_before_the_decider)),
+    Mutant("phase two forgets a branch", completion=completion_bent_by(_commit_not_told)),
+    Mutant("recovery reads the log before the scan only", recovery=recovery_bent_by(_log_before_scan_only)),
+    Mutant("recovery ignores live transactions", recovery=recovery_bent_by(_live_ignored)),
+    Mutant("recovery takes the unreachable for clean", recovery=recovery_bent_by(_unreachable_counts_as_clean)),
+    Mutant("recovery scans before it reads what it ends", recovery=recovery_bent_by(_ended_as_read_after_the_scan)),
+    Mutant("recovery presumes without asking the decider", recovery=recovery_bent_by(_decider_not_settled)),
+    Mutant("recovery finishes nothing that is decided", recovery=recovery_bent_by(_finished_counts_as_pending)),
+    Mutant("recovery drops heuristics", recovery=recovery_bent_by(_heuristic_dropped)),
+)

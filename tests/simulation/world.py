@@ -1,0 +1,535 @@
+"""A seeded world: resource managers, a log, manager processes that run transactions and recovery passes, and faults.
+
+Everything that a process does is a sequence of steps with a crash point in front of each: one call to one resource
+manager, one force of the log, one read of the live transactions. A scheduler interleaves the steps of all
+activities and lets things go wrong; afterwards everything heals, recovery runs until nothing is left to do, and the
+checker (`violations`) looks at the data, the logs and what the applications were told.
+"""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.log import Disk, SimulatedLog
+from tm.completion import Completion
+from tm.effects import Call, Decide, End, Force, Note, Pause
+from tm.log import Branch, LogError
+from tm.outcome import Outcome, Verdict, named
+from tm.record import decode_branches, encode_branches
+from tm.recovery import Action, Decisions, Ownership, ReadDecisions, ReadLive, Report, Scan, Settle, recover
+from tm.verdicts import Verb
+from xa import (
+    FORMAT_ID,
+    HEURISTIC_CODES,
+    TMASYNC,
+    TMFAIL,
+    TMONEPHASE,
+    TMSTARTRSCAN,
+    Code,
+    Gtrid,
+    Handle,
+    ResourceUnavailable,
+    ThreadOfControl,
+    XaError,
+    Xid,
+    entered,
+)
+from xa.machine import RESULT_OF
+from xa.reference import DecidingStore, Fate, KeyLocked, ReferenceDecider, ReferenceResource, ReferenceStore
+from xa.tables import BRANCH, BranchState, BranchVerb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from tm.log import Decision
+
+NODE = "sim"
+LOG_ID = b"the log."
+DECIDER_ID = b"decider."
+
+_ROUTINE = {
+    Verb.END: "end",
+    Verb.PREPARE: "prepare",
+    Verb.COMMIT: "commit",
+    Verb.COMMIT_AGAIN: "commit",
+    Verb.COMMIT_ONE_PHASE: "commit",
+    Verb.ROLLBACK: "rollback",
+    Verb.FORGET: "forget",
+}
+_ANSWERS: dict[str, tuple[Code, ...]] = {
+    "start": (Code.XAER_RMERR,),
+    "end": (Code.XA_RBROLLBACK, Code.XAER_RMERR),
+    "prepare": (Code.XA_RBROLLBACK, Code.XA_RBDEADLOCK, Code.XAER_RMERR, Code.XA_RDONLY),
+    "commit": (Code.XA_RETRY, Code.XA_HEURRB, Code.XA_HEURCOM, Code.XA_HEURMIX, Code.XA_HEURHAZ, Code.XAER_RMERR),
+    "rollback": (Code.XA_RBROLLBACK, Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURMIX, Code.XA_HEURHAZ),
+    "decide": (Code.XA_RBINTEGRITY, Code.XAER_RMERR),
+}
+_VERBS = {
+    ("start", False): BranchVerb.START,
+    ("end", False): BranchVerb.END,
+    ("end", True): BranchVerb.END_FAIL,
+    ("prepare", False): BranchVerb.PREPARE,
+    ("commit", False): BranchVerb.COMMIT,
+    ("commit", True): BranchVerb.COMMIT_ONE_PHASE,
+    ("rollback", False): BranchVerb.ROLLBACK,
+    ("decide", False): BranchVerb.COMMIT_ONE_PHASE,
+}
+_LOSSES = (Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT)
+
+
+class Process:
+    """One incarnation of the manager: its clients, its log, its live transactions."""
+
+    def __init__(self, world: World) -> None:
+        self.log = SimulatedLog(world.disk, NODE)
+        self.clients: dict[str, ReferenceResource] = {}
+        for name, store in world.stores.items():
+            kind = ReferenceDecider if isinstance(store, DecidingStore) else ReferenceResource
+            self.clients[name] = kind(store)  # type: ignore[arg-type]  # a decider's store for a decider
+        self.live: set[bytes] = set()
+        self.lost: dict[str, set[ThreadOfControl]] = {name: set() for name in self.clients}
+        self.fresh = set(self.clients)
+        self.sequence = itertools.count(1)
+        self.recovering = False
+
+
+class World:
+    """One seed's world."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        completion: type[Completion] = Completion,
+        recovery: Callable[[Ownership], Any] = recover,
+    ) -> None:
+        self.random = Random(seed)
+        self.completion_class = completion
+        self.recovery = recovery
+        self.decider_mode = self.random.random() < 0.3
+        self.fault_rate = self.random.choice((0.0, 0.02, 0.1, 0.25))
+        self.crash_rate = self.random.choice((0.0, 0.01, 0.04, 0.1))
+        self.recovery_rate = self.random.choice((0.05, 0.3))
+        self.stickiness = self.random.choice((0.0, 0.9))
+        self.running = 0
+        self.mending_rate = self.random.choice((0.02, 0.2))
+        self.heuristics_allowed = self.random.random() < 0.3
+        self.stores: dict[str, ReferenceStore] = {}
+        for index in range(self.random.choice((2, 2, 3))):
+            name = f"rm{index}"
+            self.stores[name] = ReferenceStore(name, read_only_votes=True)
+        if self.decider_mode:
+            self.stores["decider"] = DecidingStore("decider", decider_id=DECIDER_ID)
+        self.disk = Disk(LOG_ID)
+        self.told: dict[bytes, Outcome] = {}
+        self.wrote: dict[bytes, list[str]] = {}
+        self.reported: set[bytes] = set()
+        self.forgotten: set[bytes] = set()
+        """Rolled back at commit by a resource manager that keeps no record of it (XAER_RMERR in S3): should the manager
+        die before it hears the answer, nobody can ever tell."""
+        self.trace: list[str] = []
+        self.process = Process(self)
+        self.activities: list[tuple[Process, Generator[None, None, None]]] = []
+        self.healing = False
+
+    # --- the schedule -----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """The faulty part, then healing."""
+        transactions = self.random.choice((1, 1, 2, 3, 4))
+        passes = 8
+        self._start(self._recovery_pass(self.process))
+        while transactions or self.activities:
+            if transactions and (not self.activities or self.random.random() < 0.2):
+                transactions -= 1
+                self._start(self._transaction(self.process))
+            elif passes and self.random.random() < self.recovery_rate and not self.process.recovering:
+                passes -= 1
+                self._start(self._recovery_pass(self.process))
+            self._step()
+            self._misfortune()
+        self._heal()
+
+    def _start(self, activity: Generator[None, None, None]) -> None:
+        self.activities.append((self.process, activity))
+
+    def _step(self) -> None:
+        if not self.activities:
+            return
+        if self.running >= len(self.activities) or self.random.random() >= self.stickiness:
+            self.running = self.random.randrange(len(self.activities))
+        index = self.running
+        _, activity = self.activities[index]
+        try:
+            next(activity)
+        except StopIteration:
+            self.activities.pop(index)
+
+    def _misfortune(self) -> None:
+        if self.random.random() < self.crash_rate:
+            self._crash()
+        if self.random.random() < self.fault_rate * 0.2:
+            self._harm_store()
+        if self.random.random() < self.mending_rate:
+            store = self.random.choice(list(self.stores.values()))
+            store.heal()
+            if store.in_flight:
+                self._deliver(store)
+        if self.random.random() < self.fault_rate * 0.1:
+            faults = ("full", "refused", "failed, durable", "failed, lost")
+            self.process.log.fault = self.random.choice(faults)
+
+    def _harm_store(self) -> None:
+        store = self.random.choice(list(self.stores.values()))
+        kind = self.random.random()
+        if kind < 0.3:
+            self.trace.append(f"{store.name} partitioned")
+            store.partition()
+        elif kind < 0.6:
+            self.trace.append(f"{store.name} crashed")
+            store.crash()
+        elif kind < 0.8:
+            for xid, state in store.branches.items():
+                if state in (BranchState.S1, BranchState.S2):
+                    self.trace.append(f"{store.name} expires {named(xid.gtrid)}")
+                    store.expire(xid)
+                    break
+        elif self.heuristics_allowed and not isinstance(store, DecidingStore):
+            prepared = [xid for xid, state in store.branches.items() if state is BranchState.S3]
+            if prepared:
+                code = self.random.choice((Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURHAZ))
+                self.trace.append(f"{store.name}: operator {code.name} {named(prepared[0].gtrid)}")
+                store.complete_heuristically(prepared[0], code)
+
+    def _deliver(self, store: ReferenceStore) -> None:
+        if self.random.random() < 0.7:
+            self.trace.append(f"{store.name}: {store.deliver()} late requests arrive")
+        else:
+            store.drop()
+
+    def _crash(self) -> None:
+        self.trace.append("manager killed")
+        old = self.process
+        for owner, activity in self.activities:
+            if owner is old:
+                activity.close()
+        self.activities = [(owner, activity) for owner, activity in self.activities if owner is not old]
+        for name, client in old.clients.items():
+            self.stores[name].disconnect(client)
+        self.disk.crash(self.random)
+        self.process = Process(self)
+        self._start(self._recovery_pass(self.process))
+
+    def _heal(self) -> None:
+        """Everything comes back; a new process recovers until nothing is left to do."""
+        self.healing = True
+        self.fault_rate = 0.0
+        for store in self.stores.values():
+            store.script.clear()
+            store.heal()
+            self._deliver(store)
+        self._crash()
+        self.activities.clear()
+        for _ in range(4):
+            for _step in self._recovery_pass(self.process):
+                pass
+
+    # --- a transaction ----------------------------------------------------------------------------------------
+
+    def _transaction(self, process: Process) -> Generator[None, None, None]:
+        control = ThreadOfControl()
+        log_id = DECIDER_ID if self.decider_mode else LOG_ID
+        gtrid = Gtrid(NODE, log_id, process.log.incarnation, next(process.sequence)).encode()
+        names = self.random.sample(list(self.stores), self.random.randint(1, len(self.stores)))
+        if self.decider_mode and "decider" not in names and len(names) > 1:
+            names.append("decider")
+        process.live.add(gtrid)
+        branches: list[Branch] = []
+        failed = False
+        for name in names:
+            yield
+            branch = Branch(name, Xid(FORMAT_ID, gtrid, name.encode()))
+            if isinstance(self._ask(process, control, "start", branch, 0), XaError):
+                failed = True
+                break
+            branches.append(branch)
+            yield
+            if self.random.random() < 0.85 and not self._write(process, control, branch):
+                failed = True
+                break
+        decider = next((branch for branch in branches if branch.resource == "decider"), None)
+        others = [branch for branch in branches if branch is not decider]
+        completion = self.completion_class(gtrid, others, branches, decider)
+        steps = completion.rollback() if failed or self.random.random() < 0.1 else completion.commit()
+        outcome = yield from self._drive(process, control, steps)
+        self.trace.append(f"{named(gtrid)} told {outcome.verdict.value}")
+        self.told[gtrid] = outcome
+        if outcome.heuristics:
+            self.reported.add(gtrid)
+        process.live.discard(gtrid)
+
+    def _write(self, process: Process, control: ThreadOfControl, branch: Branch) -> bool:
+        key = f"{branch.xid.gtrid.hex()}@{branch.resource}"
+        try:
+            with entered(control):
+                process.clients[branch.resource].session(1).write(key, True)
+        except (XaError, KeyLocked) as error:
+            if isinstance(error, ResourceUnavailable):
+                process.lost[branch.resource].add(control)
+            return False
+        self.wrote.setdefault(branch.xid.gtrid, []).append(branch.resource)
+        return True
+
+    def _drive(self, process: Process, control: ThreadOfControl, steps: Any) -> Generator[None, None, Any]:
+        answer: Any = None
+        while True:
+            try:
+                effect = steps.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            yield
+            answer = yield from self._perform(process, control, effect)
+
+    # --- effects ----------------------------------------------------------------------------------------------
+
+    def _perform(self, process: Process, control: ThreadOfControl, effect: Any) -> Generator[None, None, Any]:
+        match effect:
+            case Call():
+                return (yield from self._call(process, control, effect))
+            case Force():
+                return _refusal(lambda: process.log.decide(effect.decision))
+            case Note():
+                refused = _refusal(lambda: process.log.note_heuristic(effect.heuristic))
+                if refused is None:
+                    self.reported.add(effect.heuristic.branch.xid.gtrid)
+                return refused
+            case Decide():
+                self._mischief("decide", effect.branch, 0)
+                return self._decide(process, control, effect)
+            case End():
+                self._end(process, control, effect)
+                return None
+            case Pause():
+                return None
+            case ReadDecisions():
+                return self._decisions(process, control)
+            case Scan():
+                return (yield from self._scan(process, control))
+            case ReadLive():
+                live = frozenset(process.live)
+                yield
+                return live, self._decisions(process, control)
+            case Settle():
+                return self._settle(process, control, effect)
+        raise AssertionError(effect)
+
+    def _call(self, process: Process, control: ThreadOfControl, effect: Call) -> Generator[None, None, list[Any]]:
+        routine = _ROUTINE[effect.verb]
+        answers: list[Any] = []
+        for branch in effect.branches:
+            yield
+            flags = TMASYNC if self.random.random() < 0.5 and len(effect.branches) > 1 else 0
+            answers.append(self._ask(process, control, routine, branch, effect.flags | flags))
+        for index, branch in enumerate(effect.branches):
+            if isinstance(answers[index], Handle):
+                yield
+                answers[index] = self._collect(process, control, branch, answers[index])
+            self.trace.append(f"{routine} {named(branch.xid.gtrid)} {branch.resource}: {_shown(answers[index])}")
+        return answers
+
+    def _ask(self, process: Process, control: ThreadOfControl, routine: str, branch: Branch, flags: int) -> Any:
+        self._mischief(routine, branch, flags)
+        name = branch.resource
+        try:
+            with entered(control):
+                self._mend(process, control, name)
+                return getattr(process.clients[name], routine)(branch.xid, 1, flags)
+        except XaError as error:
+            return self._noticed(process, control, name, error)
+
+    def _collect(self, process: Process, control: ThreadOfControl, branch: Branch, handle: Handle) -> Any:
+        try:
+            with entered(control):
+                completion = process.clients[branch.resource].complete(handle, 1)
+        except XaError as error:
+            return self._noticed(process, control, branch.resource, error)
+        if completion.error is not None:
+            return self._noticed(process, control, branch.resource, completion.error)
+        return completion.code
+
+    def _mend(self, process: Process, control: ThreadOfControl, name: str) -> None:
+        if name in process.fresh or control in process.lost[name]:
+            process.clients[name].open(self.stores[name].url, 1)
+            process.fresh.discard(name)
+            process.lost[name].discard(control)
+
+    def _noticed(self, process: Process, control: ThreadOfControl, name: str, error: XaError) -> XaError:
+        if isinstance(error, ResourceUnavailable):
+            process.lost[name].add(control)
+        return error
+
+    def _mischief(self, routine: str, branch: Branch, flags: int) -> None:
+        crucial = routine in ("commit", "decide")
+        if self.random.random() >= self.fault_rate * (2 if crucial else 1):
+            return
+        store = self.stores[branch.resource]
+        store.script.clear()
+        if self.random.random() < 0.5:
+            possible = [
+                code for code in _ANSWERS.get(routine, ()) if self._possible(store, routine, branch, flags, code)
+            ]
+            if possible:
+                answer = self.random.choice(possible)
+                store.script.plan(routine, answer, xid=branch.xid)
+                if answer is Code.XAER_RMERR and routine == "commit":
+                    self.forgotten.add(branch.xid.gtrid)
+            return
+        store.script.plan(routine, None, self.random.choice(_LOSSES), xid=branch.xid)
+
+    def _possible(self, store: ReferenceStore, routine: str, branch: Branch, flags: int, answer: Code) -> bool:
+        """Whether a resource manager that keeps to the tables can give this answer now."""
+        heuristic = answer in HEURISTIC_CODES or (answer is Code.XAER_RMERR and routine == "commit")
+        if heuristic and (not self.heuristics_allowed or isinstance(store, DecidingStore)):
+            return False  # the one that decides completes nothing on its own
+        if answer is Code.XA_RDONLY and branch.resource in self.wrote.get(branch.xid.gtrid, ()):
+            return False  # a resource manager that forgets work is not a fault that a manager can mend
+        verb = _VERBS.get((routine, bool(flags & (TMFAIL | TMONEPHASE))))
+        state = store.branches.get(branch.xid, BranchState.S0)
+        if state is BranchState.S5:
+            return False  # it answers as it was completed
+        return verb is None or any(
+            (at, by, result) == (state, verb, RESULT_OF[answer]) for at, by, result, _, _ in BRANCH.transitions()
+        )
+
+    def _decide(self, process: Process, control: ThreadOfControl, effect: Decide) -> Any:
+        client = process.clients["decider"]
+        assert isinstance(client, ReferenceDecider)
+        try:
+            with entered(control):
+                self._mend(process, control, "decider")
+                return client.decide(effect.branch.xid, 1, encode_branches(effect.decision.branches))
+        except XaError as error:
+            return self._noticed(process, control, "decider", error)
+
+    def _end(self, process: Process, control: ThreadOfControl, effect: End) -> None:
+        if effect.decider is None:
+            process.log.end(effect.decision.gtrid)
+            return
+        client = process.clients[effect.decider]
+        assert isinstance(client, ReferenceDecider)
+        try:
+            with entered(control):
+                self._mend(process, control, effect.decider)
+                client.end_decisions([effect.decision.gtrid], 1)
+        except XaError as error:
+            self._noticed(process, control, effect.decider, error)
+
+    # --- recovery ---------------------------------------------------------------------------------------------
+
+    def _recovery_pass(self, process: Process) -> Generator[None, None, None]:
+        process.recovering = True
+        control = ThreadOfControl()
+        deciders = {DECIDER_ID: "decider"} if self.decider_mode else {}
+        try:
+            steps = self.recovery(Ownership(NODE, LOG_ID, deciders))
+            report: Report = yield from self._drive(process, control, steps)
+        except LogError:
+            return
+        finally:
+            process.recovering = False
+        for finding in report.findings:
+            self.trace.append(f"recovery: {named(finding.branch.xid.gtrid)} {finding.branch.resource} {finding.action}")
+            if finding.action is Action.HEURISTIC:
+                self.reported.add(finding.branch.xid.gtrid)
+
+    def _decisions(self, process: Process, control: ThreadOfControl) -> Decisions:
+        by_decider: dict[str, dict[bytes, Decision]] = {}
+        client = process.clients.get("decider")
+        if isinstance(client, ReferenceDecider):
+            try:
+                with entered(control):
+                    self._mend(process, control, "decider")
+                    records = client.decisions(1)
+                by_decider["decider"] = {r.gtrid: _decision(r.gtrid, r.record) for r in records}
+            except XaError as error:
+                self._noticed(process, control, "decider", error)
+        logged = {decision.gtrid: decision for decision in process.log.decisions()}
+        return Decisions(logged, by_decider, frozenset(h.branch for h in process.log.heuristics()))
+
+    def _scan(self, process: Process, control: ThreadOfControl) -> Generator[None, None, dict[str, Any]]:
+        scanned: dict[str, Any] = {}
+        for name, client in process.clients.items():
+            yield
+            try:
+                with entered(control):
+                    self._mend(process, control, name)
+                    scanned[name] = client.recover(1, TMSTARTRSCAN) if name != "decider" else []
+            except XaError as error:
+                scanned[name] = self._noticed(process, control, name, error)
+        return scanned
+
+    def _settle(self, process: Process, control: ThreadOfControl, effect: Settle) -> Any:
+        client = process.clients[effect.decider]
+        assert isinstance(client, ReferenceDecider)
+        try:
+            with entered(control):
+                self._mend(process, control, effect.decider)
+                record = client.settle(effect.gtrid, 1)
+        except XaError as error:
+            return self._noticed(process, control, effect.decider, error)
+        return None if record is None else _decision(effect.gtrid, record)
+
+    # --- the checker ------------------------------------------------------------------------------------------
+
+    def violations(self) -> list[str]:
+        """What is wrong after quiescence."""
+        found = []
+        for gtrid, names in self.wrote.items():
+            found += self._violations_of(gtrid, names)
+        for name, store in self.stores.items():
+            noted = {h.branch.xid for h in self.disk.heuristics.values()}
+            found += [f"{name}: {named(xid.gtrid)} left in doubt" for xid in store.in_doubt if xid not in noted]
+            if isinstance(store, DecidingStore):
+                found += [f"{name}: decision of {named(gtrid)} never ended" for gtrid in store.decided]
+        open_decisions = set(self.disk.decisions) - self.disk.lazily_ended
+        found += [f"log: decision of {named(gtrid)} never ended" for gtrid in open_decisions]
+        return found
+
+    def _violations_of(self, gtrid: bytes, names: list[str]) -> list[str]:
+        data = {name: f"{gtrid.hex()}@{name}" in self.stores[name].data for name in names}
+        outcome = self.told.get(gtrid)
+        who = named(gtrid)
+        noted = any(branch.xid.gtrid == gtrid for branch in self.disk.heuristics)
+        if noted or gtrid in self.reported or (gtrid in self.forgotten and outcome is None):
+            return []
+        if len(set(data.values())) > 1:
+            return [f"{who}: split, {data}, told {outcome and outcome.verdict.value}, and no heuristic reported"]
+        committed = all(data.values())
+        if outcome is not None:
+            if (outcome.verdict is Verdict.COMMITTED or outcome.decided) and not committed:
+                return [f"{who}: told {outcome.verdict.value}, decided {outcome.decided}, but nothing is committed"]
+            if outcome.verdict is Verdict.ROLLED_BACK and committed:
+                return [f"{who}: told rolled back, but everything is committed"]
+        if gtrid in self.disk.ever_decided and not committed:
+            return [f"{who}: decided in the log, but nothing is committed"]
+        return []
+
+
+def _decision(gtrid: bytes, record: bytes) -> Decision:
+    from tm.log import Decision  # noqa: PLC0415 — the name is a type elsewhere in this module
+
+    return Decision(gtrid, decode_branches(record))
+
+
+def _refusal(work: Callable[[], None]) -> LogError | None:
+    try:
+        work()
+    except LogError as error:
+        return error
+    return None
+
+
+def _shown(answer: Any) -> str:
+    return answer.code.name if isinstance(answer, XaError) else answer.name

@@ -1,0 +1,87 @@
+"""The import contracts of pyproject.toml hold, and each of them sees a violation that is planted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+PACKAGES: list[str] = SETTINGS["root_packages"]
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+
+VIOLATIONS = {
+    # contract → module that is planted, and what it imports
+    "contract": ("xa.planted", "tm"),
+    "layers": ("rm_db.planted", "tm"),
+    "no-amqp": ("tm.planted", "dtx.protocol"),
+    "no-broker": ("rm_amqp.planted", "dtx.resource"),
+    "dtx": ("dtx.protocol.planted", "dtx.store"),
+    "pyspark": ("tm.planted", "pyspark"),
+    "proton": ("dtx.store.planted", "proton"),
+}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the packages and their settings."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def lint(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [LINT_IMPORTS, "--no-cache", "--no-logo", *arguments],
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def plant(tree: Path, module: str, imported: str) -> None:
+    path = tree / Path(*module.split(".")).with_suffix(".py")
+    path.write_text(f"import {imported}\n")
+
+
+def test_the_contracts_hold(tree: Path) -> None:
+    result = lint(tree)
+    assert result.returncode == 0, result.stdout
+    assert f"Contracts: {len(SETTINGS['contracts'])} kept, 0 broken." in result.stdout
+
+
+def test_every_contract_has_a_violation_here() -> None:
+    assert sorted(contract["id"] for contract in SETTINGS["contracts"]) == sorted(VIOLATIONS)
+
+
+@pytest.mark.parametrize("contract", VIOLATIONS)
+def test_a_violation_is_caught(tree: Path, contract: str) -> None:
+    module, imported = VIOLATIONS[contract]
+    plant(tree, module, imported)
+    result = lint(tree, "--contract", contract)
+    assert result.returncode == 1, result.stdout
+    assert "Contracts: 0 kept, 1 broken." in result.stdout
+    assert f"{module} -> {imported}" in result.stdout
+
+
+def test_a_violation_by_way_of_another_module_is_caught(tree: Path) -> None:
+    plant(tree, "xa.detour", "dtx.protocol")
+    plant(tree, "tm.planted", "xa.detour")
+    result = lint(tree, "--contract", "no-amqp")
+    assert result.returncode == 1
+    assert "xa.detour -> dtx.protocol" in result.stdout
+
+
+def test_every_package_is_watched() -> None:
+    found = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert found == set(PACKAGES)

@@ -1,0 +1,424 @@
+"""FileLog, as one who uses it sees it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tm.log.disk import Disk
+from tests.tm.log.samples import decision, gtrid, heuristic
+from tm.log import (
+    Branch,
+    Decision,
+    FileLog,
+    LogDamaged,
+    LogError,
+    LogFull,
+    LogLocked,
+    LogStopped,
+    read_log,
+)
+from tm.log.segment import HEADER_SIZE
+from xa import Code, Gtrid, Xid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NODE = "orders-1"
+SMALL = 2 * HEADER_SIZE
+
+
+def open_log(directory: Path, node: str = NODE) -> FileLog:
+    return FileLog(directory, node, segment_size=SMALL)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def test_decisions_are_there_when_the_log_is_opened_again(directory: Path) -> None:
+    log = open_log(directory)
+    for sequence in range(5):
+        log.decide(decision(sequence, branches=sequence))
+    log.end(decision(1).gtrid)
+    log.close()
+    log = open_log(directory)
+    assert list(log.decisions()) == [decision(sequence, branches=sequence) for sequence in (0, 2, 3, 4)]
+    assert log.decision(decision(3).gtrid) == decision(3, branches=3)
+    assert log.decision(decision(1).gtrid) is None
+    log.close()
+
+
+def test_nothing_is_lost_by_not_closing(directory: Path) -> None:
+    log = open_log(directory)
+    log.decide(decision(1))
+    copy = directory.parent / "copy"
+    shutil.copytree(directory, copy)
+    log.close()
+    with_copy = open_log(copy)
+    assert list(with_copy.decisions()) == [decision(1)]
+    with_copy.close()
+
+
+def test_a_decision_that_ended_is_gone_at_once(directory: Path) -> None:
+    log = open_log(directory)
+    log.decide(decision(1))
+    log.end(decision(1).gtrid)
+    assert list(log.decisions()) == []
+    log.end(decision(1).gtrid)
+    log.end(decision(2).gtrid)
+    log.close()
+
+
+def test_heuristic_outcomes_stay_until_they_are_dropped(directory: Path) -> None:
+    log = open_log(directory)
+    log.note_heuristic(heuristic(1))
+    log.note_heuristic(heuristic(2, Code.XA_HEURMIX))
+    log.note_heuristic(heuristic(1))
+    log.drop_heuristic(heuristic(3).branch)
+    assert list(log.heuristics()) == [heuristic(1), heuristic(2, Code.XA_HEURMIX)]
+    log.close()
+    log = open_log(directory)
+    assert list(log.heuristics()) == [heuristic(1), heuristic(2, Code.XA_HEURMIX)]
+    log.drop_heuristic(heuristic(1).branch)
+    assert list(log.heuristics()) == [heuristic(2, Code.XA_HEURMIX)]
+    log.close()
+    log = open_log(directory)
+    assert list(log.heuristics()) == [heuristic(2, Code.XA_HEURMIX)]
+    log.close()
+
+
+def test_a_log_keeps_its_id_and_counts_its_incarnations(directory: Path) -> None:
+    seen = []
+    for _ in range(3):
+        log = open_log(directory)
+        seen.append((log.node, log.log_id, log.incarnation))
+        log.close()
+    assert [incarnation for _, _, incarnation in seen] == [1, 2, 3]
+    assert len({(node, log_id) for node, log_id, _ in seen}) == 1
+    assert len(seen[0][1]) == 8
+    other = open_log(directory.parent / "other")
+    assert other.log_id != seen[0][1]
+    other.close()
+
+
+def test_it_owns_what_was_decided_here_and_nothing_else(directory: Path) -> None:
+    open_log(directory).close()
+    log = open_log(directory)
+    assert log.owns(Gtrid(NODE, log.log_id, 1, 17))
+    assert log.owns(Gtrid(NODE, log.log_id, 2, 1))
+    assert not log.owns(Gtrid(NODE, log.log_id, 3, 1)), "this is an old copy of the log"
+    assert not log.owns(Gtrid(NODE, b"anotherl", 1, 17))
+    assert not log.owns(Gtrid("orders-2", log.log_id, 1, 17))
+    log.close()
+
+
+def test_another_node_is_refused(directory: Path) -> None:
+    open_log(directory).close()
+    with pytest.raises(LogError, match=r"is the decision log of node 'orders-1', not of 'orders-2'"):
+        open_log(directory, "orders-2")
+    open_log(directory).close()
+
+
+def test_a_node_id_that_can_be_none_makes_no_log(directory: Path) -> None:
+    with pytest.raises(ValueError, match="node id"):
+        open_log(directory, "not a node")
+    assert not directory.exists()
+
+
+def test_a_second_one_is_told_who_holds_the_log(directory: Path) -> None:
+    log = open_log(directory)
+    with pytest.raises(LogLocked, match=rf"in use by process {os.getpid()} on {os.uname().nodename}"):
+        open_log(directory)
+    log.close()
+    open_log(directory).close()
+
+
+def test_the_lock_does_not_outlive_its_process_and_a_fork_does_not_hold_it(directory: Path) -> None:
+    """The parent opens the log and forks; the child can neither write nor keep others out after the parent."""
+    ready, tell_ready = os.pipe()
+    hold, release = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        log = open_log(directory)
+        log.decide(decision(1))
+        child = os.fork()
+        if child == 0:
+            try:
+                log.decide(decision(2))
+            except LogStopped as error:
+                log.close()
+                os.write(tell_ready, f"{os.getpid()} {error}".encode())
+            os.read(hold, 1)
+            os._exit(0)
+        os.read(hold, 1)
+        os._exit(1)
+    child_id, _, message = os.read(ready, 400).decode().partition(" ")
+    try:
+        assert message == "this process is a fork of the one that opened the log"
+        with pytest.raises(LogLocked, match=f"in use by process {parent} "):
+            open_log(directory)
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)
+        log = open_log(directory)
+        assert list(log.decisions()) == [decision(1)]
+        log.close()
+    finally:
+        os.kill(int(child_id), signal.SIGKILL)
+        for end in (ready, tell_ready, hold, release):
+            os.close(end)
+
+
+def test_a_closed_log_writes_and_tells_nothing(directory: Path) -> None:
+    log = open_log(directory)
+    log.decide(decision(1))
+    log.close()
+    log.close()
+    log.end(decision(1).gtrid)
+    for call in (
+        lambda: log.decide(decision(2)),
+        lambda: log.note_heuristic(heuristic(2)),
+        log.decisions,
+        log.heuristics,
+        lambda: log.decision(decision(1).gtrid),
+    ):
+        with pytest.raises(LogStopped, match="closed"):
+            call()
+    assert read_log(directory).decisions == (decision(1),)
+
+
+@pytest.mark.parametrize("transactions", [3_000, pytest.param(120_000, marks=pytest.mark.slow)])
+def test_the_log_takes_two_segments_however_long_it_runs(transactions: int) -> None:
+    """Also when one decision never ends, because its resource manager never comes back."""
+    disk = Disk()
+    log = FileLog("", NODE, segment_size=2 * SMALL, files=disk)
+    sizes = set()
+    for sequence in range(transactions):
+        log.decide(decision(sequence))
+        if sequence != 3:
+            log.end(decision(sequence).gtrid)
+        sizes.add(disk.used)
+    assert sizes == {4 * SMALL}
+    assert disk.forces < 1.05 * transactions
+    assert list(log.decisions()) == [decision(3)]
+    log.close()
+    log = FileLog("", NODE, segment_size=2 * SMALL, files=disk)
+    assert list(log.decisions()) == [decision(3)]
+    log.close()
+
+
+def test_segments_grow_with_what_is_undecided_and_shrink_again() -> None:
+    """Each is a few times as large as what it begins with, so that moving on stays cheap."""
+    disk = Disk()
+    log = FileLog("", NODE, segment_size=SMALL, files=disk)
+    for sequence in range(3000):
+        log.decide(decision(sequence))
+    state = sum(map(len, log._state.records()))
+    assert disk.used <= 16 * state
+    assert disk.forces < 3000 * 1.1
+    for sequence in range(3000):
+        log.end(decision(sequence).gtrid)
+    for sequence in range(3000, 9000):
+        log.decide(decision(sequence))
+        log.end(decision(sequence).gtrid)
+    assert disk.used < 12 * SMALL
+    log.close()
+
+
+def test_one_decision_may_be_larger_than_a_segment() -> None:
+    large = decision(1, branches=2000)
+    disk = Disk()
+    log = FileLog("", NODE, segment_size=SMALL, files=disk)
+    log.decide(decision(0))
+    log.decide(large)
+    log.close()
+    log = FileLog("", NODE, segment_size=SMALL, files=disk)
+    assert list(log.decisions()) == [decision(0), large]
+    log.close()
+
+
+def test_a_name_that_is_too_long_is_refused_and_harms_nobody(directory: Path) -> None:
+    log = open_log(directory)
+    with pytest.raises(ValueError, match="more than 255"):
+        log.decide(Decision(b"g", (Branch("n" * 256, Xid(0, b"g")),)))
+    log.decide(decision(1))
+    assert list(log.decisions()) == [decision(1)]
+    log.close()
+
+
+def test_a_damaged_middle_is_not_opened_and_the_message_says_where(directory: Path) -> None:
+    log = open_log(directory)
+    log.decide(decision(1))
+    log.decide(decision(2))
+    segment = next(path for path in directory.iterdir() if path.name.startswith("segment"))
+    octets = bytearray(segment.read_bytes())
+    where = octets.index(decision(1).gtrid)
+    octets[where] ^= 1
+    segment.write_bytes(octets)
+    log._journal.close()
+    for look in (open_log, read_log):
+        with pytest.raises(LogDamaged) as caught:
+            look(directory)
+        assert str(directory) in str(caught.value)
+        assert segment.name in str(caught.value)
+        assert f"octet {HEADER_SIZE + 24}" in str(caught.value)
+    assert segment.read_bytes() == octets
+
+
+def test_the_last_record_of_a_closed_log_is_not_taken_for_a_torn_one(directory: Path) -> None:
+    log = open_log(directory)
+    log.decide(decision(1))
+    log.close()
+    segment = next(path for path in directory.iterdir() if path.name.startswith("segment"))
+    octets = bytearray(segment.read_bytes())
+    octets[octets.index(decision(1).gtrid)] ^= 1
+    segment.write_bytes(octets)
+    with pytest.raises(LogDamaged):
+        open_log(directory)
+
+
+def test_a_segment_that_is_gone_is_missed(directory: Path) -> None:
+    log = open_log(directory)
+    log.decide(decision(1))
+    log.close()
+    segment = next(path for path in directory.iterdir() if path.name.startswith("segment"))
+    segment.rename(directory.parent / segment.name)
+    with pytest.raises(LogDamaged, match="the segment with the decisions is gone"):
+        open_log(directory)
+    (directory.parent / segment.name).rename(segment)
+    log = open_log(directory)
+    assert list(log.decisions()) == [decision(1)]
+    log.close()
+
+
+def test_a_segment_under_another_name_is_not_taken(directory: Path) -> None:
+    open_log(directory).close()
+    (directory / "segment-0000000000000001").rename(directory / "segment-0000000000000009")
+    with pytest.raises(LogDamaged, match="generation 1"):
+        open_log(directory)
+
+
+def test_that_a_log_was_not_closed_is_said(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = open_log(directory)
+    log.decide(decision(1))
+    log._journal.close()
+    with caplog.at_level(logging.INFO):
+        open_log(directory).close()
+        assert "was not closed" in caplog.text
+        caplog.clear()
+        open_log(directory).close()
+        assert "was not closed" not in caplog.text
+
+
+def test_a_look_from_outside_needs_no_lock_and_changes_nothing(directory: Path) -> None:
+    log = open_log(directory)
+    log.decide(decision(1))
+    log.note_heuristic(heuristic(2))
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    image = read_log(directory)
+    assert (image.node, image.log_id, image.incarnation) == (NODE, log.log_id, 1)
+    assert image.decisions == (decision(1),)
+    assert image.heuristics == (heuristic(2),)
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    log.close()
+
+
+def test_a_look_where_no_log_is(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(LogError, match="there is no decision log here"):
+            read_log(directory)
+
+
+def test_lazy_records_do_not_pile_up() -> None:
+    """A process that only ends what an earlier one decided writes them too, now and then."""
+    disk = Disk()
+    log = FileLog("", NODE, segment_size=1 << 20, files=disk)
+    for sequence in range(5000):
+        log.decide(decision(sequence))
+    forces = disk.forces
+    for sequence in range(5000):
+        log.end(decision(sequence).gtrid)
+    assert 2 <= disk.forces - forces < 20
+    assert len(read_log("", files=disk).decisions) < 2000
+    log.close()
+    assert read_log("", files=disk).decisions == ()
+
+
+def test_a_full_disk_at_the_beginning_makes_no_log() -> None:
+    disk = Disk(capacity=SMALL - 1)
+    with pytest.raises(LogFull, match="no space for a segment of 8192 octets"):
+        FileLog("", NODE, segment_size=SMALL, files=disk)
+    assert not disk.locked
+    assert disk.used == 0
+    disk.capacity = 2 * SMALL
+    log = FileLog("", NODE, segment_size=SMALL, files=disk)
+    assert log.incarnation == 1
+    log.close()
+
+
+def test_a_full_disk_does_not_stop_a_log_whose_transactions_end() -> None:
+    """Everything it needs is taken when it is opened."""
+    disk = Disk(capacity=2 * SMALL)
+    log = FileLog("", NODE, segment_size=SMALL, files=disk)
+    for sequence in range(1000):
+        log.decide(decision(sequence))
+        log.end(decision(sequence).gtrid)
+    log.close()
+
+
+def test_where_the_disk_is_full_a_decision_is_refused_until_there_is_room() -> None:
+    disk = Disk(capacity=2 * SMALL)
+    log = FileLog("", NODE, segment_size=SMALL, files=disk)
+    accepted: list[int] = []
+
+    def decide_on_and_on() -> None:
+        for sequence in range(1000):
+            log.decide(decision(sequence))
+            accepted.append(sequence)
+
+    with pytest.raises(LogFull, match="make room"):
+        decide_on_and_on()
+    refused = accepted[-1] + 1
+    assert len(accepted) > 20
+    with pytest.raises(LogFull):
+        log.decide(decision(refused))
+    assert list(log.decisions()) == [decision(sequence) for sequence in accepted]
+    for sequence in accepted[:10]:
+        log.end(decision(sequence).gtrid)
+    log.decide(decision(refused + 1))
+    expected = [decision(sequence) for sequence in [*accepted[10:], refused + 1]]
+    assert list(log.decisions()) == expected
+    disk.capacity = 1 << 20
+    for sequence in range(2000, 2100):
+        log.decide(decision(sequence))
+    log.close()
+    log = FileLog("", NODE, segment_size=SMALL, files=disk)
+    assert list(log.decisions()) == expected + [decision(sequence) for sequence in range(2000, 2100)]
+    log.close()
+
+
+def test_a_failed_force_stops_the_log_for_good() -> None:
+    disk = Disk()
+    log = FileLog("", NODE, segment_size=SMALL, files=disk)
+    log.decide(decision(1))
+
+    def failing(_: int, what: str) -> None:
+        if what == "force":
+            raise OSError(5, "Input/output error")
+
+    disk.trouble = failing
+    with pytest.raises(LogStopped, match="Input/output error"):
+        log.decide(decision(2))
+    disk.trouble = None
+    steps = disk.steps
+    for call in (lambda: log.decide(decision(3)), log.decisions, lambda: log.decision(gtrid(2)), log.heuristics):
+        with pytest.raises(LogStopped, match="Input/output error"):
+            call()
+    log.close()
+    assert disk.steps == steps, "nothing was tried again"

@@ -1,0 +1,314 @@
+"""FileLog on a disk that fails, runs full or loses power, at every step of a run that touches everything.
+
+`Run` does the same each time: it opens the log, decides, ends, notes and drops, fills several segments, closes
+and opens again; and it keeps what it was told. After the fault the log is opened on what is left of the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tm.log.disk import Disk, PowerCut
+from tests.tm.log.samples import LOG_ID, decision, heuristic
+from tm.log import Branch, Decision, FileLog, Heuristic, LogError, LogFull, LogStopped
+from tm.log.journal import LEAST_SEGMENT_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NODE = "orders-1"
+SMALL = LEAST_SEGMENT_SIZE
+"""So small that a segment holds a few records, and the run needs many."""
+
+
+class Run:
+    """What was asked of a log, and what was answered."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.log: FileLog | None = None
+        self.log_id: bytes | None = None
+        self.incarnation = 0
+        self.asked: dict[bytes, Decision] = {}
+        self.promised: dict[bytes, Decision] = {}
+        self.refused: set[bytes] = set()
+        self.ended: set[bytes] = set()
+        self.noted: dict[Branch, Heuristic] = {}
+        self.unsure: set[Branch] = set()
+        """Branches whose heuristic outcome was being noted or dropped when the run was broken off."""
+
+    def open(self) -> None:
+        log = FileLog("", NODE, segment_size=SMALL, files=self.disk)
+        self.log_id = log.log_id
+        self.incarnation = log.incarnation
+        self.log = log
+
+    def decide(self, made: Decision) -> None:
+        assert self.log is not None
+        self.asked[made.gtrid] = made
+        try:
+            self.log.decide(made)
+        except LogFull:
+            self.refused.add(made.gtrid)
+            raise
+        self.promised[made.gtrid] = made
+
+    def end(self, gtrid: bytes) -> None:
+        assert self.log is not None
+        self.ended.add(gtrid)
+        self.log.end(gtrid)
+
+    def note(self, outcome: Heuristic) -> None:
+        assert self.log is not None
+        self.unsure.add(outcome.branch)
+        self.log.note_heuristic(outcome)
+        self.noted[outcome.branch] = outcome
+        self.unsure.discard(outcome.branch)
+
+    def drop(self, branch: Branch) -> None:
+        assert self.log is not None
+        self.unsure.add(branch)
+        self.log.drop_heuristic(branch)
+        self.noted.pop(branch, None)
+        self.unsure.discard(branch)
+
+    def everything(self) -> None:
+        """The run. What it raises is what the fault raised."""
+        self.open()
+        assert self.log is not None
+        for sequence in range(64):
+            self.decide(decision(sequence, branches=9 + sequence % 3))
+            if sequence not in (3, 40):
+                self.end(decision(sequence).gtrid)
+            if sequence % 8 == 5:
+                self.note(heuristic(sequence))
+            if sequence % 16 == 14:
+                self.drop(heuristic(sequence - 9).branch)
+        self.log.close()
+        self.open()
+        self.decide(decision(100, branches=5))
+        self.log.close()
+
+    def check(self, log: FileLog) -> None:
+        """`log` was opened after the run, and keeps its promises."""
+        told = {made.gtrid: made for made in log.decisions()}
+        for gtrid, made in self.promised.items():
+            assert gtrid in told or gtrid in self.ended, "a decision was lost"
+            assert told.get(gtrid, made) == made
+        for gtrid, made in told.items():
+            assert self.asked.get(gtrid) == made, "a decision that nobody took"
+            assert gtrid not in self.refused, "a decision that was refused"
+        outcomes = {outcome.branch: outcome for outcome in log.heuristics()}
+        for branch in self.noted.keys() | outcomes.keys():
+            if branch not in self.unsure:
+                assert outcomes.get(branch) == self.noted.get(branch)
+        if self.log_id is not None:
+            assert log.log_id == self.log_id
+        assert log.incarnation > self.incarnation
+
+
+def steps_of_a_run() -> int:
+    disk = Disk()
+    run = Run(disk)
+    run.everything()
+    return disk.steps
+
+
+STEPS = steps_of_a_run()
+
+
+def raising(at: int, make: Callable[[], BaseException], *, times: int = 1) -> Callable[[int, str], None]:
+    """A trouble that raises at step `at`, and so many times in all."""
+
+    def trouble(step: int, what: str) -> None:
+        del what
+        if at <= step < at + times:
+            raise make()
+
+    return trouble
+
+
+def reopened(disk: Disk) -> FileLog:
+    disk.locked = False
+    disk.trouble = None
+    disk.capacity = 1 << 30
+    return FileLog("", NODE, segment_size=SMALL, files=disk)
+
+
+def test_the_run_touches_everything() -> None:
+    disk = Disk()
+    seen: set[str] = set()
+    disk.trouble = lambda _, what: seen.add(what)
+    run = Run(disk)
+    run.everything()
+    assert seen == {
+        "create", "write", "written", "force", "forced", "rename", "renamed", "force names", "forced names",
+    }  # fmt: skip
+    assert run.log is not None
+    assert run.log._journal._header.generation >= 5, "opened twice, moved on three times"
+    run.check(reopened(disk))
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_power_cut(step: int) -> None:
+    """At every step, and of what was not forced any part survives."""
+    disk = Disk()
+    disk.trouble = raising(step, PowerCut)
+    run = Run(disk)
+    with pytest.raises(PowerCut):
+        run.everything()
+    for seed in range(10):
+        after = disk.crashed(random.Random(f"{step} {seed}"))
+        log = reopened(after)
+        run.check(log)
+        log.decide(decision(200))
+        survivors = Run(after.crashed(random.Random(seed)))
+        survivors.asked = survivors.promised = {made.gtrid: made for made in log.decisions()}
+        survivors.noted = {outcome.branch: outcome for outcome in log.heuristics()}
+        survivors.log_id, survivors.incarnation = log.log_id, log.incarnation
+        survivors.check(reopened(survivors.disk))
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_input_output_error(step: int) -> None:
+    """A call that fails stops the log: everything after it is refused, and nothing is written any more."""
+    disk = Disk()
+    disk.trouble = raising(step, lambda: OSError(errno.EIO, "Input/output error"))
+    run = Run(disk)
+    try:
+        run.everything()
+    except OSError:
+        assert run.log is None or run.log._closed, "only opening raises what the disk raised"
+        assert not disk.locked
+    except LogStopped:
+        assert run.log is not None
+        steps = disk.steps
+        for call in (lambda: run.decide(decision(99)), run.log.decisions, run.log.heuristics):
+            with pytest.raises(LogStopped, match="Input/output error"):
+                call()
+        run.log.close()
+        assert disk.steps == steps
+        assert not disk.locked
+    run.asked[decision(99).gtrid] = decision(99)
+    for seed in range(5):
+        run.check(reopened(disk.crashed(random.Random(seed))))
+    run.check(reopened(disk))
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_full_disk(step: int) -> None:
+    """A file system that is full at one step: what is refused is refused for good, and the log stays sound."""
+    disk = Disk()
+    disk.trouble = raising(step, lambda: OSError(errno.ENOSPC, "No space left on device"))
+    run = Run(disk)
+    try:
+        run.everything()
+    except LogFull:
+        if run.log is None:
+            run.open()
+        run.decide(decision(101))
+        assert run.log is not None
+        assert run.log.decision(decision(101).gtrid) == decision(101)
+    except (LogStopped, OSError):
+        pass
+    for seed in range(5):
+        run.check(reopened(disk.crashed(random.Random(seed))))
+    run.check(reopened(disk))
+
+
+@pytest.mark.parametrize("capacity", range(SMALL // 2, 8 * SMALL, 512))
+def test_full_disk_with_space_that_comes_and_goes(capacity: int) -> None:
+    """Decisions are refused while there is no space, and taken when there is; nothing of that is mixed up."""
+    rng = random.Random(capacity)
+    disk = Disk()
+    run = Run(disk)
+    run.open()
+    assert run.log is not None
+    alive: list[bytes] = []
+    for sequence in range(150):
+        disk.capacity = rng.choice((0, capacity, 1 << 20))
+        try:
+            run.decide(decision(sequence, branches=rng.choice((1, 2, 20))))
+            alive.append(decision(sequence).gtrid)
+        except LogFull:
+            pass
+        while len(alive) > 25 or (alive and rng.random() < 0.4):
+            run.end(alive.pop(rng.randrange(len(alive))))
+        assert {made.gtrid for made in run.log.decisions()} == set(alive)
+    run.check(reopened(disk.crashed(rng)))
+    run.check(reopened(disk))
+
+
+class Signal(KeyboardInterrupt):
+    """What a signal handler raised, in the main thread, when a system call had returned."""
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_interruption(step: int, times: int) -> None:
+    """Whoever was interrupted while deciding asks the log, and what it answers is what is on disk. Interrupted
+    again and again the log can't tell, and says so."""
+    disk = Disk()
+    disk.trouble = raising(step, Signal, times=times)
+    run = Run(disk)
+    try:
+        run.everything()
+    except Signal:
+        if run.log is None or run.log._closed:
+            run.check(reopened(disk.crashed(random.Random(step))))
+            return
+    assert run.log is not None
+    disk.trouble = None
+    interrupted = [made for gtrid, made in run.asked.items() if gtrid not in run.promised]
+    stopped = run.log._stopped
+    if stopped is not None:
+        assert times > 1 or "closed" in stopped
+        with pytest.raises(LogStopped):
+            run.log.decisions()
+    else:
+        told = run.log.decisions()
+        assert all((made in told) == (run.log.decision(made.gtrid) is not None) for made in interrupted)
+        run.promised.update((made.gtrid, made) for made in told)
+        run.refused.update(made.gtrid for made in interrupted if made not in told)
+        run.decide(decision(99))
+    run.check(reopened(disk.crashed(random.Random(step))))
+    run.check(reopened(disk))
+
+
+def test_an_error_on_closing_still_gives_the_log_free() -> None:
+    disk = Disk()
+    log = FileLog("", NODE, segment_size=SMALL, files=disk)
+    log.decide(decision(1))
+    disk.trouble = raising(disk.steps + 1, lambda: OSError(errno.EIO, "Input/output error"), times=9)
+    log.close()
+    assert not disk.locked
+    assert list(reopened(disk).decisions()) == [decision(1)]
+
+
+def test_the_log_id_and_incarnation_are_durable_before_open_returns() -> None:
+    disk = Disk()
+    seen = 0
+    for seed in range(64):
+        log = FileLog("", NODE, segment_size=SMALL, files=disk, entropy=lambda count: (LOG_ID * count)[:count])
+        assert log.log_id == LOG_ID
+        assert log.incarnation == seen + 1
+        seen = log.incarnation
+        disk = disk.crashed(random.Random(seed))
+
+
+def test_an_error_that_is_none_of_the_log_goes_through() -> None:
+    disk = Disk()
+    disk.trouble = raising(1, lambda: OSError(errno.EACCES, "Permission denied"))
+    with pytest.raises(PermissionError):
+        FileLog("", NODE, segment_size=SMALL, files=disk)
+    with pytest.raises(LogError):
+        FileLog("", NODE, segment_size=SMALL, files=_locked(disk))
+
+
+def _locked(disk: Disk) -> Disk:
+    disk.locked = True
+    return disk

@@ -1,0 +1,95 @@
+"""The reference resource manager in another process: served, used, and its client killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from xa import TMASYNC, TMSTARTRSCAN, TMSUCCESS, Code, Handle, ResourceUnavailable, XaMisuse, Xid
+from xa.reference import KeyLocked, ReferenceStore
+from xa.reference.remote import ReferenceServer, RemoteReference
+from xa.tables import BranchState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KEY = b"a key of this test's"
+ONE, TWO = Xid(1, b"global", b"one"), Xid(1, b"global", b"two")
+
+
+@pytest.fixture
+def store() -> ReferenceStore:
+    return ReferenceStore("served")
+
+
+@pytest.fixture
+def address(tmp_path: Path, store: ReferenceStore) -> Iterator[str]:
+    server = ReferenceServer({"served": store}, str(tmp_path / "socket"), KEY)
+    yield str(tmp_path / "socket")
+    server.close()
+
+
+def _opened(address: str) -> RemoteReference:
+    remote = RemoteReference(address, KEY, "served")
+    remote.open("reference://served", 1)
+    return remote
+
+
+def test_a_branch_is_committed_through_it(address: str, store: ReferenceStore) -> None:
+    remote = _opened(address)
+    remote.start(ONE, 1)
+    remote.session(1).write("key", "value")
+    assert remote.session(1).read("key") == "value"
+    remote.end(ONE, 1, TMSUCCESS)
+    handle = remote.prepare(ONE, 1, TMASYNC)
+    assert isinstance(handle, Handle)
+    assert remote.complete(handle, 1).code is Code.XA_OK
+    assert remote.recover(1, TMSTARTRSCAN) == [ONE]
+    assert remote.commit(ONE, 1) is Code.XA_OK
+    assert store.data == {"key": "value"}
+
+
+def test_errors_come_through(address: str) -> None:
+    remote = _opened(address)
+    with pytest.raises(XaMisuse) as refused:
+        remote.session(1).write("key", 1)
+    assert refused.value.code is Code.XAER_PROTO
+    remote.start(ONE, 1)
+    remote.session(1).write("key", 1)
+    remote.end(ONE, 1, TMSUCCESS)
+    remote.prepare(ONE, 1)
+    remote.start(TWO, 1)
+    with pytest.raises(KeyLocked):
+        remote.session(1).write("key", 2)
+
+
+def test_nobody_there_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(ResourceUnavailable):
+        _opened(str(tmp_path / "nobody"))
+
+
+def _work_and_die(address: str) -> None:
+    remote = _opened(address)
+    for xid in (ONE, TWO):
+        remote.start(xid, 1)
+        remote.session(1).write(xid.bqual.decode(), 1)
+        remote.end(xid, 1, TMSUCCESS)
+    remote.prepare(ONE, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_client_prepared_stays_and_the_rest_lets_go(address: str, store: ReferenceStore) -> None:
+    child = multiprocessing.get_context("spawn").Process(target=_work_and_die, args=(address,))
+    child.start()
+    child.join()
+    remote = _opened(address)
+    while store.locked_keys.get("two") is not None:  # the server hears of the death in a moment
+        remote.recover(1, TMSTARTRSCAN)
+    assert store.branches[ONE] is BranchState.S3
+    assert remote.commit(ONE, 1) is Code.XA_OK
+    assert store.data == {"one": 1}

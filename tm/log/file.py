@@ -1,0 +1,275 @@
+"""FileLog: the decision log on this node's disk. Group commit over a `Journal`.
+
+How a record becomes durable, with nothing but locks:
+
+1. Under the mutex the record joins the batch that is being filled.
+2. Whoever comes first through the batch's gate is its leader; the others of the batch wait at the gate.
+3. The leader waits for the disk, where the batch before is being forced; meanwhile others join the batch.
+4. Once it has the disk, the leader closes the batch (the next one is being filled from now on), writes and
+   forces it as one frame, makes its records visible, notes the outcome, and gives the disk to the next leader.
+5. The gate lets the others through one after the other: they look whether the batch has its outcome, which it
+   has, unless the leader was interrupted. Then the next one is the leader, and writes the same batch again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from tm.log.decision import Branch, Decision, Heuristic, LogError, LogFull, LogStopped
+from tm.log.files import Files, PosixFiles
+from tm.log.journal import Journal
+from tm.log.records import (
+    branch_key,
+    decode_decision,
+    decode_heuristic,
+    encode_decision,
+    encode_end,
+    encode_heuristic,
+    encode_heuristic_dropped,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xa import Gtrid
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+SEGMENT_SIZE: Final = 4 << 20
+LAZY_SIZE: Final = 64 << 10
+"""So many octets of lazy records wait in memory before they are written without a decision among them."""
+
+_Change = tuple[dict[bytes, bytes], bytes, bytes | None]
+"""Table of the state, key, and the record for it, or None to take it out."""
+
+
+class _Fate(Enum):
+    """What became of a batch, where it was no error."""
+
+    OPEN = "not settled yet"
+    FORCED = "durable"
+
+
+class _Batch:
+    """Records that are written together, and what became of them."""
+
+    __slots__ = ("gate", "outcome", "records", "size")
+
+    def __init__(self) -> None:
+        self.records: list[tuple[bytes, _Change | None]] = []
+        self.size = 0
+        self.gate = threading.Lock()
+        self.outcome: _Fate | LogError = _Fate.OPEN
+
+
+class FileLog:
+    """A `DecisionLog` in a directory of its own, which one process holds at a time.
+
+    Opened by construction: LogLocked, LogDamaged, LogFull as their docstrings say, LogError when the directory
+    is another node's. `entropy(n)` gives n random octets.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        node: str,
+        *,
+        segment_size: int = SEGMENT_SIZE,
+        files: Files | None = None,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._journal = Journal(files or PosixFiles(directory), node, segment_size, entropy)
+        self._state = self._journal.state
+        self._mutex = threading.Lock()
+        self._disk = threading.Lock()
+        self._filling = _Batch()
+        self._stopped: str | None = None
+        self._closed = False
+        _OPEN.add(self)
+
+    @property
+    def node(self) -> str:
+        """As `DecisionLog.node`."""
+        return self._journal.node
+
+    @property
+    def log_id(self) -> bytes:
+        """As `DecisionLog.log_id`."""
+        return self._journal.log_id
+
+    @property
+    def incarnation(self) -> int:
+        """As `DecisionLog.incarnation`."""
+        return self._journal.incarnation
+
+    def owns(self, gtrid: Gtrid) -> bool:
+        """As `DecisionLog.owns`. A gtrid of a later incarnation tells that this is an old copy of the log."""
+        return gtrid.log_id == self.log_id and gtrid.node == self.node and gtrid.incarnation <= self.incarnation
+
+    def decide(self, decision: Decision) -> None:
+        """As `DecisionLog.decide`."""
+        record = encode_decision(decision)
+        self._commit(record, (self._state.decisions, decision.gtrid, record))
+
+    def end(self, gtrid: bytes) -> None:
+        """As `DecisionLog.end`. Visible at once; written with the next forced record, or when many wait."""
+        record = encode_end(gtrid)
+        with self._mutex:
+            if self._state.decisions.pop(gtrid, None) is None or self._stopped is not None:
+                return
+            batch = self._filling
+            batch.records.append((record, None))
+            batch.size += len(record)
+        if batch.size >= LAZY_SIZE:
+            self._settle(batch)
+
+    def note_heuristic(self, heuristic: Heuristic) -> None:
+        """As `DecisionLog.note_heuristic`."""
+        record = encode_heuristic(heuristic)
+        self._commit(record, (self._state.heuristics, branch_key(heuristic.branch), record))
+
+    def drop_heuristic(self, branch: Branch) -> None:
+        """As `DecisionLog.drop_heuristic`."""
+        self._commit(encode_heuristic_dropped(branch), (self._state.heuristics, branch_key(branch), None))
+
+    def decision(self, gtrid: bytes) -> Decision | None:
+        """As `DecisionLog.decision`."""
+        with self._mutex:
+            self._check()
+            record = self._state.decisions.get(gtrid)
+        return None if record is None else decode_decision(record)
+
+    def decisions(self) -> Sequence[Decision]:
+        """As `DecisionLog.decisions`."""
+        with self._mutex:
+            self._check()
+            records = list(self._state.decisions.values())
+        return [decode_decision(record) for record in records]
+
+    def heuristics(self) -> Sequence[Heuristic]:
+        """As `DecisionLog.heuristics`."""
+        with self._mutex:
+            self._check()
+            records = list(self._state.heuristics.values())
+        return [decode_heuristic(record) for record in records]
+
+    def close(self) -> None:
+        """As `DecisionLog.close`. Writes what is lazy, and an empty frame behind it (see `tm.log.segment`)."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+            batch = self._filling
+        try:
+            self._settle(batch)
+        finally:
+            with self._disk:
+                self._close_journal()
+
+    def _close_journal(self) -> None:
+        try:
+            if self._stopped is None:
+                self._journal.append(b"", self._records)
+        except (OSError, LogFull) as error:
+            _LOGGER.warning("the decision log of %s could not be closed properly: %s", self.node, error)
+        finally:
+            self._stop("it was closed")
+            self._journal.close()
+
+    # --- Group commit -------------------------------------------------------------------------------------
+    def _commit(self, record: bytes, change: _Change) -> None:
+        batch = None
+        try:
+            with self._mutex:
+                self._check()
+                batch = self._filling
+                batch.records.append((record, change))
+            outcome = self._settle(batch)
+        except LogError:
+            raise
+        except BaseException:
+            if batch is not None:
+                self._settle_interrupted(batch)
+            raise
+        if isinstance(outcome, LogError):
+            raise type(outcome)(*outcome.args) from outcome
+
+    def _settle(self, batch: _Batch) -> _Fate | LogError:
+        """Steps 2 to 5: the outcome of `batch`."""
+        with batch.gate:
+            if batch.outcome is _Fate.OPEN:
+                with self._disk:
+                    self._write(batch)
+        return batch.outcome
+
+    def _settle_interrupted(self, batch: _Batch) -> None:
+        """This thread was interrupted by a signal while its record is somewhere on its way. It is settled all
+        the same, so that `decision` can tell what became of it; if that is interrupted as well, the log stops."""
+        try:
+            self._settle(batch)
+        except BaseException as error:
+            self._stop(f"a thread was interrupted twice while it forced a record ({type(error).__name__})")
+            raise
+
+    def _write(self, batch: _Batch) -> None:
+        """Step 4, with the disk in hand."""
+        with self._mutex:
+            if self._filling is batch:
+                self._filling = _Batch()
+            if self._stopped is not None:
+                batch.outcome = LogStopped(self._stopped)
+                return
+        try:
+            self._journal.append(b"".join([record for record, _ in batch.records]), self._records)
+        except LogFull as error:
+            batch.outcome = error
+            return
+        except OSError as error:
+            self._stop(f"a write or a force failed: {error}")
+            batch.outcome = LogStopped(self._stopped)
+            return
+        with self._mutex:
+            for _, change in batch.records:
+                if change is not None:
+                    table, key, record = change
+                    if record is None:
+                        table.pop(key, None)
+                    else:
+                        table[key] = record
+            batch.outcome = _Fate.FORCED
+
+    def _records(self) -> list[bytes]:
+        with self._mutex:
+            return self._state.records()
+
+    # --- Stopping -----------------------------------------------------------------------------------------
+    def _check(self) -> None:
+        if self._stopped is not None:
+            raise LogStopped(self._stopped)
+
+    def _stop(self, reason: str) -> None:
+        if self._stopped is None:
+            self._stopped = reason
+
+    def _forget_after_fork(self) -> None:
+        """In a child process: the log stays the parent's, whatever its threads were doing."""
+        self._mutex, self._disk = threading.Lock(), threading.Lock()
+        self._closed = True
+        self._stop("this process is a fork of the one that opened the log")
+        self._journal.disown()
+
+
+_OPEN: Final[weakref.WeakSet[FileLog]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for log in _OPEN:
+        log._forget_after_fork()  # noqa: SLF001 — the hook belongs to the class
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,247 @@
+"""The disk under a FileLog: a folder whose files are forced. `PosixFiles` is the real one."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tm.log.decision import LogLocked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+BLOCK: Final = 4096
+
+_DSYNC: Final[int] = getattr(os, "RWF_DSYNC", 0)
+_FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
+_NO_DSYNC: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+
+
+class File(Protocol):
+    """An open file. Any call may raise OSError."""
+
+    def size(self) -> int:
+        """Octets in the file."""
+        ...
+
+    def write(self, offset: int, octets: bytes) -> None:
+        """Writes all of `octets`, forces nothing."""
+        ...
+
+    def write_forced(self, offset: int, octets: bytes) -> None:
+        """Writes all of `octets`, which are durable on return. What was written unforced before need not be."""
+        ...
+
+    def force(self) -> None:
+        """Everything written, and the size, is durable on return."""
+        ...
+
+    def close(self) -> None:
+        """Ends the use of the file."""
+        ...
+
+
+class Lock(Protocol):
+    """A folder that is held."""
+
+    def release(self) -> None:
+        """Lets others have it."""
+        ...
+
+    def disown(self) -> None:
+        """In a fork of the holder: the folder stays the parent's, for as long as that holds it."""
+        ...
+
+
+class Files(Protocol):
+    """A folder. Any call may raise OSError; a name is that of a file in it."""
+
+    def lock(self) -> Lock:
+        """Holds the folder for this process, until released or the process ends; the folder is made when it is
+        not there. LogLocked names who has it."""
+        ...
+
+    def names(self) -> Sequence[str]:
+        """The names of the files."""
+        ...
+
+    def create(self, name: str) -> File:
+        """A new, empty file, in the place of another of that name."""
+        ...
+
+    def open(self, name: str) -> File:
+        """The file, for writing."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """All octets of a file."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Gives a file another name."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Removes a file."""
+        ...
+
+    def force_names(self) -> None:
+        """Every creation, renaming and removal so far is durable on return."""
+        ...
+
+
+class PosixFiles:
+    """`Files` in a directory of a POSIX file system, whose parent is there."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self._directory = Path(directory).absolute()
+
+    def __str__(self) -> str:
+        return str(self._directory)
+
+    def lock(self) -> PosixLock:
+        """As `Files.lock`."""
+        if not self._directory.is_dir():
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            _force_directory(self._directory.parent)
+        return PosixLock(self._directory / "lock")
+
+    def names(self) -> Sequence[str]:
+        """As `Files.names`."""
+        return [path.name for path in self._directory.iterdir()]
+
+    def create(self, name: str) -> PosixFile:
+        """As `Files.create`."""
+        return PosixFile(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    def open(self, name: str) -> PosixFile:
+        """As `Files.open`."""
+        return PosixFile(self._directory / name, os.O_WRONLY)
+
+    def read(self, name: str) -> bytes:
+        """As `Files.read`."""
+        return (self._directory / name).read_bytes()
+
+    def rename(self, old: str, new: str) -> None:
+        """As `Files.rename`."""
+        (self._directory / old).rename(self._directory / new)
+
+    def remove(self, name: str) -> None:
+        """As `Files.remove`."""
+        (self._directory / name).unlink()
+
+    def force_names(self) -> None:
+        """As `Files.force_names`."""
+        _force_directory(self._directory)
+
+
+class PosixFile:
+    """`File` over a descriptor."""
+
+    __slots__ = ("_descriptor", "_dsync", "_handle")
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._handle = _open(path, flags)
+        self._descriptor = self._handle.fileno()
+        self._dsync = bool(_DSYNC)
+
+    def size(self) -> int:
+        """As `File.size`."""
+        return os.fstat(self._descriptor).st_size
+
+    def write(self, offset: int, octets: bytes) -> None:
+        """As `File.write`. A block at a time: a page cache that made large units of a large write would have
+        much to go through at each small write into them afterwards (measured: a third of the forces a second)."""
+        view = memoryview(octets)
+        for start in range(0, len(octets), BLOCK):
+            _write(self._descriptor, offset + start, view[start : start + BLOCK])
+
+    def write_forced(self, offset: int, octets: bytes) -> None:
+        """As `File.write_forced`; one system call where the system can."""
+        if self._dsync:
+            try:
+                written = os.pwritev(self._descriptor, (octets,), offset, _DSYNC)
+            except OSError as error:
+                if error.errno not in _NO_DSYNC:
+                    raise
+                self._dsync = False
+            else:
+                if written == len(octets):
+                    return
+                offset, octets = offset + written, octets[written:]
+        _write(self._descriptor, offset, memoryview(octets))
+        _force_data(self._descriptor)
+
+    def force(self) -> None:
+        """As `File.force`."""
+        _force(self._descriptor)
+
+    def close(self) -> None:
+        """As `File.close`."""
+        self._handle.close()
+
+
+class PosixLock:
+    """`Lock` by flock on a file that says who holds it. The file stays: removing it would let two hold it."""
+
+    def __init__(self, path: Path) -> None:
+        self._handle = _open(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = self._handle.read(400).decode(errors="replace").strip()
+            self._handle.close()
+            raise LogLocked(
+                f"the decision log {path.parent} is in use by {holder or 'another process'}: stop that one first, "
+                f"or give this one a log (and a node id) of its own"
+            ) from None
+        with suppress(OSError):  # on a full disk it is held all the same, and nobody learns by whom
+            self._handle.truncate(0)
+            self._handle.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def release(self) -> None:
+        """As `Lock.release`."""
+        fcntl.flock(self._handle, fcntl.LOCK_UN)
+        self._handle.close()
+
+    def disown(self) -> None:
+        """As `Lock.disown`. Left open, the descriptor would hold the lock for longer than the parent lives."""
+        self._handle.close()
+
+
+def _open(path: Path, flags: int) -> io.FileIO:
+    return io.FileIO(os.open(path, flags | os.O_CLOEXEC, 0o600), "r+" if flags & os.O_RDWR else "w")
+
+
+def _write(descriptor: int, offset: int, view: memoryview) -> None:
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        offset, view = offset + written, view[written:]
+
+
+def _force(descriptor: int) -> None:
+    if _FULL_SYNC is not None:
+        fcntl.fcntl(descriptor, _FULL_SYNC)
+    else:
+        os.fsync(descriptor)
+
+
+def _force_data(descriptor: int) -> None:
+    if _FULL_SYNC is not None:
+        fcntl.fcntl(descriptor, _FULL_SYNC)
+    else:
+        os.fdatasync(descriptor)
+
+
+def _force_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _force(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,274 @@
+"""The segments of a FileLog in their folder: which is the current one, how the log moves to the next, and how it
+is opened. Layout of a segment: `tm.log.segment`. Not safe to use from two threads at once.
+
+The folder holds
+
+    segment-…   named by generation. The one with the highest is the log; others are left over and of no interest.
+    spare       a file that becomes the next segment, with whatever was in it before
+    making      a file that is not ready yet; of no interest
+    lock        who holds the folder
+
+Moving to the next segment, when the current one is full or the log is opened:
+
+1. The spare is made sure to be large enough, which is where a full disk shows.
+2. Header and state are written into the spare and forced.
+3. It gets its name, and the folder is forced: this is the moment at which the log moves.
+4. The former segment becomes the spare. If it is smaller than the current one, a larger one takes its place:
+   then a disk that runs full does no harm, unless there is more and more to keep.
+
+So the log takes the space of two files, however long it runs, and they are some times as large as its state. A
+crash leaves the former segment current, or the new one with all that was in the former.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from tm.log.decision import LogDamaged, LogError, LogFull
+from tm.log.records import RecordError, decode
+from tm.log.segment import (
+    FRAME_OVERHEAD,
+    HEADER_SIZE,
+    Contents,
+    Header,
+    SegmentDamaged,
+    encode_frame,
+    encode_header,
+    read_segment,
+)
+from tm.log.state import LogState
+from xa import check_node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tm.log.files import File, Files
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+SPARE: Final = "spare"
+MAKING: Final = "making"
+MARK_SIZE: Final = 8
+LOG_ID_SIZE: Final = 8
+LEAST_SEGMENT_SIZE: Final = HEADER_SIZE + 1024
+STATE_SHARE: Final = 4
+"""A segment is made at least so many times as large as the state it begins with, so that copying the state is
+a small part of what is written."""
+
+_SEGMENT: Final = re.compile(r"segment-(\d{16})", re.ASCII)
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class Journal:
+    """An open journal: `append` makes a payload of records durable.
+
+    `state` is what the log said when it was opened. OSError from `append` means that the journal must not be
+    used any more. An `append` that was interrupted by a signal can be repeated.
+    """
+
+    def __init__(self, files: Files, node: str, segment_size: int, entropy: Callable[[int], bytes]) -> None:
+        self._files = files
+        if segment_size < LEAST_SEGMENT_SIZE:
+            raise ValueError(f"segment_size is {segment_size}: a segment has at least {LEAST_SEGMENT_SIZE} octets")
+        self._segment_size = segment_size
+        self._entropy = entropy
+        self.node = check_node(node)
+        self.state = LogState()
+        self._lock = files.lock()
+        self._file: File | None = None
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, payload: bytes, state: Callable[[], list[bytes]]) -> None:
+        """Writes and forces one frame. `state()` gives the records that the next segment begins with, should it
+        be time for that. LogFull: nothing was written."""
+        if self._end + FRAME_OVERHEAD + len(payload) > self._header.size:
+            self._move(b"".join(state()), len(payload))
+        frame = encode_frame(self._header.mark, self._end, payload)
+        assert self._file is not None  # noqa: S101 — from the constructor to `close`
+        self._file.write_forced(self._end, frame)  # the force that makes decisions durable
+        self._end += len(frame)
+
+    def close(self) -> None:
+        """Lets others have the folder."""
+        self._close_file()
+        self._lock.release()
+
+    def disown(self) -> None:
+        """In a fork of the process that opened the journal: leaves it to the parent."""
+        self._close_file()
+        self._lock.disown()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @property
+    def log_id(self) -> bytes:
+        """As `DecisionLog.log_id`."""
+        return self._header.log_id
+
+    @property
+    def incarnation(self) -> int:
+        """As `DecisionLog.incarnation`."""
+        return self._header.incarnation
+
+    # --- Opening ------------------------------------------------------------------------------------------
+    def _open(self) -> None:
+        names = self._files.names()
+        if MAKING in names:
+            self._files.remove(MAKING)
+        generations = segment_generations(names)
+        if generations:
+            self._reopen(generations)
+        elif SPARE in names:
+            raise LogDamaged(
+                f"{self._files}: there is a spare file but no segment, so the segment with the decisions is gone. "
+                f"Put it back; in a log made anew, branches of this one would never be resolved"
+            )
+        else:
+            self._header = Header(b"", 0, 0, self._entropy(LOG_ID_SIZE), 0, self.node)
+            self._make(MAKING, self._size_for(0))
+            self._begin(MAKING, b"")
+        if SPARE not in self._files.names():
+            self._make_spare(self._header.size)
+
+    def _reopen(self, generations: list[int]) -> None:
+        contents = read_current(self._files, generations[-1], self.state)
+        self._header = contents.header
+        if self._header.node != self.node:
+            raise LogError(
+                f"{self._files} is the decision log of node {self._header.node!r}, not of {self.node!r}: "
+                f"open it with that node id, or give {self.node!r} a folder of its own"
+            )
+        if contents.payloads[-1]:
+            _LOGGER.warning("%s was not closed; its last forced record ends at %d", self._files, contents.end)
+        for generation in generations[:-1]:
+            self._files.remove(segment_name(generation))
+        self._move(b"".join(self.state.records()), 0)
+
+    # --- Moving to the next segment -----------------------------------------------------------------------
+    def _move(self, state: bytes, room: int) -> None:
+        """Steps 1 to 4; the next segment has space for `room` octets of payload."""
+        self._ready_spare(2 * FRAME_OVERHEAD + len(state) + room)
+        former_file, former = self._file, segment_name(self._header.generation)
+        self._begin(SPARE, state)
+        if former_file is not None:
+            former_file.close()
+        self._files.rename(former, SPARE)
+        if self._spare_size() < self._header.size:
+            with suppress(LogFull):  # the smaller one will do for a while
+                self._make_spare(self._header.size)
+
+    def _begin(self, name: str, state: bytes) -> None:
+        """Steps 2 and 3, with the file `name`. The incarnation counts up when no segment was open yet."""
+        file = self._files.open(name)
+        header = Header(
+            self._entropy(MARK_SIZE),
+            self._header.generation + 1,
+            file.size(),
+            self._header.log_id,
+            self._header.incarnation + (self._file is None),
+            self.node,
+        )
+        frame = encode_frame(header.mark, HEADER_SIZE, state)
+        try:
+            file.write_forced(0, encode_header(header) + frame)
+            self._files.rename(name, segment_name(header.generation))
+            self._files.force_names()
+        except BaseException:
+            file.close()
+            raise
+        self._file, self._header, self._end = file, header, HEADER_SIZE + len(frame)
+
+    def _ready_spare(self, content: int) -> None:
+        """Step 1: a spare of a good size for `content` octets behind the header, or for lack of space one that is
+        just large enough; else LogFull."""
+        size = self._size_for(content)
+        actual = self._spare_size()
+        if size <= actual < 4 * size:
+            return
+        try:
+            self._make_spare(size)
+        except LogFull:
+            if actual < HEADER_SIZE + content:
+                raise
+
+    def _spare_size(self) -> int:
+        if SPARE not in self._files.names():
+            return 0
+        file = self._files.open(SPARE)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _size_for(self, content: int) -> int:
+        size = self._segment_size
+        while size - HEADER_SIZE < STATE_SHARE * content:
+            size *= 2
+        return size
+
+    def _make_spare(self, size: int) -> None:
+        self._make(MAKING, size)
+        self._files.rename(MAKING, SPARE)
+
+    def _make(self, name: str, size: int) -> None:
+        """A file full of zeros. They are written, not only allocated: otherwise the file system has to note at
+        the first write to each block that it is in use, and a force has to wait for that note as well."""
+        file = self._files.create(name)
+        try:
+            file.write(0, bytes(size))
+            file.force()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            with suppress(OSError):
+                self._files.remove(name)
+            raise self._full(size) from error
+        finally:
+            file.close()
+
+    def _full(self, size: int) -> LogFull:
+        return LogFull(f"{self._files}: there is no space for a segment of {size} octets; make room and try again")
+
+
+def segment_name(generation: int) -> str:
+    """The file name of a segment."""
+    return f"segment-{generation:016d}"
+
+
+def segment_generations(names: Iterable[str]) -> list[int]:
+    """The generations of the segments among `names`, in ascending order."""
+    return sorted(int(match[1]) for name in names if (match := _SEGMENT.fullmatch(name)))
+
+
+def read_current(files: Files, generation: int, state: LogState) -> Contents:
+    """Reads the segment `generation` and applies its records to `state`. LogDamaged says file and offset."""
+    name = segment_name(generation)
+    octets = files.read(name)
+    try:
+        contents = read_segment(octets)
+        if contents.header.generation != generation:
+            raise SegmentDamaged(0, f"its header is that of generation {contents.header.generation}")  # noqa: TRY301
+        for payload in contents.payloads:
+            for record in decode(payload):
+                state.apply(record)
+    except SegmentDamaged as damage:
+        raise LogDamaged(
+            f"{files}: {name} is damaged at octet {damage.offset}: {damage}. It is not opened, because decisions "
+            f"may be lost; restore the folder as it was when the log last ran, or resolve its branches by hand"
+        ) from damage
+    except RecordError as error:
+        raise LogDamaged(
+            f"{files}: {name} holds what this version can't read ({error}); was it written by a newer one?"
+        ) from error
+    return contents

@@ -1,0 +1,70 @@
+"""A look at a FileLog from outside, while its holder may be at work: `read_log` takes no lock and writes nothing.
+
+1. Read the segment with the highest generation.
+2. If it still has its name after that, it was not used anew meanwhile; otherwise begin again.
+3. If it looks damaged, a write may have come between: begin again. It is damaged if it looks the same twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tm.log.decision import Decision, Heuristic, LogDamaged, LogError
+from tm.log.files import Files, PosixFiles
+from tm.log.journal import read_current, segment_generations
+from tm.log.records import decode_decision, decode_heuristic
+from tm.log.state import LogState
+
+if TYPE_CHECKING:
+    import os
+
+ATTEMPTS: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LogImage:
+    """What a log said at one moment. A decision that has ended may still be among `decisions`: its END is
+    written later."""
+
+    node: str
+    log_id: bytes
+    incarnation: int
+    decisions: tuple[Decision, ...]
+    heuristics: tuple[Heuristic, ...]
+
+
+def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -> LogImage:
+    """The log in `directory` as it stands on disk. LogError when there is none, LogDamaged when it is damaged."""
+    files = files or PosixFiles(directory)
+    damage = ""
+    for _ in range(ATTEMPTS):
+        generations = _generations(files)
+        if not generations:
+            raise LogError(f"{files}: there is no decision log here")
+        state = LogState()
+        try:
+            header = read_current(files, generations[-1], state).header
+        except FileNotFoundError:
+            continue
+        except LogDamaged as error:
+            if str(error) == damage:
+                raise
+            damage = str(error)
+            continue
+        if generations[-1] in _generations(files):
+            return LogImage(
+                header.node,
+                header.log_id,
+                header.incarnation,
+                tuple(decode_decision(record) for record in state.decisions.values()),
+                tuple(decode_heuristic(record) for record in state.heuristics.values()),
+            )
+    raise LogError(f"{files}: the log changes faster than it can be read; try again")
+
+
+def _generations(files: Files) -> list[int]:
+    try:
+        return segment_generations(files.names())
+    except FileNotFoundError:
+        return []

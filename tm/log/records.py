@@ -1,0 +1,182 @@
+"""The records of a decision log as octets; FileLog and SqlLog keep the same.
+
+A record is one octet for its kind and a body; integers are big-endian, texts UTF-8, and a "short" is one octet
+for the length and so many octets:
+
+    1 DECISION            short gtrid, branch count (2), and for each branch
+                          short resource, format id (4), short gtrid, short bqual;
+                          a branch's gtrid of length 0 stands for the decision's
+    2 END                 short gtrid
+    3 HEURISTIC           XA code (1), short resource, format id (4), short gtrid, short bqual
+    4 HEURISTIC DROPPED   short resource, format id (4), short gtrid, short bqual
+
+Octets are records if and only if they divide into such records without a rest. Whether they are what was once
+written is for the frame around them to tell.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tm.log.decision import Branch, Decision, Heuristic
+from xa import HEURISTIC_CODES, Code, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DECISION: Final = 1
+END: Final = 2
+HEURISTIC: Final = 3
+HEURISTIC_DROPPED: Final = 4
+
+MAX_RESOURCE: Final = 255
+"""Octets of a resource manager's name."""
+MAX_BRANCHES: Final = 0xFFFF
+
+_FORMAT_ID: Final = struct.Struct(">I")
+_COUNT: Final = struct.Struct(">H")
+
+
+class RecordError(ValueError):
+    """Octets that are no records."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Every branch of `gtrid` is finished."""
+
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeuristicDropped:
+    """The heuristic outcome of `branch` is no longer of interest."""
+
+    branch: Branch
+
+
+Record = Decision | End | Heuristic | HeuristicDropped
+
+
+def encode_decision(decision: Decision) -> bytes:
+    """The DECISION record; ValueError for what can't be one."""
+    gtrid, branches = decision.gtrid, decision.branches
+    if not 1 <= len(gtrid) <= 64 or len(branches) > MAX_BRANCHES:
+        raise ValueError(f"a decision has a gtrid of 1 to 64 octets and at most {MAX_BRANCHES} branches: {decision}")
+    parts = [bytes((DECISION, len(gtrid))), gtrid, _COUNT.pack(len(branches))]
+    for branch in branches:
+        xid = branch.xid
+        parts.append(_branch(branch.resource, xid, b"" if xid.gtrid == gtrid else xid.gtrid))
+    return b"".join(parts)
+
+
+def encode_end(gtrid: bytes) -> bytes:
+    """The END record."""
+    return bytes((END, len(gtrid))) + gtrid
+
+
+def encode_heuristic(heuristic: Heuristic) -> bytes:
+    """The HEURISTIC record; ValueError for what can't be one."""
+    if heuristic.code not in HEURISTIC_CODES:
+        raise ValueError(f"{heuristic.code.name} is not a heuristic outcome")
+    return bytes((HEURISTIC, heuristic.code)) + branch_key(heuristic.branch)
+
+
+def encode_heuristic_dropped(branch: Branch) -> bytes:
+    """The HEURISTIC DROPPED record."""
+    return bytes((HEURISTIC_DROPPED,)) + branch_key(branch)
+
+
+def branch_key(branch: Branch) -> bytes:
+    """A branch with its whole xid, as octets that tell it from every other."""
+    return _branch(branch.resource, branch.xid, branch.xid.gtrid)
+
+
+def _branch(resource: str, xid: Xid, gtrid: bytes) -> bytes:
+    if xid.is_null:
+        raise ValueError(f"the null xid names no branch (resource manager {resource})")
+    name = resource.encode()
+    if len(name) > MAX_RESOURCE:
+        raise ValueError(f"the name of resource manager {resource!r} has more than {MAX_RESOURCE} octets")
+    bqual = xid.bqual
+    return b"%c%b%b%c%b%c%b" % (
+        len(name),
+        name,
+        _FORMAT_ID.pack(xid.format_id),
+        len(gtrid),
+        gtrid,
+        len(bqual),
+        bqual,
+    )
+
+
+def decode(octets: bytes) -> Iterator[Record]:
+    """The records in `octets`; RecordError for octets that are none."""
+    at = 0
+    while at < len(octets):
+        try:
+            record, at = _record(octets, at)
+        except (ValueError, IndexError, struct.error) as error:
+            raise RecordError(f"no record at octet {at}: {error}") from error
+        yield record
+
+
+def decode_decision(octets: bytes) -> Decision:
+    """The one DECISION record in `octets`; RecordError for anything else."""
+    records = list(decode(octets))
+    if len(records) != 1 or not isinstance(records[0], Decision):
+        raise RecordError("not one decision")
+    return records[0]
+
+
+def decode_heuristic(octets: bytes) -> Heuristic:
+    """The one HEURISTIC record in `octets`; RecordError for anything else."""
+    records = list(decode(octets))
+    if len(records) != 1 or not isinstance(records[0], Heuristic):
+        raise RecordError("not one heuristic outcome")
+    return records[0]
+
+
+def _record(octets: bytes, at: int) -> tuple[Record, int]:
+    kind = octets[at]
+    if kind == DECISION:
+        return _decision(octets, at + 1)
+    if kind == END:
+        gtrid, at = _short(octets, at + 1)
+        return End(gtrid), at
+    if kind == HEURISTIC:
+        code = Code(octets[at + 1])
+        branch, at = _decode_branch(octets, at + 2, b"")
+        return Heuristic(branch, code), at
+    if kind == HEURISTIC_DROPPED:
+        branch, at = _decode_branch(octets, at + 1, b"")
+        return HeuristicDropped(branch), at
+    raise ValueError(f"kind {kind} is unknown")
+
+
+def _decision(octets: bytes, at: int) -> tuple[Decision, int]:
+    gtrid, at = _short(octets, at)
+    (count,) = _COUNT.unpack_from(octets, at)
+    at += _COUNT.size
+    branches = []
+    for _ in range(count):
+        branch, at = _decode_branch(octets, at, gtrid)
+        branches.append(branch)
+    return Decision(gtrid, tuple(branches)), at
+
+
+def _decode_branch(octets: bytes, at: int, default_gtrid: bytes) -> tuple[Branch, int]:
+    name, at = _short(octets, at)
+    (format_id,) = _FORMAT_ID.unpack_from(octets, at)
+    gtrid, at = _short(octets, at + _FORMAT_ID.size)
+    bqual, at = _short(octets, at)
+    return Branch(name.decode(), Xid(format_id, gtrid or default_gtrid, bqual)), at
+
+
+def _short(octets: bytes, at: int) -> tuple[bytes, int]:
+    end = at + 1 + octets[at]
+    if end > len(octets):
+        raise ValueError("it is cut off")
+    return octets[at + 1 : end], end
