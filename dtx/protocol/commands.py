@@ -188,7 +188,7 @@ UINT: Final = plain("uint", Uint, int)
 BINARY: Final = plain("binary", bytes, _same)
 TXN_ID: Final = plain("txn-id", bytes, _same, _txn_id_check)
 
-_XID: Final = composite(
+XID_TYPE: Final = composite(
     _XidFields,
     "xid",
     0x01,
@@ -198,12 +198,12 @@ _XID: Final = composite(
         Field("branch-id", BINARY, b""),
     ),
 )
-_XID_FIELDS: Final = nested(_XID)
+_XID_FIELDS: Final = nested(XID_TYPE)
 
 
 def xid_to_wire(xid: Xid) -> Described:
     """The XID composite."""
-    return _XID.to_wire(_XidFields(xid.format_id & 0xFFFF_FFFF, xid.gtrid, xid.bqual))
+    return XID_TYPE.to_wire(_XidFields(xid.format_id & 0xFFFF_FFFF, xid.gtrid, xid.bqual))
 
 
 def xid_from_wire(value: Any) -> Xid:
@@ -243,7 +243,7 @@ def _start_to_wire(start: Start) -> Described:
 def _start_from_wire(value: Any) -> Start:
     if type(value) is not Described:
         raise ValueError(f"an xid or a start is expected, not {kind_name(value)}")
-    if value.descriptor in {_XID.symbol, _XID.code}:
+    if value.descriptor in {XID_TYPE.symbol, XID_TYPE.code}:
         return Start(_named(value))
     start: Start = _STARTS.from_wire(value)
     if start.join and start.resume:

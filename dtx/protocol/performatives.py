@@ -62,12 +62,14 @@ class EndSeen:
 
 @dataclass(frozen=True, slots=True)
 class AttachSeen:
-    """A link endpoint attaches: from now on its frames carry `channel` and `handle`."""
+    """A link endpoint attaches: from now on its frames carry `channel` and `handle`. `default_outcome` is
+    that of its source: what is applied to deliveries that end without an outcome."""
 
     channel: int
     handle: int
     name: str
     receiver: bool
+    default_outcome: Described | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Fields:
         if not self._has(index):
             return None
         value, _ = decode(self._data, self._starts[index], self._starts[index + 1])
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        if type(value) is not kind or (isinstance(value, int) and value < 0):  # a bool is no int here
             raise EncodingError(f"field {index} is no {kind.__name__}: {value!r:.40}")
         return value
 
@@ -144,7 +146,11 @@ def _begin(channel: int, given: Fields) -> BeginSeen:
 
 
 def _attach(channel: int, given: Fields) -> AttachSeen:
-    return AttachSeen(channel, given.mandatory(1, int), given.mandatory(0, str), given.mandatory(2, bool))
+    name, handle, receiver = given.mandatory(0, str), given.mandatory(1, int), given.mandatory(2, bool)
+    source = given.optional(5, Described)
+    terminus = source.value if source is not None and isinstance(source.value, list) else []
+    default = terminus[8] if len(terminus) > 8 else None
+    return AttachSeen(channel, handle, name, receiver, default if isinstance(default, Described) else None)
 
 
 def _flow(channel: int, given: Fields) -> FlowSeen | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.links import ORIGIN_QUEUE, ORIGIN_WORK
 from dtx.protocol.messages import read_header, with_delivery_annotations, with_header
 from dtx.protocol.values import Symbol
@@ -14,7 +13,6 @@ from dtx.resource.link import Link
 from dtx.resource.queues import State
 from dtx.resource.resource import fits_one_piece
 from dtx.store.contract import CHUNK
-from xa import Code
 
 if TYPE_CHECKING:
     from dtx.resource.branches import Branch
@@ -46,12 +44,6 @@ class BrowsingLink(Link):
         if entry.count:
             return with_header(payload, header, delivery_count=entry.count, ttl_ms=header.ttl_ms)
         return payload
-
-    def flow_properties(self, txn_id: Any) -> None:
-        """As Link says: there is nothing to acquire here."""
-        if txn_id is not None:
-            told = "this link reads without acquiring: it supports no transactional acquisition"
-            self.detach(Refusal(Condition.NOT_IMPLEMENTED, told, Code.XAER_INVAL))
 
     def flow_event(self) -> None:
         """As Link says."""

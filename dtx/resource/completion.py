@@ -45,6 +45,10 @@ class Completion:
             self._registry.remove(branch)
             answer(Told(branch.cause))
             return
+        if branch.work.lost:
+            branch.fail(branch.work.lost)
+            self._give_up(branch, BranchVerb.PREPARE, answer)
+            return
         branch.work.let_go_undecided()
         if branch.work.empty and not keep:
             branch.move(BranchVerb.PREPARE, Result.RDONLY)
@@ -83,6 +87,10 @@ class Completion:
             self._registry.remove(branch)
             answer(Told(branch.cause))
         else:
+            if one_phase and branch.work.lost:
+                branch.fail(branch.work.lost)
+                self._give_up(branch, verb, answer)
+                return
             if one_phase:
                 branch.work.let_go_undecided()
             self._commit(branch, answer, verb)
@@ -102,10 +110,7 @@ class Completion:
                 answer(Told(Code.XA_OK))
             elif one_phase:
                 branch.fail(f"the store is full: {error}")
-                branch.move(verb, Result.RB)
-                self._registry.remove(branch)
-                self._registry.undo_now(branch)
-                answer(Told(branch.cause))
+                self._give_up(branch, verb, answer)
             else:
                 branch.move(verb, Result.RETRY)
                 answer(full(Code.XA_RETRY, error, branch.xid))
@@ -114,6 +119,13 @@ class Completion:
             done(None)
         else:
             self._force(branch, batch, done)
+
+    def _give_up(self, branch: Branch, verb: BranchVerb, answer: Answer) -> None:
+        """An idle branch can't succeed: it is rolled back, and gone."""
+        branch.move(verb, Result.RB)
+        self._registry.remove(branch)
+        self._registry.undo_now(branch)
+        answer(Told(branch.cause))
 
     def rollback(self, branch: Branch, answer: Answer) -> None:
         """Rolls back; what was prepared, forced before `answer` hears XA_OK."""

@@ -73,7 +73,8 @@ class BrokerConnection:
         self._incoming = IncomingFrames(limits.frame_octets)
         self._outgoing = OutgoingFrames()
         self._handles: dict[tuple[int, int], Link] = {}
-        self._attaching: tuple[int, int] | None = None
+        self.attaching: AttachSeen | None = None
+        """The attach that is being answered."""
         self._states: dict[bytes, tuple[bytes, Outcome | None]] = {}
         self.draining: dict[Link, None] = {}
         self._aborted: dict[Link, None] = {}
@@ -192,7 +193,7 @@ class BrokerConnection:
     # -- what proton hides
     def _before(self, seen: Seen) -> None:
         if isinstance(seen, AttachSeen):
-            self._attaching = (seen.channel, seen.handle)
+            self.attaching = seen
         elif isinstance(seen, FlowSeen):
             link = self._handles.get((seen.channel, seen.handle))
             if link is not None:
@@ -204,7 +205,7 @@ class BrokerConnection:
 
     def _after(self, seen: Seen) -> None:
         if isinstance(seen, AttachSeen):
-            self._attaching = None
+            self.attaching = None
         elif isinstance(seen, DetachSeen):
             self._handles.pop((seen.channel, seen.handle), None)
         elif isinstance(seen, EndSeen):
@@ -283,8 +284,8 @@ class BrokerConnection:
         if link is not None:
             self.links[pointer] = link
             session.links[pointer] = link
-            if self._attaching is not None:
-                self._handles[self._attaching] = link
+            if self.attaching is not None:
+                self._handles[self.attaching.channel, self.attaching.handle] = link
             link.opened()
 
     def _on_detach(self, event: Pointer) -> None:

@@ -15,10 +15,11 @@ from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError
 from dtx.protocol.messages import read_header, with_header
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
+from dtx.protocol.values import Described, Symbol, Ulong
 from dtx.resource.contexts import Gathering, unknown_id
 from dtx.resource.engine import LIB, Pointer, open_delivery, remote_state, send, set_state
 from dtx.resource.link import Link, refusal_of
-from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN, Outcome
+from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN, Outcome, outcome_from
 from dtx.resource.queues import State
 from dtx.resource.resource import fits_one_piece
 from dtx.store.contract import CHUNK
@@ -98,7 +99,7 @@ class OutgoingLink(Link):
         super().__init__(connection, session, pointer)
         self._queue = queue
         self._dynamic = dynamic
-        self._default = TAKEN if dynamic else FAILED
+        self._default = default_outcome(connection) or (TAKEN if dynamic else FAILED)
         """What becomes of a message that is settled without an outcome: a response is not given twice."""
         self._resource = connection.node.resource
         self._outside = connection.node.outside
@@ -433,3 +434,16 @@ class OutgoingLink(Link):
         self._streaming = None
         if self._dynamic:
             self.connection.drop_reply_queue(self._queue)
+
+
+def default_outcome(connection: BrokerConnection) -> Outcome | None:
+    """The default outcome that the peer gave the source of the link that it attaches."""
+    seen = connection.attaching
+    if seen is None or seen.default_outcome is None:
+        return None
+    descriptor = seen.default_outcome.descriptor
+    typed = Ulong(descriptor) if isinstance(descriptor, int) else Symbol(str(descriptor))
+    try:
+        return outcome_from(Described(typed, seen.default_outcome.value))
+    except WireError as error:
+        raise RefusedError(refusal_of(error)) from None

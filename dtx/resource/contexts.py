@@ -134,11 +134,11 @@ class Gathering:
         """RefusedError when no work can be done under this txn-id."""
         raise NotImplementedError
 
-    def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:  # noqa: ARG002
-        """As TransactionalContext says; the answer is there at once."""
+    def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
+        """As TransactionalContext says."""
         self.check()
         try:
-            self.work.post(entry)
+            self.work.post(entry, answer)
         except WorkFullError as error:
             raise refused(Code.XAER_RMERR, str(error), condition=Condition.RESOURCE_LIMIT) from None
         return self._presumed
@@ -224,6 +224,13 @@ class LocalTransaction(Gathering):
             self._commit(answer)
 
     def _commit(self, answer: Callable[[Refusal | None], None]) -> None:
+        if self.work.lost:
+            self._cause = Refusal(Condition.ROLLBACK, f"rolled back: {self.work.lost}", Code.XA_RBOTHER)
+            self.state = advance(LOCAL, self.state, LocalVerb.COMMIT, Result.RB)
+            self._undo()
+            self._ended(self)
+            answer(self._cause)
+            return
         self.state = advance(LOCAL, self.state, LocalVerb.COMMIT)
         self.work.let_go_undecided()
         batch = Batch()

@@ -48,7 +48,10 @@ class Link:
         """The peer's credit changed."""
 
     def flow_properties(self, txn_id: Any) -> None:
-        """The properties of a flow named this txn-id; None: no more."""
+        """The properties of a flow named this txn-id; None: no more. Most links have nothing to acquire."""
+        if txn_id is not None:
+            told = "this link supports no transactional acquisition"
+            self.detach(Refusal(Condition.NOT_IMPLEMENTED, told, Code.XAER_INVAL))
 
     def continued(self, state: Any) -> None:
         """A frame that continues a delivery carried this state; None: none."""
@@ -237,6 +240,14 @@ class ReceivingLink(Link):
         """Tells the outcome, and settles unless the sender is to settle first."""
         set_state(delivery, code, fields)
         self._settle(delivery)
+
+    def decided(self, delivery: Pointer, refusal: Refusal | None) -> None:
+        """The transaction of a posted delivery that is not settled yet is over. Committed: its state is the
+        outcome that was applied. Rolled back: the outcome that was told belongs to a transaction that is
+        gone."""
+        if refusal is None and self.waits(delivery):
+            LIB.pn_delivery_update(delivery, ACCEPTED)
+            self.connection.node.touch(self.connection)
 
     def accept(self, delivery: Pointer) -> None:
         """Tells that the message is taken."""

@@ -34,7 +34,8 @@ class IncomingLink(ReceivingLink):
         try:
             entry = self._entry(octets)
             if context is not None:
-                state = context.post(entry, None)
+                answer = partial(self.decided, delivery) if self.second and not settled else None
+                state = context.post(entry, answer)
                 if not settled:
                     self.answer_state(delivery, TRANSACTIONAL, state)
             elif settled:

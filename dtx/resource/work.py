@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from dtx.protocol.conditions import Condition, Refusal
 from dtx.resource.outcomes import FAILED, TAKEN, Outcome, decode_outcome
 from dtx.resource.queues import Effect, Entry, State
+from xa import Code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from dtx.resource.settings import Limits
     from dtx.store.contract import Batch
@@ -66,13 +68,20 @@ class WorkFullError(Exception):
 class Work:
     """Posts in their order, and retirements in theirs, by message number."""
 
-    __slots__ = ("limits", "octets", "posts", "retired")
+    __slots__ = ("_answers", "limits", "octets", "posts", "retired")
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.posts: list[Entry] = []
         self.retired: dict[int, Retirement] = {}
         self.octets = 0
+        self._answers: list[Callable[[Refusal | None], None]] = []
+
+    @property
+    def lost(self) -> str:
+        """Why an outcome that was told for a posted message can't be applied any more; empty when all can."""
+        gone = {entry.queue.name for entry in self.posts if entry.queue.deleted}
+        return f"the queue {min(gone)} is gone" if gone else ""
 
     @property
     def empty(self) -> bool:
@@ -80,8 +89,8 @@ class Work:
         return not self.posts and not self.retired
 
     # -- what the controller does
-    def post(self, entry: Entry) -> None:
-        """A message to be made available. WorkFullError: nothing happened."""
+    def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None = None) -> None:
+        """A message to be made available; `answer` hears whether it was. WorkFullError: nothing happened."""
         if (
             len(self.posts) >= self.limits.transaction_messages
             or self.octets + entry.size > self.limits.transaction_octets
@@ -90,6 +99,8 @@ class Work:
         self.octets += entry.size
         self.posts.append(entry)
         entry.queue.pending += 1
+        if answer is not None:
+            self._answers.append(answer)
 
     def hold(self, retirement: Retirement) -> None:
         """A message is acquired or retired."""
@@ -163,7 +174,7 @@ class Work:
         for held in self.retired.values():
             if held.delivery is not None:
                 held.delivery.applied(held.outcome or TAKEN)
-        self._clear()
+        self._clear(None)
 
     # -- rolling back
     def write_rollback(self, batch: Batch, *, stored: bool) -> list[Effect]:
@@ -199,12 +210,15 @@ class Work:
                 effect = held.entry.queue.plan(held.entry, held.default, batch)
             if effect is not None and effect.entry.state is State.HELD:
                 effect.entry.queue.carry_out(effect)
-        self._clear()
+        self._clear(Refusal(Condition.ROLLBACK, "rolled back", Code.XA_RBROLLBACK))
 
-    def _clear(self) -> None:
+    def _clear(self, refusal: Refusal | None) -> None:
         self.posts.clear()
         self.retired.clear()
         self.octets = 0
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            answer(refusal)
 
     # -- what it holds, for people
     def holdings(self) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,68 @@
+"""Two proton engines without sockets, with their bytes in the test's hands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from proton import Collector, Connection, Event, Receiver, Transport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Engine:
+    """One side."""
+
+    def __init__(self, *, server: bool, max_frame_size: int = 0) -> None:
+        self.connection = Connection()
+        self.connection.container = "server" if server else "client"
+        self.transport = Transport(Transport.SERVER if server else None)
+        if max_frame_size:
+            self.transport.max_frame_size = max_frame_size
+        self.collector = Collector()
+        self.connection.collect(self.collector)
+        self.transport.bind(self.connection)
+
+    def output(self) -> bytes:
+        """What this side sends now."""
+        pending = self.transport.pending()
+        if pending <= 0:
+            return b""
+        data = self.transport.peek(pending) or b""
+        self.transport.pop(len(data))
+        return data
+
+    def push(self, data: bytes) -> None:
+        """What the other side sent."""
+        while data:
+            room = self.transport.capacity()
+            assert room > 0, self.transport.condition
+            self.transport.push(data[:room])
+            data = data[room:]
+
+    def events(self) -> Iterator[tuple[Any, Any]]:
+        """What happened."""
+        while (event := self.collector.peek()) is not None:
+            yield event.type, event.context
+            self.collector.pop()
+
+
+def answer(server: Engine, credit: int = 100) -> list[tuple[Any, Any]]:
+    """Opens what the client opened, with credit on links to the server, takes in what arrived; the events."""
+    seen = list(server.events())
+    for kind, context in seen:
+        if kind in {Event.CONNECTION_REMOTE_OPEN, Event.SESSION_REMOTE_OPEN}:
+            context.open()
+        elif kind == Event.LINK_REMOTE_OPEN:
+            context.source.copy(context.remote_source)
+            context.target.copy(context.remote_target)
+            context.open()
+            if context.is_receiver:
+                context.flow(credit)
+    return seen
+
+
+def received(link: Receiver) -> bytes:
+    """What is there of the current delivery on a link."""
+    delivery = link.current
+    return link.recv(delivery.pending) or b"" if delivery is not None else b""

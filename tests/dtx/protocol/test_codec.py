@@ -1,0 +1,200 @@
+"""AMQP values and their octets: what is encoded is decoded, and what is wrong is refused, never more than
+that."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtx.protocol.codec import MAX_ARRAY, MAX_DEPTH, DecodeError, decode, decode_from, encode, skip
+from dtx.protocol.values import (
+    Array,
+    Byte,
+    Char,
+    Decimal,
+    Described,
+    Int,
+    Long,
+    Short,
+    Symbol,
+    Timestamp,
+    Ubyte,
+    Uint,
+    Ulong,
+    Ushort,
+)
+
+INTEGERS = {
+    Ubyte: (0, 2**8 - 1),
+    Ushort: (0, 2**16 - 1),
+    Uint: (0, 2**32 - 1),
+    Ulong: (0, 2**64 - 1),
+    Byte: (-(2**7), 2**7 - 1),
+    Short: (-(2**15), 2**15 - 1),
+    Int: (-(2**31), 2**31 - 1),
+    Long: (-(2**63), 2**63 - 1),
+    Timestamp: (-(2**63), 2**63 - 1),
+}
+SYMBOLS = st.text(st.characters(max_codepoint=127), max_size=300).map(Symbol)
+SIMPLE = st.one_of(
+    st.none(),
+    st.booleans(),
+    *(st.integers(low, high).map(kind) for kind, (low, high) in INTEGERS.items()),
+    st.floats(allow_nan=False),
+    st.characters(codec="utf-8").map(Char),
+    st.binary(max_size=300),
+    st.text(max_size=300),
+    SYMBOLS,
+    st.uuids(),
+)
+KEYS = st.one_of(SYMBOLS, st.text(max_size=10))
+VALUES = st.recursive(
+    SIMPLE,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=5),
+        st.dictionaries(KEYS, inner, max_size=5),
+        st.builds(Described, st.one_of(SYMBOLS, st.integers(0, 2**64 - 1).map(Ulong)), inner),
+        st.lists(SYMBOLS, max_size=5).map(Array),
+    ),
+    max_leaves=20,
+)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, and of the same types all the way down."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Described):
+        return same(one.descriptor, other.descriptor) and same(one.value, other.value)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return len(one) == len(other) and all(
+            same(a, b) and same(one[a], other[b]) for a, b in zip(one, other, strict=True)
+        )
+    return bool(one == other)
+
+
+@given(VALUES)
+def test_what_is_encoded_is_decoded(value: Any) -> None:
+    octets = encode(value)
+    assert same(decode(octets), value)
+    assert skip(octets) == len(octets)
+    assert decode_from(b"\x40" + octets + b"\x40", 1)[1] == len(octets) + 1
+
+
+@given(st.binary(max_size=200))
+def test_any_octets_are_a_value_or_refused(octets: bytes) -> None:
+    try:
+        value, end = decode_from(octets)
+    except DecodeError:
+        return
+    assert skip(octets) == end
+    del value
+
+
+@given(VALUES, st.data())
+def test_a_value_that_is_cut_off_is_refused(value: Any, data: st.DataObject) -> None:
+    octets = encode(value)
+    cut = data.draw(st.integers(0, len(octets) - 1))
+    with pytest.raises(DecodeError):
+        decode(octets[:cut])
+
+
+@pytest.mark.parametrize(
+    ("value", "octets"),
+    [
+        (None, "40"),
+        (True, "41"),
+        (Uint(0), "43"),
+        (Uint(255), "52ff"),
+        (Uint(256), "7000000100"),
+        (Ulong(0), "44"),
+        (Int(-1), "54ff"),
+        (Int(-129), "71ffffff7f"),
+        (Ushort(7), "600007"),
+        (b"ab", "a0026162"),
+        ("ä", "a102c3a4"),
+        (Symbol("ab"), "a3026162"),
+        ([], "45"),
+        ([None], "c0020140"),
+        ({}, "c10100"),
+        (Timestamp(1), "830000000000000001"),
+        (Decimal(0x74, b"\0\0\0\1"), "7400000001"),
+        (UUID(int=1), "98" + "00" * 15 + "01"),
+        (Array([Symbol("a")]), "e00701b30000000161"),
+        (Described(Ulong(0x24), []), "00532445"),
+    ],
+)
+def test_values_have_their_shortest_form(value: Any, octets: str) -> None:
+    assert encode(value).hex() == octets
+    assert same(decode(bytes.fromhex(octets)), value)
+
+
+@pytest.mark.parametrize(
+    ("octets", "why"),
+    [
+        ("", "nothing"),
+        ("4040", "two values"),
+        ("01", "no constructor"),
+        ("5602", "a boolean that is neither"),
+        ("a205", "no constructor"),
+        ("a103ffffff", "no UTF-8"),
+        ("a30180", "no ASCII"),
+        ("73ffffffff", "no character"),
+        ("7300d800", "cut off"),
+        ("7300" + "00d800"[2:] + "00", "a surrogate"),
+        ("c0", "cut off"),
+        ("c005024040", "size beyond the end"),
+        ("c0030240", "fewer items than told"),
+        ("c003014040", "more octets than items"),
+        ("d0ffffffff00000000", "a size of 4 GiB"),
+        ("d000000004ffffffff", "4 billion items"),
+        ("c1020140", "an odd map"),
+        ("c10704a10161a1016140", "a key twice"),
+        ("c1030245 40".replace(" ", ""), "a list as key"),
+        ("e003ff4040", "an array that is cut off"),
+        ("f000000005ffffffff40", "an array of 4 billion nulls"),
+        ("00" * (MAX_DEPTH + 5), "descriptors without end"),
+        ("c0" * 3, "nonsense"),
+    ],
+)
+def test_wrong_octets_are_refused(octets: str, why: str) -> None:
+    with pytest.raises(DecodeError):
+        decode(bytes.fromhex(octets))
+    del why
+
+
+def test_nesting_is_bounded() -> None:
+    value: Any = []
+    for _ in range(MAX_DEPTH):
+        value = [value]
+    decode(encode(value))
+    with pytest.raises(DecodeError, match="deeper"):
+        decode(encode([value]))
+
+
+def test_arrays_of_nothing_are_bounded() -> None:
+    def nulls(count: int) -> bytes:
+        return b"\xf0" + struct.pack(">II", 5, count) + b"\x40"
+
+    assert len(decode(nulls(MAX_ARRAY))) == MAX_ARRAY
+    with pytest.raises(DecodeError):
+        decode(nulls(MAX_ARRAY + 1))
+
+
+@pytest.mark.parametrize("value", [1, object(), (1,), {1, 2}])
+def test_what_is_no_amqp_type_is_not_encoded(value: Any) -> None:
+    with pytest.raises(TypeError):
+        encode(value)
+
+
+@pytest.mark.parametrize("value", [Ubyte(256), Uint(-1), Int(2**31), Ulong(2**64)])
+def test_numbers_that_do_not_fit_are_not_encoded(value: Any) -> None:
+    with pytest.raises(struct.error):
+        encode(value)

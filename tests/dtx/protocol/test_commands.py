@@ -1,0 +1,298 @@
+"""Commands and replies: every field of every one is checked, and nothing but WireError comes of wrong
+octets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtx.protocol.codec import encode
+from dtx.protocol.commands import (
+    CONTROL,
+    COORDINATION,
+    Commit,
+    Complete,
+    Declare,
+    Discharge,
+    End,
+    Fence,
+    Forget,
+    Found,
+    GetTimeout,
+    Prepare,
+    Recover,
+    Rollback,
+    SetTimeout,
+    Start,
+)
+from dtx.protocol.composites import Catalog, Composite, WireError
+from dtx.protocol.conditions import (
+    CODE_OF,
+    CODE_OF_CONDITION,
+    CONDITION_OF,
+    STATUS_OF,
+    Condition,
+    Refusal,
+)
+from dtx.protocol.replies import Details, Holding, Recovered, Result, Timeout, decode_reply, encode_reply
+from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong, Ushort
+from tests.dtx.protocol.wire_examples import COMMAND_EXAMPLES, CONTROL_EXAMPLES
+from xa import NULL_XID, Code, Xid
+
+XIDS = st.one_of(
+    st.just(NULL_XID),
+    st.builds(
+        Xid,
+        st.integers(0, 2**31 - 1),
+        st.binary(min_size=1, max_size=64),
+        st.binary(max_size=64),
+    ),
+)
+NAMED = XIDS.filter(lambda xid: not xid.is_null)
+TXN_IDS = st.binary(max_size=32)
+UINTS = st.integers(0, 2**32 - 1)
+CONTROLS = st.one_of(
+    st.builds(
+        Declare,
+        st.one_of(
+            st.none(),
+            st.builds(Start, NAMED, st.booleans(), st.just(False), st.none() | TXN_IDS, st.none() | UINTS),
+            st.builds(Start, NAMED, st.just(False), st.booleans()),
+        ),
+    ),
+    st.builds(Discharge, TXN_IDS, st.booleans()),
+    st.builds(End, TXN_IDS, st.booleans(), st.booleans(), st.booleans(), st.booleans()),
+)
+COMMANDS = st.one_of(
+    st.builds(Prepare, XIDS, st.booleans()),
+    st.builds(Commit, XIDS, st.booleans()),
+    st.builds(Rollback, XIDS),
+    st.builds(Forget, NAMED),
+    st.builds(
+        Recover,
+        XIDS,
+        st.integers(1, 1000),
+        st.binary(max_size=64),
+        st.lists(st.sampled_from(Found), max_size=2).map(tuple),
+        st.booleans(),
+    ),
+    st.builds(SetTimeout, UINTS, XIDS),
+    st.builds(GetTimeout, XIDS),
+    st.builds(Complete, NAMED, st.booleans()),
+    st.builds(Fence, UINTS, st.binary(min_size=1, max_size=64), st.booleans()),
+)
+HOLDINGS = st.lists(st.builds(Holding, st.text(max_size=10), UINTS, UINTS), max_size=3).map(tuple)
+REPLIES = st.one_of(
+    st.builds(Result, st.sampled_from(Code)),
+    st.builds(Timeout, UINTS),
+    st.builds(
+        Recovered,
+        st.lists(NAMED, max_size=3).map(tuple),
+        st.booleans(),
+        st.lists(
+            st.builds(
+                Details,
+                NAMED,
+                st.sampled_from(Found),
+                st.integers(0, 2**62),
+                st.text(max_size=10),
+                HOLDINGS,
+                st.none() | st.sampled_from(Code),
+            ),
+            max_size=3,
+        ).map(tuple),
+    ),
+    st.builds(Refusal, st.sampled_from(Condition).map(str), st.text(max_size=50), st.sampled_from(Code), NAMED),
+)
+
+
+@given(CONTROLS)
+def test_control_messages_survive_the_wire(command: Any) -> None:
+    assert CONTROL.decode(CONTROL.encode(command)) == command
+
+
+@given(COMMANDS)
+def test_commands_survive_the_wire(command: Any) -> None:
+    assert COORDINATION.decode(COORDINATION.encode(command)) == command
+
+
+@given(REPLIES)
+def test_replies_survive_the_wire(reply: Any) -> None:
+    assert decode_reply(encode_reply(reply)) == reply
+
+
+@given(st.binary(max_size=100))
+def test_any_octets_are_refused_with_a_condition(octets: bytes) -> None:
+    for decode in (CONTROL.decode, COORDINATION.decode, decode_reply):
+        with pytest.raises(WireError) as caught:
+            decode(octets)
+        assert caught.value.condition in Condition
+
+
+EXAMPLES = [(CONTROL, one) for one in CONTROL_EXAMPLES.values()] + [
+    (COORDINATION, one) for one in COMMAND_EXAMPLES.values()
+]
+WRONG = [Ubyte(1), Ulong(1), Symbol("x"), "x", [], {}, 1.5, Described(Symbol("x"), [])]
+
+
+def condition_of(catalog: Catalog, octets: bytes) -> Condition | None:
+    """What refuses these octets, None when they are taken."""
+    try:
+        catalog.decode(octets)
+    except WireError as error:
+        return error.condition
+    return None
+
+
+def fields() -> list[tuple[Catalog, Any, int]]:
+    """Every field of every kind of command."""
+    seen: dict[type, tuple[Catalog, Any]] = {}
+    for catalog, one in EXAMPLES:
+        seen.setdefault(type(one), (catalog, one))
+    return [
+        (catalog, one, index)
+        for catalog, one in seen.values()
+        for index in range(len(catalog.by_type[type(one)].fields))
+    ]
+
+
+@pytest.mark.parametrize(("catalog", "command", "index"), fields())
+def test_a_field_of_a_wrong_type_is_refused(catalog: Catalog, command: Any, index: int) -> None:
+    found: Composite[Any] = catalog.by_type[type(command)]
+    wire = found.to_wire(command)
+    taken = 0
+    for wrong in WRONG:
+        items = [*wire.value, *[None] * len(found.fields)][: len(found.fields)]
+        items[index] = wrong
+        condition = condition_of(catalog, encode(Described(wire.descriptor, items)))
+        taken += condition is None
+        assert condition in {
+            None,
+            Condition.INVALID_FIELD,
+            Condition.DECODE_ERROR,
+            Condition.NOT_IMPLEMENTED,
+        }
+    assert taken <= 1, "at most one of the wrong types is the right one"
+
+
+@pytest.mark.parametrize(("catalog", "command", "index"), fields())
+def test_a_missing_mandatory_field_is_refused(catalog: Catalog, command: Any, index: int) -> None:
+    found: Composite[Any] = catalog.by_type[type(command)]
+    field = found.fields[index]
+    items: list[Any] = [*found.to_wire(command).value, *[None] * len(found.fields)][: len(found.fields)]
+    items[index] = None
+    octets = encode(Described(found.sent, items))
+    if field.mandatory:
+        with pytest.raises(WireError, match=f"needs {field.name}"):
+            catalog.decode(octets)
+    else:
+        assert getattr(catalog.decode(octets), found.attributes[index]) == field.absent
+
+
+@pytest.mark.parametrize(("catalog", "command"), EXAMPLES)
+def test_both_forms_of_a_descriptor_are_taken(catalog: Catalog, command: Any) -> None:
+    found: Composite[Any] = catalog.by_type[type(command)]
+    items = found.to_wire(command).value
+    for descriptor in (found.symbol, found.code):
+        assert catalog.decode(encode(Described(descriptor, items))) == command
+    with pytest.raises(WireError, match=r"has \d+ fields"):
+        catalog.decode(encode(Described(found.symbol, [None] * (len(found.fields) + 1))))
+
+
+@pytest.mark.parametrize(
+    ("octets", "condition"),
+    [
+        (b"", Condition.DECODE_ERROR),
+        (b"\xff", Condition.DECODE_ERROR),
+        (encode(None), Condition.DECODE_ERROR),
+        (encode(Described(Symbol("xabridge:nonsense:list"), [])), Condition.NOT_IMPLEMENTED),
+        (encode(Described(Ulong(0x99), [])), Condition.NOT_IMPLEMENTED),
+        (encode(Described("xabridge:prepare:list", [])), Condition.NOT_IMPLEMENTED),
+        (encode(Described([], [])), Condition.NOT_IMPLEMENTED),
+        (encode(Described(Symbol("xabridge:prepare:list"), {})), Condition.INVALID_FIELD),
+    ],
+)
+def test_what_is_no_command_is_refused(octets: bytes, condition: Condition) -> None:
+    with pytest.raises(WireError) as caught:
+        COORDINATION.decode(octets)
+    assert caught.value.condition is condition
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [Uint(1), b""],
+        [Uint(1), b"x" * 65],
+        [Uint(1), b"g", b"x" * 65],
+        [Uint(2**31), b"g"],
+        [Uint(2**32 - 1), b"g"],
+        [Uint(1)],
+    ],
+)
+def test_what_is_no_xid_is_refused(parts: list[Any]) -> None:
+    xid = Described(Symbol("xabridge:xid:list"), parts)
+    with pytest.raises(WireError) as caught:
+        COORDINATION.decode(encode(Described(Symbol("xabridge:rollback:list"), [xid])))
+    assert caught.value.condition is Condition.INVALID_FIELD
+
+
+def test_the_null_xid_is_null_or_minus_one() -> None:
+    null = Described(Symbol("xabridge:xid:list"), [Uint(2**32 - 1), b"", b""])
+    for value in ([], [None], [null]):
+        assert COORDINATION.decode(encode(Described(Symbol("xabridge:rollback:list"), value))) == Rollback(NULL_XID)
+    with pytest.raises(WireError, match="names no branch"):
+        COORDINATION.decode(encode(Described(Symbol("xabridge:forget:list"), [null])))
+
+
+@pytest.mark.parametrize(
+    "items",
+    [[b"x" * 33], [b"", None, None, None, None, None], ["t"], [None]],
+)
+def test_what_is_no_txn_id_is_refused(items: list[Any]) -> None:
+    with pytest.raises(WireError):
+        CONTROL.decode(encode(Described(Symbol("xabridge:end:list"), items)))
+
+
+def test_join_and_resume_exclude_each_other() -> None:
+    xid = Described(Symbol("xabridge:xid:list"), [Uint(1), b"g"])
+    start = Described(Symbol("xabridge:start:list"), [xid, True, True])
+    with pytest.raises(WireError, match="exclude"):
+        CONTROL.decode(encode(Described(Ulong(0x31), [start])))
+
+
+@pytest.mark.parametrize("count", [0, 1001])
+def test_the_size_of_a_page_is_bounded(count: int) -> None:
+    with pytest.raises(WireError, match="between 1 and 1000"):
+        COORDINATION.decode(encode(Described(Symbol("xabridge:recover:list"), [None, Uint(count)])))
+
+
+def test_every_code_has_a_status_of_its_own() -> None:
+    assert STATUS_OF.keys() == set(Code)
+    assert {CODE_OF[status]: status for status in CODE_OF} == STATUS_OF
+    told = {Code.XA_OK: 0, Code.XA_RBROLLBACK: 1, Code.XA_RBTIMEOUT: 2, Code.XA_HEURHAZ: 3}
+    told |= {Code.XA_HEURCOM: 4, Code.XA_HEURRB: 5, Code.XA_HEURMIX: 6, Code.XA_RDONLY: 7}
+    assert {code: STATUS_OF[code] for code in told} == told, "those of AMQP 0-10 dtx"
+
+
+def test_what_is_refused_has_a_condition_and_what_is_answered_has_none() -> None:
+    for code, condition in CONDITION_OF.items():
+        answered = code in {Code.XA_OK, Code.XA_RDONLY, Code.XA_NOMIGRATE} or code.name.startswith("XA_HEUR")
+        assert (condition is None) == answered, code
+
+
+def test_a_status_that_is_none_is_refused() -> None:
+    octets = encode(Described(Symbol("xabridge:xa-result:list"), [Ushort(99)]))
+    with pytest.raises(WireError, match="no xa-status"):
+        decode_reply(octets)
+
+
+@pytest.mark.parametrize("condition", list(Condition))
+def test_errors_of_others_are_understood(condition: Condition) -> None:
+    """A broker that knows nothing of xa-status, or tells nonsense in it."""
+    for info in (None, {}, {"xa-status": "x", "xid": 5}, {"xa-status": 12345, "xid": "nonsense"}):
+        refusal = Refusal.read(condition, None, info)
+        assert refusal.code is CODE_OF_CONDITION.get(condition, Code.XAER_RMERR)
+        assert refusal.xid is None

@@ -1,0 +1,162 @@
+"""Messages as octets: what a resource reads of them, and what it changes in front of them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from proton import Message
+
+from dtx.protocol.codec import decode, encode
+from dtx.protocol.composites import WireError
+from dtx.protocol.links import branch_address, parse_branch_address
+from dtx.protocol.messages import (
+    NO_HEADER,
+    Header,
+    body_value,
+    read_header,
+    read_request,
+    request_message,
+    response_message,
+    value_message,
+    with_delivery_annotations,
+    with_header,
+)
+from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong
+from xa import Xid
+
+
+def proton_message(octets: bytes) -> Message:
+    message = Message()
+    message.decode(octets)
+    return message
+
+
+def test_a_header_that_proton_wrote_is_read() -> None:
+    octets = Message(body="x", durable=True, priority=7, ttl=2.5).encode()
+    header = read_header(bytes(octets))
+    assert (header.durable, header.priority, header.ttl_ms, header.delivery_count) == (True, 7, 2500, 0)
+
+
+@pytest.mark.parametrize("octets", [value_message(b"\x40"), b"\x00\x53\x75\xa0\x01x"])
+def test_a_message_may_have_no_header(octets: bytes) -> None:
+    assert read_header(octets) == NO_HEADER
+
+
+@given(
+    st.booleans(),
+    st.integers(0, 255),
+    st.none() | st.integers(0, 2**32 - 1),
+    st.integers(0, 1000),
+    st.integers(0, 1000),
+)
+def test_a_header_is_replaced_and_the_rest_stays(
+    durable: bool, priority: int, ttl_ms: int | None, before: int, after: int
+) -> None:
+    rest = value_message(encode("body"))
+    octets = with_header(rest, NO_HEADER, delivery_count=before, ttl_ms=ttl_ms)
+    header = Header(durable, priority, ttl_ms, before, read_header(octets).end)
+    octets = with_header(octets, header, delivery_count=after, ttl_ms=ttl_ms)
+    found = read_header(octets)
+    assert (found.durable, found.priority, found.ttl_ms, found.delivery_count) == (durable, priority, ttl_ms, after)
+    assert octets[found.end :] == rest
+    assert proton_message(octets).body == "body"
+    assert proton_message(octets).delivery_count == after
+
+
+@pytest.mark.parametrize(
+    "octets",
+    [
+        b"",
+        b"x",
+        b"\x00",
+        b"\x00\x53\x99\x45",
+        b"\x00\x53\x70\xc0",
+        encode(Described(Ulong(0x70), {})),
+        encode(Described(Ulong(0x70), [Ubyte(1)])),
+        encode(Described(Ulong(0x70), [None, None, "ttl"])),
+        encode(Described(Ulong(0x70), [None] * 6)),
+        encode(Described("amqp:header:list", [])),
+    ],
+)
+def test_what_begins_with_no_section_is_refused(octets: bytes) -> None:
+    with pytest.raises(WireError):
+        read_header(octets)
+
+
+def test_sections_with_symbols_as_descriptors_are_read() -> None:
+    octets = encode(Described(Symbol("amqp:header:list"), [True, Ubyte(9), Uint(5)]))
+    octets += encode(Described(Symbol("amqp:amqp-value:*"), "x"))
+    assert read_header(octets).ttl_ms == 5
+    assert body_value(octets) == encode("x")
+
+
+def test_delivery_annotations_are_put_in_place_of_those_that_are_there() -> None:
+    message = Message(body="x", durable=True, annotations={"keep": 1})
+    message.instructions = {"x-old": 1}
+    octets = with_delivery_annotations(bytes(message.encode()), {Symbol("x-new"): "orders"})
+    found = proton_message(octets)
+    assert found.instructions == {"x-new": "orders"}
+    assert found.annotations == {"keep": 1}
+    assert found.durable
+    assert found.body == "x"
+
+
+def test_the_body_is_one_value() -> None:
+    message = Message(body=[1], durable=True, properties={"a": "b"})
+    assert decode(body_value(bytes(message.encode()))) == [1]
+    for octets in (
+        b"",
+        b"\x00\x53\x75\xa0\x01x",
+        value_message(b"\x40") + value_message(b"\x40"),
+        value_message(b"\x40") + b"\x00\x53\x70\x45",
+        value_message(b""),
+        b"junk",
+    ):
+        with pytest.raises(WireError):
+            body_value(octets)
+
+
+@pytest.mark.parametrize("correlation", [Ulong(7), b"bytes", "text", None])
+def test_a_response_carries_the_correlation_of_its_request(correlation: Any) -> None:
+    request = read_request(request_message(b"\x40", "$reply/1", correlation))
+    assert (request.body, request.reply_to, request.correlation) == (b"\x40", "$reply/1", correlation)
+    response = proton_message(response_message(b"\x40", request.correlation))
+    assert response.correlation_id == correlation
+
+
+def test_a_request_of_proton_is_read() -> None:
+    message = Message(id="m1", reply_to="$reply/1", body="x", properties={"operation": "queues"})
+    request = read_request(bytes(message.encode()))
+    assert request.correlation == "m1"
+    assert request.application_properties == {"operation": "queues"}
+
+
+def test_properties_of_a_wrong_type_are_refused() -> None:
+    wrong: list[Any] = [{}, [None, None, None, None, Uint(5)]]
+    for properties in wrong:
+        octets = encode(Described(Ulong(0x73), properties)) + value_message(b"\x40")
+        with pytest.raises(WireError):
+            read_request(octets)
+
+
+@given(st.binary(max_size=100))
+def test_any_octets_are_a_message_or_refused(octets: bytes) -> None:
+    for read in (read_header, body_value, read_request):
+        with contextlib.suppress(WireError):
+            read(octets)
+
+
+def test_addresses_of_branches() -> None:
+    xid = Xid(1, b"g/x", b"")
+    for work in ("all", "retired", "posted"):
+        assert parse_branch_address(branch_address(xid, work)) == (xid, work)
+    assert parse_branch_address("orders") is None
+    for wrong in ("$branch/", "$branch/all", "$branch/all/", "$branch/some/1_Zw==_", "$branch/all/nonsense"):
+        with pytest.raises(ValueError, match=r"branch|xid"):
+            parse_branch_address(wrong)
+    with pytest.raises(ValueError, match="one of"):
+        branch_address(xid, "some")

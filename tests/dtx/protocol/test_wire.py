@@ -1,0 +1,88 @@
+"""docs/wire.md: every example in it is what is encoded, and what it says of types and statuses is what is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dtx.protocol.commands import CONTROL, COORDINATION, START, XID_TYPE
+from dtx.protocol.composites import DOMAIN, Composite
+from dtx.protocol.conditions import TABLE
+from dtx.protocol.replies import DETAILS, HOLDING, RECOVERED, RESULT, TIMEOUT, decode_reply
+from tests.dtx.protocol.wire_examples import (
+    COMMAND_EXAMPLES,
+    CONTROL_EXAMPLES,
+    REPLY_EXAMPLES,
+    octets,
+)
+
+PAGE = (Path(__file__).parents[3] / "docs" / "wire.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```wire ([^\n]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HEX = re.compile(r"\s*((?:[0-9a-f]{2} ?)+)(?:\s{2}|$)")
+SHOWN = dict(BLOCK.findall(PAGE))
+
+
+def shown_octets(body: str) -> bytes:
+    """The octets of a block: what stands in front of two spaces in each line."""
+    found = b""
+    for line in body.splitlines():
+        match = HEX.match(line)
+        assert match is not None, line
+        found += bytes.fromhex(match[1])
+    return found
+
+
+def test_every_example_is_on_the_page_once() -> None:
+    assert len(BLOCK.findall(PAGE)) == len(SHOWN)
+    assert SHOWN.keys() == octets().keys()
+
+
+@pytest.mark.parametrize("name", sorted(octets()))
+def test_the_page_shows_what_is_encoded(name: str) -> None:
+    assert shown_octets(SHOWN[name]) == octets()[name]
+
+
+@pytest.mark.parametrize("name", sorted(CONTROL_EXAMPLES))
+def test_control_examples_decode(name: str) -> None:
+    assert CONTROL.decode(shown_octets(SHOWN[name])) == CONTROL_EXAMPLES[name]
+
+
+@pytest.mark.parametrize("name", sorted(COMMAND_EXAMPLES))
+def test_command_examples_decode(name: str) -> None:
+    assert COORDINATION.decode(shown_octets(SHOWN[name])) == COMMAND_EXAMPLES[name]
+
+
+@pytest.mark.parametrize("name", sorted(REPLY_EXAMPLES))
+def test_reply_examples_decode(name: str) -> None:
+    assert decode_reply(shown_octets(SHOWN[name])) == REPLY_EXAMPLES[name]
+
+
+def ours() -> dict[str, Composite[object]]:
+    """Every composite of our domain, by name."""
+    found = [*CONTROL.by_type.values(), *COORDINATION.by_type.values()]
+    found += [XID_TYPE, START, RESULT, RECOVERED, HOLDING, DETAILS, TIMEOUT]
+    return {one.name: one for one in found if int(one.code) >> 32 == DOMAIN}
+
+
+def test_the_table_of_composites_is_complete() -> None:
+    rows = re.findall(r"^\| (0x[0-9a-f]{2}) \| `([a-z-]+)` \| (.*) \|$", PAGE, re.MULTILINE)
+    told = {
+        name: (int(number, 16), [field.split()[0] for field in fields.split(", ")]) for number, name, fields in rows
+    }
+    for name, one in ours().items():
+        number, words = told.pop(name)
+        assert number == int(one.code) & 0xFFFF_FFFF
+        for field in one.fields:
+            assert field.name in words, f"{name} has {field.name}"
+    assert not told
+
+
+def test_the_table_of_statuses_is_the_table() -> None:
+    rows = re.findall(r"^\| `(XA\w+)` \| (\w+) \| (.*) \|$", PAGE, re.MULTILINE)
+    told = {name: (int(status, 0), condition.strip("`")) for name, status, condition in rows}
+    for row in TABLE:
+        condition = str(row.condition) if row.condition is not None else "told as a result"
+        assert told.pop(row.code.name) == (row.status, condition)
+    assert not told
