@@ -1,4 +1,4 @@
-"""The AMQP resource manager client: `AmqpResource`, the session that it gives, and the factories of its entry points."""
+"""The AMQP resource manager client: `AmqpResource`, the session that it gives, and factories for entry points."""
 
 from proton import Message
 

@@ -10,6 +10,7 @@ of a branch in which anything that was sent settled went wrong.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.protocol.commands import CONTROL, Declare, Discharge, End, Start
@@ -25,22 +26,18 @@ from xa.machine import Result, advance
 from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rm_amqp.association import Association
     from rm_amqp.core import Core, Steps
     from rm_amqp.links import Answer, Arrived, Link
     from rm_amqp.settings import Settings
-
-    Decode = Callable[[bytes], Any]
 
 MAX_LINKS: Final = 64
 """Links to addresses that a channel keeps for the next transaction."""
 BROWSED: Final = 100
 """Messages that a browse asks for at a time."""
 T0, T1, T2 = AssociationState.T0, AssociationState.T1, AssociationState.T2
-VERBS: Final = {
-    AssociationVerb.END: lambda txn_id: Discharge(txn_id),
+VERBS: Final[dict[AssociationVerb, Callable[[bytes], Discharge | End]]] = {
+    AssociationVerb.END: Discharge,
     AssociationVerb.END_FAIL: lambda txn_id: Discharge(txn_id, fail=True),
     AssociationVerb.SUSPEND: lambda txn_id: End(txn_id, suspend=True),
 }
@@ -363,11 +360,10 @@ class Channel:
     def let_go(self) -> Steps[None]:
         """Nobody has used the channel for a while: what was sent ahead is given back, first the credit and then,
         at the next call, the messages. It waits for nothing."""
+        yield from ()
         for receiver in self._receivers.values() if not self.broken else ():
             if receiver.alive and receiver.attached and not receiver.draining:
                 if receiver.credit > 0:
                     receiver.drain()
                 while receiver.arrived:
                     receiver.settle(receiver.arrived.popleft(), None, RELEASED)
-        return
-        yield 0.0  # steps, though there is nothing to wait for

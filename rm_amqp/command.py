@@ -98,13 +98,13 @@ class Command:
 
     def sent(self, command: Coordination) -> Steps[Request]:
         """`ask`, as steps."""
+        yield from ()
         return self.ask(command)
-        yield 0.0  # there is nothing to wait for
 
     def look(self, request: Request) -> Steps[bool]:
         """`arrived`, as steps."""
+        yield from ()
         return self.arrived(request)
-        yield 0.0  # there is nothing to wait for
 
     def _read(self, octets: bytes) -> None:
         try:
@@ -126,5 +126,6 @@ class Command:
         for link in (self._requests, self._replies):
             if link.refusal is not None:
                 told = f"{link.refusal.condition}: {link.refusal.description}"
-                raise ConnectionLost(Cause.LOST, f"the broker at {self.core.broker} closed the command channel ({told})")
-
+                raise ConnectionLost(
+                    Cause.LOST, f"the broker at {self.core.broker} closed the command channel ({told})"
+                )

@@ -272,4 +272,3 @@ def _abandoned(standing: Standing) -> None:
     """The thread of control is gone, with whatever it was associated with."""
     if standing.seat is not None:
         standing.seat.line.drop()
-

@@ -295,5 +295,3 @@ def closed(core: Core, deadline: float) -> Steps[None]:
         core.engine.close()
         while core.lost is None and core.clock() < deadline:
             yield deadline
-
-

@@ -96,7 +96,7 @@ class SocketLine:
     """A line over a socket that is connected."""
 
     def __init__(self, connected: socket.socket, core: Core) -> None:
-        connected.setblocking(False)  # noqa: FBT003 — the library's
+        connected.setblocking(False)
         self.core = core
         self.round_trips = 0
         self._socket = connected

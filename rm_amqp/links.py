@@ -219,7 +219,7 @@ class Receiver(Link):
         source = LIB.pn_link_source(self.pointer)
         if address is None:
             LIB.pn_terminus_set_type(source, LIB.PN_SOURCE)
-            LIB.pn_terminus_set_dynamic(source, True)  # noqa: FBT003 — the library's
+            LIB.pn_terminus_set_dynamic(source, True)
         else:
             set_address(source, address)
         if browse:

@@ -146,14 +146,13 @@ class Session:
 
     def _decide(self, message: Message, outcome: bytes) -> None:
         def steps(channel: Channel, association: Association | None) -> Steps[None]:
+            yield from ()
             channel.check_work(association)
             held = association.held.get(id(message)) if association is not None else None
             if held is None:
                 told = "work: this message was not received here, or its outcome is told already"
                 raise xa_error(Code.XAER_PROTO, told)
             held.outcome = outcome
-            return
-            yield 0.0
 
         self._work(steps, later=True)
 
@@ -271,9 +270,8 @@ def _taken(channel: Channel, association: Association | None, arrived: Arrived) 
 
 def _closing(receiver: Receiver) -> Operation[None]:
     def steps(_channel: Channel, _association: Association | None) -> Steps[None]:
+        yield from ()
         receiver.close()
-        return
-        yield 0.0
 
     return steps
 

@@ -139,4 +139,3 @@ class EmbeddedBroker:
             return left
 
         return self.inside(look)
-

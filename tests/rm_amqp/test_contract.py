@@ -52,7 +52,7 @@ class AmqpHarness:
 
     def committed(self) -> AbstractSet[str]:
         self._onlooker.open(self.open_string, 1)
-        return {message.body for message in self._onlooker.session(1).browse(self.queue)}
+        return {str(message.body) for message in self._onlooker.session(1).browse(self.queue)}
 
     def crash(self, rm: ResourceManager) -> None:
         assert isinstance(rm, AmqpResource)
