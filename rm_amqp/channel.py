@@ -365,5 +365,6 @@ class Channel:
             if receiver.alive and receiver.attached and not receiver.draining:
                 if receiver.credit > 0:
                     receiver.drain()
+                    continue
                 while receiver.arrived:
                     receiver.settle(receiver.arrived.popleft(), None, RELEASED)

@@ -46,6 +46,8 @@ class Link:
         self.attached = False
         self.refusal: Refusal | None = None
         """Why the broker closed it."""
+        self.closed = False
+        """Whether we closed it."""
         make = LIB.pn_receiver if receiver else LIB.pn_sender
         self.pointer: Pointer = make(core.engine.session, name.encode("ascii"))
         core.links[self.pointer] = self
@@ -58,7 +60,7 @@ class Link:
     @property
     def alive(self) -> bool:
         """Whether it may be used."""
-        return self.refusal is None and self.core.lost is None
+        return self.refusal is None and not self.closed and self.core.lost is None
 
     def attach_event(self) -> None:
         """The broker answered the attach. An answer without a terminus is followed by the error."""
@@ -78,6 +80,9 @@ class Link:
 
     def close(self) -> None:
         """We need it no more."""
+        if self.closed:
+            return
+        self.closed = True
         self.gone()
         self.core.forget(self)
 
