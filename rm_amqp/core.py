@@ -92,6 +92,7 @@ class Core:
     ) -> None:
         self.clock = clock
         self.broker = broker
+        self.container = container
         self.opened = False
         self.peer = ""
         """The broker's container."""

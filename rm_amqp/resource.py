@@ -92,8 +92,10 @@ class AmqpResource(Connected):
 
     @property
     def identity(self) -> str:
-        """As `xa.ResourceManager` says."""
-        return self.settings.identity
+        """As `xa.ResourceManager` says. Starts that nobody waits for can't be joined in time: with `ahead` every
+        instance stands for itself, and has branches of its own in a transaction."""
+        settings = self.settings
+        return f"{settings.identity}#{self.container}" if settings.ahead else settings.identity
 
     @property
     def outstanding(self) -> int:

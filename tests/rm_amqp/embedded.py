@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from rm_amqp.core import Core
     from xa import Xid
 
 T = TypeVar("T")
@@ -91,9 +92,15 @@ class EmbeddedBroker:
     # -- what tests do to it
     def cut(self, container: str) -> None:
         """Drops the connections of a client, and returns when the broker has let go of what they held."""
+        self._cut(lambda name: name.startswith(container))
 
+    def cut_connection(self, core: Core) -> None:
+        """The same with one connection."""
+        self._cut(lambda name: name == core.container)
+
+    def _cut(self, chosen: Callable[[str], bool]) -> None:
         async def run() -> None:
-            peers = [peer for one, peer in self.broker.peers.items() if one.container.startswith(container)]
+            peers = [peer for one, peer in self.broker.peers.items() if chosen(one.container)]
             for peer in peers:
                 peer.abort()
             while any(peer in self.broker.open_peers for peer in peers):
