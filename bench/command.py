@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SUMMARY: Final = "run a benchmark"
 
 BENCHMARKS: Final[dict[str, str]] = {
+    "broker": "bench.broker",
     "log": "bench.log",
     "recovery": "bench.recovery",
     "tm": "bench.transactions",

@@ -28,6 +28,10 @@ MACHINES: Final = (
     ("xa.tables", "BRANCH", "XA specification, table 6-4"),
     ("xa.tables", "ASYNC", "XA specification, table 6-5"),
     ("tm.states", "GLOBAL", "design: what the branches of one transaction come to together"),
+    ("tm.tx_states", "TX", "TX specification, table 7-1"),
+    ("dtx.resource.grammar", "CHANNEL", "the slides' dtx grammar, for one transactional channel"),
+    ("dtx.resource.grammar", "LOCAL", "AMQP 1.0, transactions: a local transaction"),
+    ("tm.log.sql_states", "GTRID", "design: a transaction in the decision log that is a table"),
 )
 """Module, name of the machine in it, and whose table it is."""
 
@@ -39,7 +43,8 @@ page.
 
 A diagram shows what leads from one state to another. The table under it has every entry, those that stay in their
 state included, and where it comes from: "6-2" is a table of the X/Open XA specification (C193, chapter 6), "text"
-the description of a routine in its chapter 5, "design" is ours. What has no entry is refused with the code in the
+the description of a routine in its chapter 5, "7-1" the table of the X/Open TX specification (C504), "design" is
+ours. What has no entry is refused with the code in the
 second table, and leaves the state as it was.
 """
 
@@ -54,7 +59,7 @@ def _section(module: str, name: str, origin: str) -> str:
     about = inspect.cleandoc(machine.states.__doc__ or "").replace("\n", " ")
     return "\n".join(
         [
-            f"## {machine.name.capitalize()}",
+            f"## {machine.name[0].upper()}{machine.name[1:]}",
             "",
             f"`{module}.{name}` · {origin}",
             "",

@@ -1,1 +1,6 @@
-"""Database resource managers."""
+"""Database resource managers: PostgreSQL in two phases, and any SQLAlchemy database as the one that decides."""
+
+from rm_db.deciding import DecidingDatabase
+from rm_db.postgres import PostgresResource, PreparedTransaction
+
+__all__ = ["DecidingDatabase", "PostgresResource", "PreparedTransaction"]

@@ -167,8 +167,22 @@ def _version(install: Path) -> int:
     return int(install.name.removeprefix("pginstall") or 0)
 
 
+_PORTS: Final[set[int]] = set()
+"""Those of this process's servers, stopped ones too."""
+
+
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    """A port below those that the system hands out for outgoing connections: nobody takes it while the server is
+    stopped."""
+    for offset in range(20_000):
+        port = 10_000 + (os.getpid() * 16 + offset) % 20_000
+        if port in _PORTS:
+            continue
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        _PORTS.add(port)
         return port
+    raise RuntimeError("no port is free")

@@ -22,9 +22,12 @@ from tm.recovery import Action, Finding, Report
 from tm.resources import ConfigurationError, ResourceConfig
 from tm.states import GlobalState
 from tm.transaction import Transaction
+from tm.tx import TxInterface
+from tm.tx_codes import CommitReturn, TransactionControl, TransactionState, TxCode, TxInfo
 
 __all__ = [
     "Action",
+    "CommitReturn",
     "Configuration",
     "ConfigurationError",
     "Finding",
@@ -44,8 +47,13 @@ __all__ = [
     "ResourceConfig",
     "RolledBack",
     "Transaction",
+    "TransactionControl",
     "TransactionError",
     "TransactionManager",
+    "TransactionState",
+    "TxCode",
+    "TxInfo",
+    "TxInterface",
     "Verdict",
     "configuration_from",
 ]

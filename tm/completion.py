@@ -43,13 +43,28 @@ _AGREES: Final = {
     Verb.COMMIT: Meaning.HEUR_COMMITTED,
     Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK,
 }
+_AGAINST: Final = {
+    Verb.COMMIT: Verdict.HEUR_ROLLED_BACK,
+    Verb.ROLLBACK: Verdict.HEUR_COMMITTED,
+}
+"""The verdict when everybody did the opposite of what was asked."""
+_CAME_TO: Final = {
+    Meaning.HEUR_COMMITTED: Verdict.COMMITTED,
+    Meaning.HEUR_ROLLED_BACK: Verdict.ROLLED_BACK,
+    Meaning.HEUR_MIXED: Verdict.MIXED,
+    Meaning.HEUR_HAZARD: Verdict.HAZARD,
+    Meaning.LOST_ROLLED_BACK: Verdict.ROLLED_BACK,
+    Meaning.LOST_HAZARD: Verdict.HAZARD,
+}
+"""What a branch came to that was completed on its own."""
 
 
 class Completion:
     """One transaction on its way to its outcome. `branches` are its branches, the decider's not among them;
-    `associations` are the (resource, xid) pairs still associated, in the order in which they were made."""
+    `associations` are the (resource, xid) pairs still associated, in the order in which they were made.
+    `came_to` collects what became of the branches that had work: COMMITTED, ROLLED_BACK, MIXED, HAZARD."""
 
-    __slots__ = ("associations", "branches", "damage", "decider", "gtrid", "pending", "reasons", "state")
+    __slots__ = ("associations", "branches", "came_to", "damage", "decider", "gtrid", "pending", "reasons", "state")
 
     def __init__(
         self,
@@ -66,6 +81,7 @@ class Completion:
         self.state = state
         self.reasons: list[Reason] = []
         self.damage: list[tuple[Branch, Meaning]] = []
+        self.came_to: set[Verdict] = set()
         self.pending: list[Branch] = []
 
     # --- the two ways ---------------------------------------------------------------------------------------
@@ -78,7 +94,7 @@ class Completion:
         if self.associations:
             answers = yield Call(Verb.END, self.associations, TMSUCCESS)
             if self._refusals(Verb.END, self.associations, answers):
-                return (yield from self._refuse(self._everybody()))
+                return (yield from self._refuse(self.everybody()))
         if self.decider is None and len(self.branches) == 1:
             return (yield from self._one_phase(self.branches[0]))
         answers = (yield Call(Verb.PREPARE, self.branches)) if self.branches else []
@@ -99,11 +115,12 @@ class Completion:
         self._move(GlobalVerb.ROLLBACK)
         if self.associations:
             yield Call(Verb.END, self.associations, TMFAIL)
-        return (yield from self._roll_back(self._everybody()))
+        return (yield from self._roll_back(self.everybody()))
 
     # --- before the decision --------------------------------------------------------------------------------
 
-    def _everybody(self) -> tuple[Branch, ...]:
+    def everybody(self) -> tuple[Branch, ...]:
+        """Every branch, the decider's too."""
         return self.branches + self._decider()
 
     def _decider(self) -> tuple[Branch, ...]:
@@ -128,7 +145,9 @@ class Completion:
                 left.append(branch)
             elif meaning is not Meaning.READ_ONLY:
                 self.reasons.append(Reason(branch, answer))
-                if meaning is not Meaning.ROLLED_BACK:
+                if meaning is Meaning.ROLLED_BACK:
+                    self.came_to.add(Verdict.ROLLED_BACK)
+                else:
                     left.append(branch)
         return tuple(yes), tuple(left)
 
@@ -155,7 +174,7 @@ class Completion:
         yield from self._hurt(Verb.COMMIT, branch, meaning)
         if not self.damage:
             return self._finish(GlobalVerb.ONE_PHASE, Verdict.COMMITTED, decided=True)
-        return self._finish(GlobalVerb.DAMAGE, self._summary(0, Meaning.HEUR_COMMITTED), decided=True)
+        return self._finish(GlobalVerb.DAMAGE, self._summary(Verb.COMMIT), decided=True)
 
     def _commit_alone(self, branch: Branch) -> Steps:
         """One prepared branch, everybody else read-only: its own commit decides. Only when that commit's answer is
@@ -205,7 +224,10 @@ class Completion:
         if meaning is Meaning.LATER:
             self.pending = list(yes)
             return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
-        return (yield from self._refuse(yes if meaning is Meaning.ROLLED_BACK else (*yes, decider)))
+        if meaning is Meaning.ROLLED_BACK:
+            self.came_to.add(Verdict.ROLLED_BACK)
+            return (yield from self._refuse(yes))
+        return (yield from self._refuse((*yes, decider)))
 
     # --- after the decision ---------------------------------------------------------------------------------
 
@@ -236,40 +258,37 @@ class Completion:
     def _settle_commit(
         self, decision: Decision, decider: str | None, answered: Sequence[tuple[Branch, Meaning]]
     ) -> Steps:
-        done = 0
         noted = True
+        if decider is not None or self.pending:
+            self.came_to.add(Verdict.COMMITTED)
         for branch, meaning in answered:
             if meaning is Meaning.DONE:
-                done += 1
+                self.came_to.add(Verdict.COMMITTED)
             else:
                 noted = (yield from self._hurt(Verb.COMMIT, branch, meaning)) and noted
-                done += meaning is Meaning.HEUR_COMMITTED
         if not self.pending and noted:
             yield End(decision, decider)
         if self.damage:
-            done += len(self.pending) + (decider is not None)
-            return self._finish(GlobalVerb.DAMAGE, self._summary(done, Meaning.HEUR_COMMITTED), decided=True)
+            return self._finish(GlobalVerb.DAMAGE, self._summary(Verb.COMMIT), decided=True)
         if self.pending:
             return self._finish(GlobalVerb.LEAVE, Verdict.UNKNOWN, decided=True)
         return self._finish(GlobalVerb.FINISH, Verdict.COMMITTED, decided=True)
 
     def _roll_back(self, left: tuple[Branch, ...]) -> Steps:
-        done = 0
         if left:
             answers = yield Call(Verb.ROLLBACK, left)
             row = MEANING[Verb.ROLLBACK]
             for branch, answer in zip(left, answers, strict=True):
                 meaning = row[code_of(answer)]
                 if meaning is Meaning.DONE:
-                    done += 1
+                    self.came_to.add(Verdict.ROLLED_BACK)
                 elif meaning is Meaning.LATER:
+                    self.came_to.add(Verdict.ROLLED_BACK)  # as presumed
                     self.pending.append(branch)
                 else:
                     yield from self._hurt(Verb.ROLLBACK, branch, meaning)
-                    done += meaning is Meaning.HEUR_ROLLED_BACK
         if self.damage:
-            done += len(self.branches) - len(left) + len(self.pending)
-            return self._finish(GlobalVerb.DAMAGE, self._summary(done, Meaning.HEUR_ROLLED_BACK), decided=False)
+            return self._finish(GlobalVerb.DAMAGE, self._summary(Verb.ROLLBACK), decided=False)
         return self._finish(GlobalVerb.FINISH, Verdict.ROLLED_BACK, decided=False)
 
     # --- heuristics -----------------------------------------------------------------------------------------
@@ -278,6 +297,7 @@ class Completion:
         """A branch was completed on its own. What agrees with the decision is forgotten at once. What does not
         is noted durably, and stays with the resource manager until somebody asks to forget it. Whether all that
         was to be noted is."""
+        self.came_to.add(_CAME_TO[meaning])
         if meaning is _AGREES[verb]:
             yield Call(Verb.FORGET, (branch,), TMNOFLAGS)
             return True
@@ -285,19 +305,16 @@ class Completion:
         refused = yield Note(Heuristic(branch, HEURISTIC_CODE[meaning]))
         return refused is None
 
-    def _summary(self, done: int, agreed: Meaning) -> Verdict:
-        """The verdict over the damage, where `done` branches did as decided (`agreed`)."""
-        meanings = {meaning for _, meaning in self.damage}
-        against = (
-            {Meaning.HEUR_ROLLED_BACK, Meaning.LOST_ROLLED_BACK}
-            if agreed is Meaning.HEUR_COMMITTED
-            else {Meaning.HEUR_COMMITTED}
-        )
-        if meanings <= against and not done:
-            return Verdict.HEUR_ROLLED_BACK if agreed is Meaning.HEUR_COMMITTED else Verdict.HEUR_COMMITTED
-        if Meaning.HEUR_MIXED in meanings or meanings & against:
+    def heuristics(self) -> tuple[Heuristic, ...]:
+        """The damage so far."""
+        return tuple(Heuristic(branch, HEURISTIC_CODE[meaning]) for branch, meaning in self.damage)
+
+    def _summary(self, asked: Verb) -> Verdict:
+        """The verdict over what the branches came to, where there is damage. Read-only branches don't count."""
+        ends = self.came_to
+        if Verdict.MIXED in ends or {Verdict.COMMITTED, Verdict.ROLLED_BACK} <= ends:
             return Verdict.MIXED
-        return Verdict.HAZARD
+        return Verdict.HAZARD if Verdict.HAZARD in ends else _AGAINST[asked]
 
     # --- the end --------------------------------------------------------------------------------------------
 
@@ -311,6 +328,6 @@ class Completion:
             verdict,
             decided,
             tuple(self.pending),
-            tuple(Heuristic(branch, HEURISTIC_CODE[meaning]) for branch, meaning in self.damage),
+            self.heuristics(),
             tuple(self.reasons),
         )

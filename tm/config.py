@@ -3,6 +3,7 @@
     node = "orders-1"
     log  = "file:///var/lib/xabridge/log"
     timeout_s = 60
+    telemetry = true
 
     [resources]
     broker = "amqps://orders-svc@broker:5671"
@@ -18,6 +19,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.resources import ConfigurationError, ResourceConfig
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-_KEYS: Final = {"node", "log", "decider", "timeout_s", "recovery_interval_s", "resources"}
+_KEYS: Final = {"node", "log", "decider", "timeout_s", "recovery_interval_s", "resources", "telemetry"}
 _RESOURCE_KEYS: Final = {"url", "mode"}
 _OTHERS: Final = {"broker", "pipeline", "demo"}
 """Tables that other commands read."""
@@ -43,6 +45,7 @@ class Configuration:
     timeout_s: float = 60.0
     recovery_interval_s: float = 10.0
     decider: str | None = None
+    telemetry: bool = False
 
 
 def configuration_from(path: str | Path, environment: Mapping[str, str] = os.environ) -> Configuration:
@@ -54,6 +57,8 @@ def configuration_from(path: str | Path, environment: Mapping[str, str] = os.env
         raise ConfigurationError(f"{path}: no such file; write one, or pass --config") from error
     except OSError as error:
         raise ConfigurationError(f"{path}: can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: not TOML, which is UTF-8: {error}") from error
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -88,6 +93,7 @@ class _Reader:
             self._seconds(table, "timeout_s", 60.0),
             self._seconds(table, "recovery_interval_s", 10.0),
             self._text(table, "decider"),
+            self._flag(table, "telemetry"),
         )
 
     def _resource(self, name: str, value: object) -> ResourceConfig:
@@ -113,9 +119,15 @@ class _Reader:
             raise self._wrong(key, f"expected text, not {value!r}")
         return value
 
+    def _flag(self, table: Mapping[str, Any], key: str) -> bool:
+        value = table.get(key, False)
+        if not isinstance(value, bool):
+            raise self._wrong(key, f"expected true or false, not {value!r}")
+        return value
+
     def _seconds(self, table: Mapping[str, Any], key: str, default: float) -> float:
         value = table.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < TIMEOUT_MAX:
             raise self._wrong(key, f"expected seconds above 0, not {value!r}")
         return float(value)
 

@@ -10,16 +10,14 @@ import itertools
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from tm.completion import Completion
 from tm.config import Configuration, configuration_from
-from tm.effects import Call
-from tm.log import LogError, LogStopped
+from tm.driver import Driver
+from tm.log import LogError
 from tm.log.opening import open_log
-from tm.outcome import ManagerUnusable, Outcome, ProtocolMisuse, Reason, Verdict, named
+from tm.outcome import ManagerUnusable, ProtocolMisuse
 from tm.performer import Performer
 from tm.propagation import Propagation, transactional
 from tm.reaper import Reaper
@@ -28,9 +26,9 @@ from tm.recovery import Ownership
 from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.states import FINAL, GlobalState
+from tm.telemetry import opentelemetry
 from tm.transaction import Transaction
-from tm.verdicts import Verb
-from xa import XaError, check_node, switch_control
+from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import log_prefix
 
 if TYPE_CHECKING:
@@ -39,12 +37,13 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tm.completion import Steps
-    from tm.effects import Effect
+    from tm.completion import Completion, Steps
     from tm.log import DecisionLog
     from tm.recovery import Report
+    from tm.telemetry.recorder import Telemetry
 
 logger = logging.getLogger("xabridge.tm")
+_T = TypeVar("_T")
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -54,7 +53,8 @@ class TransactionManager:
 
     `resources` maps names to open strings (URLs) or ResourceConfigs. `log` is a URL ("file:///folder",
     "sqlite:///file", "postgresql://…") or an open DecisionLog; it is left out when a resource decides.
-    `decider` names the resource that decides, where more than one could.
+    `decider` names the resource that decides, where more than one could. `telemetry` is what
+    `tm.telemetry.opentelemetry()` makes.
     """
 
     def __init__(
@@ -69,8 +69,13 @@ class TransactionManager:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         background: bool = True,
+        telemetry: Telemetry | None = None,
     ) -> None:
-        self.node = check_node(node)
+        self.node = _configured(check_node, node)
+        for what, seconds in (("timeout_s", timeout_s), ("recovery_interval_s", recovery_interval_s)):
+            if not 0 < seconds < threading.TIMEOUT_MAX:
+                raise ConfigurationError(f"{what} is {seconds}: expected seconds above 0")
+        self._recorder = telemetry.recorder(node) if telemetry is not None else None
         self.timeout_s = timeout_s
         self._clock = clock
         self._live: dict[bytes, Transaction] = {}
@@ -78,25 +83,29 @@ class TransactionManager:
         self._registrar = DynamicRegistrar(self)
         self._resources = self._configure(resources or {}, clock)
         self._decider = self._choose_decider(decider, log)
-        self._log: DecisionLog | None = open_log(log, node) if isinstance(log, str) else log
+        self._log: DecisionLog | None = _configured(open_log, log, node) if isinstance(log, str) else log
+        if self._log is not None and self._log.node != node:
+            raise ConfigurationError(f"the log is that of node {self._log.node}, not of {node}")
         self._closed = False
         self._unusable: str | None = None
-        self._doubtful = False
-        self._performer = Performer(self._resources, self._log, sleep)
+        performer = Performer(self._resources, self._log, sleep)
+        self._performer = performer
+        if self._recorder is not None:
+            self._performer = self._recorder.performer(self._resources, self._log, sleep)
         self._sequence = itertools.count(1)
         self._prefix: bytes | None = None
-        self._background = ThreadPoolExecutor(4, thread_name_prefix="xabridge-completion")
-        self._recoverer = Recoverer(self._resources, self._log, self._performer, self._live, self._ownership)
-        for resource in self._resources.values():
-            try:
-                resource.mend()
-            except XaError as error:
-                logger.warning("%s could not be opened: %s", resource.name, error)
+        self._recoverer = Recoverer(self._resources, self._log, performer, self._live, self._ownership, self._recorder)
+        self._driver = Driver(self._live, self._performer, self._recoverer, self._recorder)
         self._reaper = Reaper(self._live, clock)
         try:
+            for resource in self._resources.values():
+                try:
+                    resource.mend()
+                except XaError as error:
+                    logger.warning("%s could not be opened: %s", resource.name, error)
             self._recoverer.run_once()
-        except LogError:
-            self._close_resources()
+        except BaseException:
+            self.close()
             raise
         if background:
             self._recoverer.start(recovery_interval_s)
@@ -106,14 +115,18 @@ class TransactionManager:
     def from_config(cls, path: str | Path = "xabridge.toml") -> TransactionManager:
         """A manager as the configuration file says; ConfigurationError names file, key and mend."""
         configuration: Configuration = configuration_from(path)
-        return cls(
-            configuration.node,
-            configuration.log,
-            configuration.resources,
-            timeout_s=configuration.timeout_s,
-            decider=configuration.decider,
-            recovery_interval_s=configuration.recovery_interval_s,
-        )
+        try:
+            return cls(
+                configuration.node,
+                configuration.log,
+                configuration.resources,
+                timeout_s=configuration.timeout_s,
+                decider=configuration.decider,
+                recovery_interval_s=configuration.recovery_interval_s,
+                telemetry=opentelemetry() if configuration.telemetry else None,
+            )
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from error
 
     # --- configuration --------------------------------------------------------------------------------------
 
@@ -124,7 +137,7 @@ class TransactionManager:
         for rmid, (name, config) in enumerate(resources.items(), start=1):
             if isinstance(config, str):
                 config = ResourceConfig(config)  # noqa: PLW2901 — the short form of the same
-            configured[name] = Resource(name, rmid, config, self._registrar, clock)
+            configured[name] = Resource(name, rmid, config, self._registrar, clock, self._recorder)
         return configured
 
     def _choose_decider(self, decider: str | None, log: str | DecisionLog | None) -> str | None:
@@ -146,7 +159,9 @@ class TransactionManager:
         for resource in self._resources.values():
             if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
                 deciders[resource.decider.decider_id] = resource.name
-        return Ownership(self.node, self._log.log_id if self._log is not None else b"", deciders)
+        if self._log is None:
+            return Ownership(self.node, b"", 0, deciders)
+        return Ownership(self.node, self._log.log_id, self._log.incarnation, deciders)
 
     def resource(self, name: str) -> Resource:
         """The resource `name`; ProtocolMisuse when none is configured under it."""
@@ -166,12 +181,22 @@ class TransactionManager:
         """The decision log, where no resource decides."""
         return self._log
 
+    @property
+    def decider(self) -> str | None:
+        """The name of the resource that decides, where one does."""
+        return self._decider
+
+    def at_work_outside(self) -> bool:
+        """Whether a resource that registers itself is at work for the calling thread of control outside any
+        transaction."""
+        return self._registrar.at_work_outside()
+
     # --- transactions ---------------------------------------------------------------------------------------
 
     def begin(self, timeout_s: float | None = None) -> Transaction:
         """A new transaction, the current one of the calling context until it is completed or suspended."""
-        if self._unusable is not None or self._doubtful:
-            self._check_usable()
+        if self._unusable is not None or self._driver.log_stopped:
+            self.check_usable()
         outer = self._current.get(None)
         if outer is not None and not outer.suspended:
             if outer.status not in FINAL and outer.status is not GlobalState.COMMITTING:
@@ -181,7 +206,7 @@ class TransactionManager:
             outer = outer.outer
         if timeout_s is None:
             timeout_s = self.timeout_s
-        elif timeout_s <= 0:
+        elif not timeout_s > 0:
             raise ProtocolMisuse(f"timeout_s is {timeout_s}: a transaction has more than 0 seconds")
         prefix = self._prefix or self._begin_prefix()
         gtrid = prefix + next(self._sequence).to_bytes(8, "big")
@@ -190,10 +215,13 @@ class TransactionManager:
         self._live[gtrid] = transaction
         self._current.set(transaction)
         transaction.outer_control = switch_control(transaction.control)
+        if self._recorder is not None:
+            self._recorder.began(gtrid)
         return transaction
 
-    def _check_usable(self) -> None:
-        """After the log told nothing any more: it is asked again, before another transaction depends on it."""
+    def check_usable(self) -> None:
+        """ManagerUnusable where nothing can be decided any more. After the log told nothing it is asked again, before
+        another transaction depends on it."""
         if self._unusable is not None:
             raise ManagerUnusable(self._unusable)
         try:
@@ -204,7 +232,7 @@ class TransactionManager:
                 f"the decision log can't decide any more: {error}. Mend its cause, then start this process anew; "
                 "recovery will find out what is decided."
             ) from error
-        self._doubtful = False
+        self._driver.log_stopped = False
 
     def _begin_prefix(self) -> bytes:
         """What the gtrids of this incarnation begin with: known once the place of the decisions is open."""
@@ -231,9 +259,11 @@ class TransactionManager:
         return transaction
 
     def current_or_none(self) -> Transaction | None:
-        """The calling context's transaction, if it has one that is not suspended."""
+        """The calling context's transaction, if it has one that is neither suspended nor completed."""
         transaction = self._current.get(None)
-        return transaction if transaction is not None and not transaction.suspended else None
+        if transaction is None or transaction.suspended or transaction.status in FINAL:
+            return None
+        return transaction
 
     def __getitem__(self, name: str) -> Any:
         """The native interface of the resource `name` in the calling context's transaction."""
@@ -243,22 +273,26 @@ class TransactionManager:
         """Takes the current transaction off the calling context, its associations suspended."""
         transaction = self.get_transaction()
         transaction.suspend_associations()
-        switch_control(transaction.outer_control)
+        self.detach(transaction)
         return transaction
 
     def resume(self, transaction: Transaction) -> None:
-        """Makes a suspended transaction the calling context's, in this thread or another."""
-        if not transaction.suspended:
-            raise ProtocolMisuse(f"transaction {transaction} is not suspended")
+        """Makes a suspended transaction the calling context's, in this thread or another. RolledBack: a resource
+        could not be resumed; the transaction is the context's again, and rollback-only."""
         current = self.current_or_none()
-        if current is not None and current.status not in FINAL:
+        if current is not None:
             raise ProtocolMisuse(f"transaction {current} is active in this context: suspend it first")
-        self._current.set(transaction)
-        transaction.outer_control = switch_control(transaction.control)
-        transaction.resume_associations()
+        try:
+            transaction.resume_associations()
+        finally:
+            if not transaction.suspended:
+                outer = self._current.get(None)
+                transaction.outer = None if outer is transaction or outer is None or outer.status in FINAL else outer
+                self._current.set(transaction)
+                transaction.outer_control = switch_control(transaction.control)
 
     def detach(self, transaction: Transaction) -> None:
-        """For the transaction: it is completed, and no longer the calling context's."""
+        """For the transaction: it is completed or suspended, and no longer the calling context's."""
         if self._current.get(None) is transaction:
             self._current.set(transaction.outer)
             switch_control(transaction.outer_control)
@@ -296,77 +330,9 @@ class TransactionManager:
             retries=retries,
         )
 
-    # --- completion -----------------------------------------------------------------------------------------
-
     def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> None:
-        """For the transaction: performs the steps of its completion, to the end or (`early`) to the commit point,
-        from where a worker thread goes on. The transaction is live until the end."""
-        perform = self._performer.perform
-        answer: Any = None
-        effect: Effect | None = None
-        try:
-            while True:
-                effect = steps.send(answer)
-                if early and completion.state is GlobalState.COMMITTING:
-                    transaction.goes_on()
-                    self._background.submit(self._go_on, transaction, completion, steps, effect)
-                    return
-                answer = perform(effect)
-        except StopIteration as stop:
-            outcome: Outcome = stop.value
-        except BaseException as error:
-            self._break_off(transaction, completion, effect, error)
-            raise
-        self._completed(transaction, outcome, completion.state)
-
-    def _break_off(
-        self, transaction: Transaction, completion: Completion, effect: Effect | None, error: BaseException
-    ) -> None:
-        """The calling thread was interrupted while `effect` was performed (KeyboardInterrupt, say). Before the
-        decision everything is rolled back; from there on only recovery can tell."""
-        undecided = isinstance(effect, Call) and effect.verb in (Verb.END, Verb.PREPARE)
-        if not undecided:
-            self._completed(transaction, _interrupted(completion, error), GlobalState.IN_DOUBT)
-            return
-        again = Completion(completion.gtrid, completion.branches, completion.associations, completion.decider)
-        reason = Reason(None, f"its completion was interrupted by {type(error).__name__}")
-        try:
-            outcome = drive(again.rollback(reason), self._performer.perform)
-        except BaseException as another:
-            self._completed(transaction, _interrupted(completion, another), GlobalState.IN_DOUBT)
-            raise
-        self._completed(transaction, outcome, again.state)
-
-    def _go_on(self, transaction: Transaction, completion: Completion, steps: Steps, effect: Any) -> None:
-        switch_control(transaction.control)
-        try:
-            outcome = drive(_continued(steps, effect), self._performer.perform)
-            self._completed(transaction, outcome, completion.state)
-        except BaseException as error:
-            logger.exception("%s: its completion in the background failed; recovery takes it", transaction)
-            self._completed(transaction, _interrupted(completion, error), GlobalState.IN_DOUBT)
-        finally:
-            switch_control(None)
-
-    def _completed(self, transaction: Transaction, outcome: Outcome, state: GlobalState) -> None:
-        transaction.completed(outcome, state)
-        del self._live[transaction.gtrid]
-        if outcome.verdict is Verdict.COMMITTED:
-            if logger.isEnabledFor(logging.DEBUG):
-                logger.debug("%s: committed", transaction)
-        else:
-            self._tell(transaction, outcome)
-
-    def _tell(self, transaction: Transaction, outcome: Outcome) -> None:
-        because = "; ".join(map(str, outcome.reasons)) or "asked for"
-        level = logging.INFO if outcome.verdict is Verdict.ROLLED_BACK else logging.ERROR
-        logger.log(level, "%s: %s: %s", transaction, outcome.verdict.value, because)
-        for branch in outcome.pending:
-            logger.warning("%s: %s on %s is left to recovery", transaction, branch.xid, branch.resource)
-        if outcome.pending:
-            self._recoverer.wake()
-        if any(isinstance(reason.said, LogStopped) for reason in outcome.reasons):
-            self._doubtful = True
+        """For the transaction: as `Driver.drive`."""
+        self._driver.drive(transaction, completion, steps, early=early)
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
 
@@ -395,7 +361,7 @@ class TransactionManager:
         idle = threading.Event()
         while self._live and time.monotonic() < deadline:
             idle.wait(0.01)
-        self._background.shutdown(wait=True)
+        self._driver.stop()
         self._recoverer.stop()
         for transaction in list(self._live.values()):
             logger.warning(
@@ -407,9 +373,12 @@ class TransactionManager:
 
     def _close_resources(self) -> None:
         for resource in self._resources.values():
-            resource.close()
+            with entered(ThreadOfControl()):  # this thread's own may be at work in one of its transactions
+                resource.close()
         if self._log is not None:
             self._log.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def __enter__(self) -> Self:
         return self
@@ -420,31 +389,9 @@ class TransactionManager:
         self.close()
 
 
-def drive(steps: Steps, perform: Callable[[Effect], Any]) -> Outcome:
-    """Performs the steps to their end."""
-    answer: Any = None
+def _configured(check: Callable[..., _T], *arguments: Any) -> _T:
+    """check(*arguments); its ValueError is an error of the configuration."""
     try:
-        while True:
-            answer = perform(steps.send(answer))
-    except StopIteration as stop:
-        outcome: Outcome = stop.value
-        return outcome
-
-
-def _continued(steps: Steps, effect: Effect) -> Steps:
-    """`steps`, of which `effect` was taken already."""
-    answer = yield effect
-    try:
-        while True:
-            answer = yield steps.send(answer)
-    except StopIteration as stop:
-        outcome: Outcome = stop.value
-        return outcome
-
-
-def _interrupted(completion: Completion, error: BaseException) -> Outcome:
-    """The outcome of a completion that was broken off: whatever is prepared is left to recovery."""
-    logger.error("%s: completion was interrupted by %s", named(completion.gtrid), type(error).__name__)
-    reason = Reason(None, f"its completion was interrupted by {type(error).__name__}: {error}")
-    decided = True if completion.state is GlobalState.COMMITTING else None
-    return Outcome(completion.gtrid, Verdict.UNKNOWN, decided, completion.branches, (), (reason,))
+        return check(*arguments)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error

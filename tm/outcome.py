@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from xa import Gtrid
+from xa import Code, Gtrid
+from xa.codes import MEANING
 
 if TYPE_CHECKING:
     from tm.effects import Answer
@@ -40,7 +41,9 @@ class Reason:
     def __str__(self) -> str:
         where = f"{self.branch.resource}: " if self.branch is not None else ""
         said = self.said
-        return where + (getattr(said, "message", None) or (said if isinstance(said, str) else str(said)))
+        if isinstance(said, Code):
+            return f"{where}{said.name}: {MEANING[said]}"
+        return f"{where}{getattr(said, 'message', None) or said}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tm.effects import Call, Decide, End, Force, Note, Pause
 from tm.log import LogError, LogFull
+from tm.outcome import named
 from tm.record import encode_branches
 from tm.verdicts import Verb
-from xa import TMASYNC, TMNOFLAGS, Code, Handle, XaError, XaMisuse, xa_error
+from xa import TMASYNC, TMNOFLAGS, Code, Handle, XaMisuse, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from tm.effects import Answer, Effect
     from tm.log import Branch, DecisionLog
     from tm.resources import Resource
-    from xa import Xid
 
 logger = logging.getLogger("xabridge.tm")
 
@@ -95,38 +95,47 @@ class Performer:
         try:
             if resource.suspect:
                 resource.mend()
-            return resource.routines[verb](branch.xid, resource.rmid, flags)
-        except XaError as error:
-            resource.failed(error)
+            answer = resource.routines[verb](branch.xid, resource.rmid, flags)
+        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's: the outcome is unknown
+            error = resource.heard(raised, verb.value, branch.xid)
+            if verb is Verb.ROLLBACK and error.code is Code.XAER_PROTO:
+                return self._roll_back_again(resource, branch, flags)
             return error
-        except Exception as error:  # noqa: BLE001 — a resource manager of anybody's: the outcome is unknown
-            return _broken_promise(resource, verb.value, branch.xid, error)
+        if type(answer) is Code or (flags & TMASYNC and type(answer) is Handle):
+            return answer
+        return resource.heard(_no_answer(answer), verb.value, branch.xid)
+
+    def _roll_back_again(self, resource: Resource, branch: Branch, flags: int) -> Answer | Handle:
+        """The application's session may have lost the connection without a word to the manager: the thread of
+        control has to open again before the resource manager takes any verb."""
+        resource.lost("rollback was refused")
+        try:
+            resource.mend()
+            return resource.routines[Verb.ROLLBACK](branch.xid, resource.rmid, flags)
+        except Exception as raised:  # noqa: BLE001 — as above
+            return resource.heard(raised, "rollback", branch.xid)
 
     def _collect(self, branch: Branch, handle: Handle) -> Answer:
         resource = self._resources[branch.resource]
         try:
             completion = resource.rm.complete(handle, resource.rmid, TMNOFLAGS)
-        except XaError as error:
+            error, code = completion.error, completion.code
+        except Exception as raised:  # noqa: BLE001 — as above
+            return resource.heard(raised, "complete", branch.xid)
+        if error is not None:
             resource.failed(error)
             return error
-        except Exception as error:  # noqa: BLE001 — a resource manager of anybody's: the outcome is unknown
-            return _broken_promise(resource, "complete", branch.xid, error)
-        if completion.error is not None:
-            resource.failed(completion.error)
-            return completion.error
-        return completion.code
+        return code
 
     def decide(self, effect: Decide) -> Answer:
         """Lets the decider commit work and decision."""
         resource = self._resources[effect.branch.resource]
         record = encode_branches(effect.decision.branches)
         try:
-            return resource.decider.decide(effect.branch.xid, resource.rmid, record)
-        except XaError as error:
-            resource.failed(error)
-            return error
-        except Exception as error:  # noqa: BLE001 — a resource manager of anybody's: the outcome is unknown
-            return _broken_promise(resource, "decide", effect.branch.xid, error)
+            answer = resource.decider.decide(effect.branch.xid, resource.rmid, record)
+        except Exception as raised:  # noqa: BLE001 — as above
+            return resource.heard(raised, "decide", effect.branch.xid)
+        return answer if type(answer) is Code else resource.heard(_no_answer(answer), "decide", effect.branch.xid)
 
     # --- log ------------------------------------------------------------------------------------------------
 
@@ -143,7 +152,10 @@ class Performer:
     def note(self, effect: Note) -> LogError | None:
         """Makes a heuristic outcome durable."""
         branch = effect.heuristic.branch
-        logger.error("%s on %s was completed on its own: %s", branch.xid, branch.resource, effect.heuristic.code.name)
+        logger.error(
+            "%s (xid %s) on %s was completed on its own: %s",
+            named(branch.xid.gtrid), branch.xid, branch.resource, effect.heuristic.code.name,
+        )  # fmt: skip
         if self._log is None:
             return LogFull("there is no log to note it in; the resource manager remembers it")
         try:
@@ -154,14 +166,18 @@ class Performer:
 
     def end(self, effect: End) -> None:
         """Notes that a decision has ended. Lazy: when it can't be noted now, recovery does it again."""
-        try:
-            if effect.decider is not None:
-                resource = self._resources[effect.decider]
+        if effect.decider is not None:
+            resource = self._resources[effect.decider]
+            try:
                 resource.decider.end_decisions([effect.decision.gtrid], resource.rmid)
-            elif self._log is not None:
+            except Exception as raised:  # noqa: BLE001 — as above
+                error = resource.heard(raised, "end_decisions")
+                logger.warning("%s: its end could not be noted: %s", named(effect.decision.gtrid), error)
+        elif self._log is not None:
+            try:
                 self._log.end(effect.decision.gtrid)
-        except (LogError, XaError) as error:
-            logger.warning("the end of %s could not be noted: %s", effect.decision.gtrid.hex(), error)
+            except LogError as error:
+                logger.warning("%s: its end could not be noted: %s", named(effect.decision.gtrid), error)
 
     def pause(self, effect: Pause) -> None:
         """Waits."""
@@ -177,10 +193,6 @@ _METHODS: Final[dict[type, str]] = {
 }
 
 
-def _broken_promise(resource: Resource, routine: str, xid: Xid, error: Exception) -> XaError:
-    """What an exception that the contract does not know comes to: nothing may be assumed about the call."""
-    message = "%s: %s(%s) raised what its contract does not name"
-    logger.error(message, resource.name, routine, xid, exc_info=error)
-    failure = xa_error(Code.XAER_RMFAIL, f"{routine} raised {type(error).__name__}: {error}", xid)
-    resource.failed(failure)
-    return failure
+def _no_answer(answer: object) -> TypeError:
+    """For a verb that returned what is neither a Code nor, with TMASYNC, a Handle."""
+    return TypeError(f"it returned {answer!r}")

@@ -21,10 +21,11 @@ import asyncio
 import functools
 import inspect
 import time
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from tm.outcome import ProtocolMisuse, RolledBack
+from tm.outcome import ProtocolMisuse, RolledBack, Verdict
 from tm.states import GlobalState
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ _PLANS: Final[dict[Propagation, tuple[_Plan, _Plan]]] = {
 """Propagation → what to do with a transaction in the context, and without one."""
 
 RETRY_PAUSE_S: Final = 0.01
+RETRY_PAUSE_MOST_S: Final = 1.0
 
 
 class _Call:
@@ -88,7 +90,8 @@ class _Call:
 
     def resume(self) -> None:
         if self._suspends and self._met is not None:
-            self._manager.resume(self._met)
+            with suppress(RolledBack):  # it is marked and will say so; what the function came to is not hidden by that
+                self._manager.resume(self._met)
 
     def begin(self) -> Transaction:
         return self._manager.begin(self._settings.timeout_s)
@@ -134,6 +137,11 @@ def transactional(
     def decorate(decorated: Callable[..., Any]) -> Callable[..., Any]:
         if inspect.iscoroutinefunction(decorated):
             return _wrap_coroutine(manager, decorated, settings)
+        if inspect.isgeneratorfunction(decorated) or inspect.isasyncgenfunction(decorated):
+            raise ProtocolMisuse(
+                f"{decorated.__qualname__} is a generator function: it would run after its transaction has ended; "
+                "begin one inside it"
+            )
         return _wrap_function(manager, decorated, settings)
 
     return decorate if function is None else decorate(function)
@@ -173,12 +181,22 @@ def _retried(call: _Call, work: Callable[[], Any], retries: int) -> Any:
                 raise
             transaction.__exit__(None, None, None)
         except RolledBack:
-            if attempt >= retries:
+            if attempt >= retries or not _is_rolled_back(transaction):
                 raise
-            time.sleep(RETRY_PAUSE_S * 2**attempt)
+            time.sleep(_pause_s(attempt))
         else:
             return result
     raise AssertionError("unreachable")
+
+
+def _is_rolled_back(transaction: Transaction) -> bool:
+    """Whether it is this transaction that was rolled back, and not another one that the function dealt with."""
+    outcome = transaction.outcome
+    return outcome is not None and outcome.verdict is Verdict.ROLLED_BACK
+
+
+def _pause_s(attempt: int) -> float:
+    return min(RETRY_PAUSE_S * 2.0 ** min(attempt, 16), RETRY_PAUSE_MOST_S)
 
 
 def _wrap_coroutine(
@@ -215,9 +233,9 @@ async def _retried_coroutine(call: _Call, work: Callable[[], Any], retries: int)
                 raise
             await transaction.__aexit__(None, None, None)
         except RolledBack:
-            if attempt >= retries:
+            if attempt >= retries or not _is_rolled_back(transaction):
                 raise
-            await asyncio.sleep(RETRY_PAUSE_S * 2**attempt)
+            await asyncio.sleep(_pause_s(attempt))
         else:
             return result
     raise AssertionError("unreachable")

@@ -44,11 +44,11 @@ class Reaper:
         now = self._clock()
         for transaction in tuple(self._live.values()):
             if now >= transaction.deadline:
-                transaction.expire(now)
+                try:
+                    transaction.expire(now)
+                except Exception:
+                    logger.exception("%s: rolling it back after its timeout failed; recovery takes it", transaction)
 
     def _run(self) -> None:
         while not self._stopping.wait(INTERVAL_S):
-            try:
-                self.reap()
-            except Exception:
-                logger.exception("the reaper met what it did not expect; it goes on")
+            self.reap()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.effects import Call
+from tm.leftovers import Leftovers
 from tm.log import Branch, Decision, LogError
 from tm.outcome import named
 from tm.record import decode_branches
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from tm.performer import Performer
     from tm.recovery import Ownership, RecoveryEffect
     from tm.resources import Resource
+    from tm.telemetry.recorder import Recorder
     from tm.transaction import Transaction
 
 logger = logging.getLogger("xabridge.tm.recovery")
@@ -47,13 +50,16 @@ class Recoverer:
         performer: Performer,
         live: Mapping[bytes, Transaction],
         ownership: Callable[[], Ownership],
+        recorder: Recorder | None = None,
     ) -> None:
         self._resources = resources
         self._log = log
         self._performer = performer
         self._live = live
         self._ownership = ownership
+        self._recorder = recorder
         self._control = ThreadOfControl()
+        self.leftovers = Leftovers(resources, log, performer, lambda name, gtrid: self._settle(Settle(name, gtrid)))
         self._one_at_a_time = threading.Lock()
         self._wanted = threading.Event()
         self._stopping = False
@@ -91,6 +97,9 @@ class Recoverer:
             except LogError as error:
                 logger.error("recovery can't read the log: %s", error)  # noqa: TRY400 — its message says it all
                 clean = False
+            except Exception:
+                logger.exception("a recovery pass met what it did not expect; there will be another")
+                clean = False
             again_s = FIRST_RETRY_S if woken else min(pause_s * 2, interval_s)
             pause_s = interval_s if clean else again_s
 
@@ -100,8 +109,10 @@ class Recoverer:
         """One pass; with `now` resources are tried whether their back-off has passed or not. LogError: the log
         can't be read, so that nothing may be presumed."""
         with self._one_at_a_time, entered(self._control):
+            began = time.perf_counter()
             if now:
                 self._mend_all()
+            left = self.leftovers.clear()
             steps = recover(self._ownership())
             answer: Any = None
             try:
@@ -109,7 +120,13 @@ class Recoverer:
                     answer = self._perform(steps.send(answer))
             except StopIteration as stop:
                 report: Report = stop.value
+        done = {finding.branch for finding in left if finding.action is not Action.PENDING}
+        found = [finding for finding in report.findings if finding.branch not in done]
+        known = {finding.branch for finding in found}
+        report.findings = [finding for finding in left if finding.branch not in known] + found
         self.last_report = report
+        if self._recorder is not None:
+            self._recorder.recovered(report, began)
         _log_report(report)
         return report
 
@@ -121,8 +138,10 @@ class Recoverer:
         if isinstance(answer, XaError) and answer.code is not Code.XAER_NOTA:
             raise answer
         if self._log is not None:
-            self._log.drop_heuristic(branch)
-        logger.info("%s on %s was forgotten", xid, resource.name)
+            noted = {heuristic.branch for heuristic in self._log.heuristics() if heuristic.branch.xid == xid}
+            for noted_branch in noted or {branch}:  # under the names that the resource had then
+                self._log.drop_heuristic(noted_branch)
+        logger.info("%s (xid %s) on %s was forgotten", named(xid.gtrid), xid, resource.name)
 
     def _mend_all(self) -> None:
         for resource in self._resources.values():
@@ -145,17 +164,19 @@ class Recoverer:
 
     def _decisions(self) -> Decisions:
         logged: dict[bytes, Decision] = {}
-        noted: frozenset[Branch] = frozenset()
+        noted: frozenset[Xid] = frozenset()
         if self._log is not None:
             logged = {decision.gtrid: decision for decision in self._log.decisions()}
-            noted = frozenset(heuristic.branch for heuristic in self._log.heuristics())
+            noted = frozenset(heuristic.branch.xid for heuristic in self._log.heuristics())
         by_decider = {}
         for resource in self._resources.values():
             if resource.decides:
                 try:
                     by_decider[resource.name] = self._decided_in(resource)
-                except XaError as error:
-                    resource.failed(error)
+                except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's, and its records
+                    logger.warning("recovery: the decisions in %s can't be read: %s", resource.name, raised)
+                    if not isinstance(raised, ValueError):
+                        resource.heard(raised, "decisions")
         return Decisions(logged, by_decider, noted)
 
     def _decided_in(self, resource: Resource) -> dict[bytes, Decision]:
@@ -177,18 +198,18 @@ class Recoverer:
                 resource.mend()
             if resource.decides:
                 return ()
-            xids: list[Xid] = []
+            xids: dict[Xid, None] = {}
             flags = TMSTARTRSCAN
             while True:
                 page = resource.rm.recover(resource.rmid, flags, PAGE)
-                xids += page
-                if len(page) < PAGE:
+                before = len(xids)
+                xids |= dict.fromkeys(page)
+                if len(page) < PAGE or len(xids) == before:  # the last page, or one that only repeats
                     break
                 flags = TMNOFLAGS
-        except XaError as error:
-            resource.failed(error)
-            return error
-        return xids
+        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+            return resource.heard(raised, "recover")
+        return list(xids)
 
     def _settle(self, effect: Settle) -> Decision | XaError | None:
         resource = self._resources[effect.decider]
@@ -197,11 +218,10 @@ class Recoverer:
                 resource.mend()
             record = resource.decider.settle(effect.gtrid, resource.rmid)
             return None if record is None else Decision(effect.gtrid, decode_branches(record))
-        except XaError as error:
-            resource.failed(error)
-            return error
         except ValueError as error:
             return xa_error(Code.XAER_RMERR, f"its record of {named(effect.gtrid)} can't be read: {error}")
+        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+            return resource.heard(raised, "settle")
 
 
 def _log_report(report: Report) -> None:

@@ -60,11 +60,12 @@ Steps: TypeAlias = "Generator[RecoveryEffect, Any, Report]"
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What is decided: in the log, and in each decider that could be reached; and the heuristics noted."""
+    """What is decided: in the log, and in each decider that could be reached; and which branches are noted as
+    completed on their own (by xid: a resource may have got another name, or have two)."""
 
     logged: Mapping[bytes, Decision]
     by_decider: Mapping[str, Mapping[bytes, Decision]]
-    heuristics: frozenset[Branch]
+    heuristics: frozenset[Xid]
 
     def find(self, gtrid: bytes) -> Decision | None:
         """The decision of `gtrid`, wherever it lives."""
@@ -96,10 +97,12 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What one pass did. `unreachable` maps a resource's name to what kept the pass from it."""
+    """What one pass did. `ended` and `undone` are the gtrids whose decisions are, and are not, carried out everywhere;
+    `unreachable` maps a resource's name to what kept the pass from it."""
 
     findings: list[Finding] = field(default_factory=list)
     ended: list[bytes] = field(default_factory=list)
+    undone: list[bytes] = field(default_factory=list)
     unreachable: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -110,11 +113,12 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Whose branches this manager may resolve: those of `node` whose decision lives in `log_id`, or in one of
-    `deciders` (decider id → resource name)."""
+    """Whose branches this manager may resolve: those of `node` whose decision lives in `log_id`, up to
+    `incarnation`, or in one of `deciders` (decider id → resource name)."""
 
     node: str
     log_id: bytes
+    incarnation: int
     deciders: Mapping[bytes, str]
 
 
@@ -152,15 +156,13 @@ def recover(ownership: Ownership) -> Steps:
     for branch in _not_configured(before, scanned):
         report.unreachable[branch.resource] = "not configured any more, but a decision names a branch there"
     left = {finding.branch for finding in report.findings if finding.action is Action.PENDING}
-    for decision in before.logged.values():
-        if _is_over(decision, live, scanned, left):
-            yield End(decision)
-            report.ended.append(decision.gtrid)
-    for decider, decided in before.by_decider.items():
+    for decider, decided in ((None, before.logged), *before.by_decider.items()):
         for decision in decided.values():
             if _is_over(decision, live, scanned, left):
                 yield End(decision, decider)
                 report.ended.append(decision.gtrid)
+            elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
+                report.undone.append(decision.gtrid)
     return report
 
 
@@ -196,30 +198,25 @@ def _judge(
 ) -> Generator[RecoveryEffect, Any, None]:
     """Puts one branch into the list it belongs to, or into the report."""
     gtrid = branch.xid.gtrid
-    decider = None
     ours = Gtrid.of(branch.xid)
     if ours is None:
         return  # somebody else's transaction manager made it
-    if ours.node != ownership.node:
-        _leave(report, branch, f"belongs to node {ours.node}, log {ours.log_id.hex()}")
+    why = _not_ours(ours, ownership)
+    if why is not None:
+        _leave(report, branch, why)
         return
-    if ours.log_id != ownership.log_id:
-        decider = ownership.deciders.get(ours.log_id)
-        if decider is None:
-            why = f"its decision lives in log {ours.log_id.hex()}, which is not open here"
-            _leave(report, branch, why)
-            return
     if gtrid in live:
         return  # its own completion takes care of it
-    if branch in now.heuristics:
+    if branch.xid in now.heuristics:
         _leave(report, branch, "completed on its own and noted; it waits to be forgotten")
         return
     if now.find(gtrid) is not None:
         commits.append((branch, "decided to commit"))
         return
-    if decider is None:
+    if ours.log_id == ownership.log_id:
         rollbacks.append((branch, "no decision in the log: presumed rolled back"))
         return
+    decider = ownership.deciders[ours.log_id]
     if gtrid not in settled:
         settled[gtrid] = yield Settle(decider, gtrid)
     word = settled[gtrid]
@@ -229,6 +226,21 @@ def _judge(
         commits.append((branch, f"decided to commit, in {decider}"))
     else:
         rollbacks.append((branch, f"{decider} has no decision and will take none: rolled back"))
+
+
+def _not_ours(ours: Gtrid, ownership: Ownership) -> str | None:
+    """Why a branch of this product's is not to be resolved here; None when it is."""
+    log = ours.log_id.hex()
+    if ours.node != ownership.node:
+        return f"belongs to node {ours.node}, log {log}"
+    if ours.log_id != ownership.log_id:
+        return None if ours.log_id in ownership.deciders else f"its decision lives in log {log}, which is not open here"
+    if ours.incarnation > ownership.incarnation:
+        return (
+            f"it was made at opening {ours.incarnation} of log {log}, and this is opening {ownership.incarnation}: "
+            "an old copy, which can't know what was decided since"
+        )
+    return None
 
 
 def _leave(report: Report, branch: Branch, why: str) -> None:

@@ -69,6 +69,10 @@ class DynamicRegistrar:
             return AxCode.TMER_PROTO
         return AxCode.TM_OK
 
+    def at_work_outside(self) -> bool:
+        """Whether the calling thread of control is registered with the null XID somewhere."""
+        return RegistrationState.D3 in self._outside.get(thread_of_control(), {}).values()
+
     def _resource(self, rmid: int) -> Resource | None:
         for resource in self._manager.resources.values():
             if resource.rmid == rmid:

@@ -16,12 +16,14 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Literal, TypeGuard
 from weakref import WeakSet
 
+from tm.outcome import named
 from tm.verdicts import Verb
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, thread_of_control, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tm.telemetry.recorder import Recorder
     from xa import DecidingResource, Handle, Registrar, ResourceFactory, ResourceManager, ThreadOfControl, Xid
 
 logger = logging.getLogger("xabridge.tm.resources")
@@ -60,13 +62,13 @@ class ConfigurationError(Exception):
 
 def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
     """The factory for the resource `name`; ConfigurationError when nobody registered its scheme."""
+    if config.mode not in ("two-phase", "decider"):
+        raise ConfigurationError(f'resource {name}: mode {config.mode!r} is neither "two-phase" nor "decider"')
     if config.factory is not None:
         return config.factory
     scheme, separator, _ = config.url.partition("://")
     if not separator or not scheme:
         raise ConfigurationError(f"resource {name}: {redacted(config.url)!r} is not a URL (scheme://…)")
-    if config.mode not in ("two-phase", "decider"):
-        raise ConfigurationError(f'resource {name}: mode {config.mode!r} is neither "two-phase" nor "decider"')
     if config.mode == "decider" and not scheme.startswith("decider+"):
         scheme = f"decider+{scheme}"
     found = entry_points(group=GROUP, name=scheme)
@@ -75,17 +77,22 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
         raise ConfigurationError(
             f"resource {name}: no resource manager is registered for {scheme}:// (registered: {known})"
         )
-    factory: ResourceFactory = next(iter(found)).load()
+    try:
+        factory: ResourceFactory = next(iter(found)).load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"resource {name}: the resource manager registered for {scheme}:// can't be loaded: {error}"
+        ) from error
     return factory
 
 
 def redacted(url: str) -> str:
     """`url` without its password, for messages."""
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = url.rpartition("://")
     user, at, host = rest.rpartition("@")
-    if not separator or not at or ":" not in user:
+    if not at or ":" not in user:
         return url
-    return f"{scheme}://{user.partition(':')[0]}:…@{host}"
+    return f"{scheme}{separator}{user.partition(':')[0]}:…@{host}"
 
 
 def is_decider(manager: ResourceManager) -> TypeGuard[DecidingResource]:
@@ -99,6 +106,7 @@ class Resource:
     __slots__ = (
         "_backoff_s",
         "_clock",
+        "_closed",
         "_lock",
         "_lost",
         "_retry_at",
@@ -124,6 +132,7 @@ class Resource:
         config: ResourceConfig,
         registrar: Registrar,
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         bqual = name.encode()
         if not 1 <= len(bqual) <= MAX_NAME:
@@ -133,6 +142,8 @@ class Resource:
         self.url = config.url
         self.bqual = bqual
         self.rm = find_factory(name, config)(registrar)
+        if recorder is not None:
+            self.rm = recorder.resource(name, self.rm)
         self.routines: dict[Verb, Callable[[Xid, int, int], Code | Handle]] = {
             verb: getattr(self.rm, routine) for verb, routine in _ROUTINE.items()
         }
@@ -150,6 +161,7 @@ class Resource:
         self._lock = threading.Lock()
         self._retry_at = 0.0
         self._backoff_s = BACKOFF_FIRST_S
+        self._closed = False
 
     @property
     def decider(self) -> DecidingResource:
@@ -166,18 +178,21 @@ class Resource:
             if not self.down and control not in self._lost:
                 self.suspect = bool(self._lost)
                 return
+            if self._closed:
+                raise xa_error(Code.XAER_RMFAIL, f"{self.name} is closed")
             wait_s = self._retry_at - self._clock()
             if wait_s > 0 and not now:
                 raise xa_error(Code.XAER_RMFAIL, f"{self.why} (next try in {wait_s:.1f} s)")
             try:
                 self.rm.open(self.url, self.rmid)
-            except XaError as error:
+                self.identity = self.rm.identity
+            except Exception as raised:
+                error = self._named(raised, "open", None)
                 self.down = self.suspect = True
                 self.why = error.message
                 self._retry_at = self._clock() + self._backoff_s
                 self._backoff_s = min(self._backoff_s * 2, BACKOFF_LAST_S)
-                raise
-            self.identity = self.rm.identity
+                raise error from raised
             self.down = False
             self._lost.discard(control)
             self.suspect = bool(self._lost)
@@ -187,16 +202,37 @@ class Resource:
     def failed(self, error: XaError) -> None:
         """Notes what a verb raised: after XAER_RMFAIL the calling thread of control has to open again."""
         if isinstance(error, ResourceUnavailable):
-            with self._lock:
-                self.why = error.message
-                self._lost.add(thread_of_control())
-                self.suspect = True
+            self.lost(error.message)
+
+    def lost(self, why: str) -> None:
+        """The calling thread of control has to open again before its next verb."""
+        with self._lock:
+            self.why = why
+            self._lost.add(thread_of_control())
+            self.suspect = True
+
+    def heard(self, raised: Exception, routine: str, xid: Xid | None = None) -> XaError:
+        """What `routine` raised, as the XaError to go on with. After an exception that the contract does not name
+        nothing may be assumed about the call, as after XAER_RMFAIL."""
+        error = self._named(raised, routine, xid)
+        self.failed(error)
+        return error
+
+    def _named(self, raised: Exception, routine: str, xid: Xid | None) -> XaError:
+        if isinstance(raised, XaError):
+            return raised
+        about = f"{named(xid.gtrid)} (xid {xid})" if xid is not None else "no transaction"
+        logger.error("%s: %s of %s raised what its contract does not name", about, routine, self.name, exc_info=raised)
+        return xa_error(Code.XAER_RMFAIL, f"{routine} raised {type(raised).__name__}: {raised}", xid)
 
     def close(self) -> None:
-        """Closes the resource manager; what keeps it from closing is logged."""
+        """Closes the resource manager, for good; what keeps it from closing is logged."""
+        self._closed = True
         try:
             self.rm.close("", self.rmid)
         except XaError as error:
             logger.warning("%s could not be closed: %s", self.name, error)
+        except Exception:
+            logger.exception("%s: close raised what its contract does not name", self.name)
         self.down = self.suspect = True
         self.why = "closed"

@@ -6,76 +6,28 @@ comes while the first is inside is refused. Everything here runs under the guard
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tm.completion import Completion
-from tm.log import Branch
-from tm.outcome import (
-    Outcome,
-    ProtocolMisuse,
-    Reason,
-    RolledBack,
-    TransactionError,
-    Verdict,
-    error_of,
-    named,
-)
+from tm.enlistment import Doomed, Enlistments
+from tm.guard import Guard, finish_in_thread
+from tm.outcome import Outcome, ProtocolMisuse, Reason, RolledBack, Verdict, error_of, named
 from tm.states import FINAL, GLOBAL, GlobalState, GlobalVerb
-from xa import (
-    FORMAT_ID,
-    TMFAIL,
-    TMJOIN,
-    TMNOFLAGS,
-    TMRESUME,
-    TMSUCCESS,
-    TMSUSPEND,
-    ThreadOfControl,
-    XaError,
-    Xid,
-    entered,
-    switch_control,
-    thread_of_control,
-)
+from xa import ThreadOfControl, Xid
 from xa.machine import advance
-from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
-    from tm.completion import Steps
+    from tm.completion import Completion, Steps
+    from tm.enlistment import DelistHow, Enlistment
     from tm.manager import TransactionManager
     from tm.resources import Resource
+    from xa.tables import AssociationState
 
 logger = logging.getLogger("xabridge.tm")
-
-DelistHow = Literal["success", "suspend", "fail"]
-
-_DELIST: Final[dict[str, tuple[int, AssociationVerb]]] = {
-    "success": (TMSUCCESS, AssociationVerb.END),
-    "suspend": (TMSUSPEND, AssociationVerb.SUSPEND),
-    "fail": (TMFAIL, AssociationVerb.END_FAIL),
-}
-_T0, _T1, _T2 = AssociationState.T0, AssociationState.T1, AssociationState.T2
-
-
-class Enlistment:
-    """One resource in one transaction: its branch, and how the transaction's thread of control stands to it.
-    `joined` says that another resource with the same identity made the branch."""
-
-    __slots__ = ("branch", "joined", "resource", "session", "state")
-
-    def __init__(self, resource: Resource, branch: Branch, *, joined: bool) -> None:
-        self.resource = resource
-        self.branch = branch
-        self.joined = joined
-        self.state = _T0
-        self.session: Any = None
 
 
 class Transaction:
@@ -84,10 +36,10 @@ class Transaction:
     __slots__ = (
         "_after",
         "_before",
-        "_busy",
         "_completion",
         "_decider",
         "_enlisted",
+        "_guard",
         "_manager",
         "_reasons",
         "_state",
@@ -124,8 +76,8 @@ class Transaction:
         self.expired = False
         self._decider = decider
         self._state = GlobalState.ACTIVE
-        self._busy = threading.Lock()
-        self._enlisted: dict[str, Enlistment] = {}
+        self._guard = Guard(gtrid, self.control)
+        self._enlisted = Enlistments(gtrid, decider)
         self._completion: Completion | None = None
         self._reasons: list[Reason] = []
         self._before: list[Callable[[], object]] = []
@@ -148,7 +100,7 @@ class Transaction:
     @property
     def resources(self) -> tuple[str, ...]:
         """The names of the enlisted resources, in the order of their enlistment."""
-        return tuple(self._enlisted)
+        return self._enlisted.names
 
     def xid(self, name: str) -> Xid:
         """The xid of the branch that the resource `name` has in this transaction; KeyError when it has none."""
@@ -158,9 +110,9 @@ class Transaction:
 
     def __getitem__(self, name: str) -> Any:
         """The native interface of the resource `name`, enlisting it where it is not yet."""
-        enlistment = self._enlisted.get(name)
-        if enlistment is not None and enlistment.state is _T1 and self._state is GlobalState.ACTIVE:
-            return enlistment.session
+        session = self._enlisted.session(name)
+        if session is not None and self._state is GlobalState.ACTIVE:
+            return session
         return self.enlist(name)
 
     def enlist(self, name: str) -> Any:
@@ -169,131 +121,63 @@ class Transaction:
         Enlisting again resumes a suspended association and joins an ended one. RolledBack: the resource could
         not take part, and the transaction is rollback-only. ProtocolMisuse: it is not active.
         """
-        with _Guard(self):
-            self._check_active("enlist " + name)
-            resource = self._manager.resource(name)
-            if resource.dynamic and name not in self._enlisted:
-                return resource.rm.session(resource.rmid)
-            return self._associate(resource).session
+        with self._guard:
+            self._check_active("enlist", name)
+            try:
+                return self._enlisted.enlist(self._manager.resource(name))
+            except Doomed as doomed:
+                raise self._mark(doomed.reason) from doomed.__cause__
 
     async def aenlist(self, name: str) -> Any:
-        """`enlist`, with its waiting done in a worker thread."""
-        return await asyncio.to_thread(self.enlist, name)
+        """`enlist`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
+        return await finish_in_thread(lambda: self.enlist(name))
 
     def delist(self, name: str, how: DelistHow = "success") -> None:
         """Ends ("success", "fail") or suspends the association with a resource. "fail" makes the transaction
-        rollback-only."""
-        with _Guard(self):
-            self._check_active("delist " + name)
-            enlistment = self._enlisted.get(name)
-            if enlistment is None:
-                raise ProtocolMisuse(f"transaction {self}: {name} is not enlisted")
-            self._dissociate(enlistment, how)
-
-    def _associate(self, resource: Resource) -> Enlistment:
-        enlistment = self._enlisted.get(resource.name)
-        verb, flags = AssociationVerb.START, TMJOIN
-        if enlistment is None:
-            if resource.identity is None:
-                self._mend(resource)
-            enlistment = self._new_enlistment(resource)
-            flags = TMJOIN if enlistment.joined else TMNOFLAGS
-        elif enlistment.state is _T1:
-            return enlistment
-        elif enlistment.state is _T2:
-            verb, flags = AssociationVerb.RESUME, TMRESUME
-        try:
-            if resource.suspect:
-                resource.mend()
-            resource.rm.start(enlistment.branch.xid, resource.rmid, flags)
-            enlistment.session = resource.rm.session(resource.rmid)
-        except XaError as error:
-            resource.failed(error)
-            self._enlisted.setdefault(resource.name, enlistment)  # the request may have made the branch
-            raise self._mark(Reason(enlistment.branch, error)) from error
-        enlistment.state = advance(ASSOCIATION, enlistment.state, verb)
-        self._enlisted[resource.name] = enlistment
-        return enlistment
-
-    def _mend(self, resource: Resource) -> None:
-        try:
-            resource.mend()
-        except XaError as error:
-            raise self._mark(Reason(None, f"{resource.name}: {error.message}")) from error
-
-    def _new_enlistment(self, resource: Resource) -> Enlistment:
-        if resource.decides and resource.name != self._decider:
-            raise ProtocolMisuse(
-                f"transaction {self}: {resource.name} can't take part, since "
-                + (f"{self._decider} is the one that decides" if self._decider else "the log decides here")
-                + "; at most one decider takes part in a transaction"
-            )
-        if resource.identity is not None:
-            for other in self._enlisted.values():
-                if other.resource.identity == resource.identity and other.resource is not resource:
-                    return Enlistment(resource, Branch(resource.name, other.branch.xid), joined=True)
-        xid = Xid(FORMAT_ID, self.gtrid, resource.bqual)
-        return Enlistment(resource, Branch(resource.name, xid), joined=False)
-
-    def _dissociate(self, enlistment: Enlistment, how: DelistHow) -> None:
-        flags, verb = _DELIST[how]
-        resource = enlistment.resource
-        state = advance(ASSOCIATION, enlistment.state, verb)
-        try:
-            resource.rm.end(enlistment.branch.xid, resource.rmid, flags)
-        except XaError as error:
-            resource.failed(error)
-            enlistment.state, enlistment.session = _T0, None
-            self._mark(Reason(enlistment.branch, error))
-            if how == "success":
-                raise self._refusal("delist") from error
-            return
-        enlistment.state = state
-        if state is not _T1:
-            enlistment.session = None
-        if how == "fail":
-            self._mark(Reason(enlistment.branch, "its work was delisted as failed"))
+        rollback-only; so does a failure, which is raised (RolledBack) where success was to be."""
+        with self._guard:
+            self._check_active("delist", name)
+            try:
+                self._enlisted.delist(name, how)
+            except Doomed as doomed:
+                self._mark(doomed.reason)
+                if how == "success":
+                    raise self._refusal("delist") from doomed.__cause__
 
     def registered(self, resource: Resource) -> tuple[Enlistment, AssociationState | None]:
-        """For ax_reg: the enlistment of a dynamically registering resource, and what its association was before
-        (None: it had none in this transaction)."""
-        self._check_active("register " + resource.name)
-        enlistment = self._enlisted.get(resource.name)
-        if enlistment is None:
-            enlistment = self._new_enlistment(resource)
-            was = None
-        else:
-            was = enlistment.state
-        verb = AssociationVerb.RESUME if was is _T2 else AssociationVerb.START
-        enlistment.state = advance(ASSOCIATION, enlistment.state, verb)
-        self._enlisted[resource.name] = enlistment
-        return enlistment, was
+        """For ax_reg: as `Enlistments.registered`."""
+        with self._guard:
+            self._check_active("register", resource.name)
+            return self._enlisted.registered(resource)
 
     # --- suspend and resume -----------------------------------------------------------------------------------
 
     def suspend_associations(self) -> None:
         """Suspends every association; `TransactionManager.suspend` calls this."""
-        with _Guard(self):
+        with self._guard:
             self._check_active("suspend", marked=True)
-            for enlistment in self._enlisted.values():
-                if enlistment.state is _T1:
-                    self._dissociate(enlistment, "suspend")
+            for reason in self._enlisted.suspend():
+                self._mark(reason)
             self.suspended = True
 
     def resume_associations(self) -> None:
-        """Resumes what `suspend_associations` suspended."""
-        with _Guard(self):
+        """Resumes what `suspend_associations` suspended. ProtocolMisuse: it is not suspended. RolledBack: a
+        resource could not be resumed."""
+        with self._guard:
+            if not self.suspended:
+                raise ProtocolMisuse(f"transaction {self} is not suspended")
             self.suspended = False
             if self._state is GlobalState.ACTIVE:
-                for enlistment in self._enlisted.values():
-                    if enlistment.state is _T2 and not enlistment.resource.dynamic:
-                        self._associate(enlistment.resource)
+                try:
+                    self._enlisted.resume()
+                except Doomed as doomed:
+                    raise self._mark(doomed.reason) from doomed.__cause__
 
     # --- marks and synchronizations ---------------------------------------------------------------------------
 
     def set_rollback_only(self, reason: str = "the application asked for it") -> None:
         """From now on the transaction can only be rolled back."""
-        with _Guard(self):
+        with self._guard:
             self._check_active("set rollback-only", marked=True)
             self._mark(Reason(None, reason))
 
@@ -319,9 +203,12 @@ class Transaction:
         why = "; ".join(map(str, self._reasons))
         return RolledBack(f"transaction {self} can't {what}, it can only be rolled back: {why}")
 
-    def _check_active(self, what: str, *, marked: bool = False) -> None:
+    def _check_active(self, what: str, name: str = "", *, marked: bool = False, suspended: bool = False) -> None:
         state = self._state
-        if self.suspended:
+        if state is GlobalState.ACTIVE and not self.suspended:
+            return
+        what = f"{what} {name}".rstrip()
+        if self.suspended and not suspended:
             raise ProtocolMisuse(f"transaction {self} is suspended: resume it before you {what}")
         if state is GlobalState.ACTIVE or (marked and state is GlobalState.MARKED):
             return
@@ -342,39 +229,47 @@ class Transaction:
         """
         if self._before and self._state is GlobalState.ACTIVE and not self.suspended:
             self._run_before()
-        with _Guard(self):
-            self._check_completable("commit")
-            self._enlist_decider()
-            completion = self._completion_of()
-            if self._state is GlobalState.MARKED:
-                self._complete(completion, completion.rollback(*self._reasons), early=False)
-            else:
-                self._complete(completion, completion.commit(), early=wait == "logged")
-        self._manager.detach(self)
+        try:
+            with self._guard:
+                self._check_completable("commit")
+                self._enlist_decider()
+                completion = self._enlisted.completion(self._state)
+                if self._state is GlobalState.MARKED:
+                    self._complete(completion, completion.rollback(*self._reasons), early=False)
+                else:
+                    self._complete(completion, completion.commit(), early=wait == "logged")
+        finally:
+            if self._is_over():
+                self._manager.detach(self)
         if wait == "logged" and self._state is GlobalState.COMMITTING:
             return
         self._raise_outcome(asked_for=Verdict.COMMITTED)
 
     def rollback(self) -> None:
-        """Rolls back; returns when that is done. Raises only where a resource had committed on its own."""
-        with _Guard(self):
-            self._check_completable("roll back")
-            completion = self._completion_of()
-            self._complete(completion, completion.rollback(*self._reasons), early=False)
-        self._manager.detach(self)
+        """Rolls back, suspended or not; returns when that is done. Raises only where a resource had committed on its
+        own. One that was rolled back because it took too long is as asked."""
+        try:
+            with self._guard:
+                if not (self.expired and self._state is GlobalState.ROLLED_BACK):
+                    self._check_active("roll back", marked=True, suspended=True)
+                    completion = self._enlisted.completion(self._state)
+                    self._complete(completion, completion.rollback(*self._reasons), early=False)
+        finally:
+            if self._is_over():
+                self._manager.detach(self)
         self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
 
     async def acommit(self) -> None:
         """`commit`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
         try:
-            await _finish_in_thread(self.commit)
+            await finish_in_thread(self.commit)
         finally:
             self._manager.detach(self)
 
     async def arollback(self) -> None:
         """`rollback`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
         try:
-            await _finish_in_thread(self.rollback)
+            await finish_in_thread(self.rollback)
         finally:
             self._manager.detach(self)
 
@@ -382,7 +277,7 @@ class Transaction:
         """For the reaper: rolls back when the deadline has passed and nothing is prepared. Whether that is over."""
         if now < self.deadline:
             return False
-        if not self._busy.acquire(blocking=False):
+        if not self._guard.enter_as_reaper():
             return False  # in use: its own thread is completing it, or the reaper comes again
         try:
             if self._state not in (GlobalState.ACTIVE, GlobalState.MARKED):
@@ -390,11 +285,10 @@ class Transaction:
             reason = Reason(None, f"it took longer than its {self.timeout_s:g} s")
             logger.warning("%s: %s; rolling back", self, reason)
             self.expired = True
-            completion = self._completion_of()
-            with entered(self.control):
-                self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
+            completion = self._enlisted.completion(self._state)
+            self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
         finally:
-            self._busy.release()
+            self._guard.__exit__()
         return True
 
     def _enlist_decider(self) -> None:
@@ -402,17 +296,24 @@ class Transaction:
         name = self._decider
         if name is None or name in self._enlisted or self._state is not GlobalState.ACTIVE:
             return
-        if sum(not enlistment.joined for enlistment in self._enlisted.values()) > 1:
-            with suppress(RolledBack):  # then it is marked, and rolled back
-                self._associate(self._manager.resource(name))
+        if self._enlisted.branches > 1:
+            try:
+                self._enlisted.enlist(self._manager.resource(name))
+            except Doomed as doomed:
+                self._mark(doomed.reason)
 
     def _run_before(self) -> None:
-        for callback in self._before:
+        while self._before:
             try:
-                callback()
-            except Exception as error:  # noqa: BLE001 — the application's own code, told in the reason
-                with _Guard(self):
-                    self._mark(Reason(None, f"before completion: {type(error).__name__}: {error}"))
+                self._before.pop(0)()  # once; it may register others, and must not be called by a commit of its own
+            except BaseException as error:
+                reason = Reason(None, f"before completion: {type(error).__name__}: {error}")
+                with self._guard:
+                    if self._state in (GlobalState.ACTIVE, GlobalState.MARKED):
+                        self._mark(reason)
+                if not isinstance(error, Exception):
+                    self.rollback()
+                    raise
                 return
 
     def _check_completable(self, what: str) -> None:
@@ -421,20 +322,6 @@ class Transaction:
             if isinstance(error, RolledBack) and what == "commit":
                 raise error
         self._check_active(what, marked=True)
-
-    def _completion_of(self) -> Completion:
-        branches = []
-        associations = []
-        decider = None
-        for enlistment in self._enlisted.values():
-            if not enlistment.joined:
-                if enlistment.resource.decides:
-                    decider = enlistment.branch
-                else:
-                    branches.append(enlistment.branch)
-            if enlistment.state is not _T0:
-                associations.append(enlistment.branch)
-        return Completion(self.gtrid, branches, associations, decider, self._state)
 
     def _complete(self, completion: Completion, steps: Steps, *, early: bool) -> None:
         """Drives the completion to its end, or, `early`, to its commit point; always under the guard."""
@@ -450,8 +337,7 @@ class Transaction:
         self._state = state
         self._completion = None
         self.outcome = outcome
-        for enlistment in self._enlisted.values():
-            enlistment.session = None
+        self._enlisted.forget_sessions()
         for callback in self._after:
             try:
                 callback(outcome)
@@ -478,14 +364,12 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._is_over():
-            self._manager.detach(self)
-            if error is None and self.expired:
-                self._raise_outcome(asked_for=Verdict.COMMITTED)
-            return
-        if error is None:
+            self._leave_block(error)
+        elif error is None and not self.suspended:
             self.commit()
         else:
             self.rollback()
+            self._check_left(error)
 
     async def __aenter__(self) -> Self:
         return self
@@ -494,56 +378,19 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._is_over():
-            self._manager.detach(self)
-            if error is None and self.expired:
-                self._raise_outcome(asked_for=Verdict.COMMITTED)
-            return
-        if error is None:
+            self._leave_block(error)
+        elif error is None and not self.suspended:
             await self.acommit()
         else:
             await self.arollback()
+            self._check_left(error)
 
+    def _leave_block(self, error: BaseException | None) -> None:
+        """At the end of the block it is completed already: by the block itself, or because it took too long."""
+        self._manager.detach(self)
+        if error is None and self.expired:
+            self._raise_outcome(asked_for=Verdict.COMMITTED)
 
-class _Guard:
-    """Lets one thread at a time into a transaction, as the transaction's thread of control."""
-
-    __slots__ = ("_control", "_transaction")
-
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
-        self._control: ThreadOfControl | None = None
-
-    def __enter__(self) -> None:
-        transaction = self._transaction
-        if not transaction._busy.acquire(False):  # noqa: SLF001 — the guard is the transaction's own
-            raise ProtocolMisuse(
-                f"transaction {transaction} is in use by another thread or task at this moment: "
-                "a transaction belongs to one at a time"
-            )
-        control = thread_of_control()
-        if control is not transaction.control:
-            self._control = control
-            switch_control(transaction.control)
-
-    def __exit__(self, *_: object) -> None:
-        if self._control is not None:
-            switch_control(self._control)
-        self._transaction._busy.release()  # noqa: SLF001 — as above
-
-
-async def _finish_in_thread(work: Callable[[], None]) -> None:
-    """Runs `work` in a thread and waits for its end, also when the waiting task is cancelled meanwhile."""
-    future = asyncio.ensure_future(asyncio.to_thread(work))
-    cancelled: asyncio.CancelledError | None = None
-    while not future.done():
-        try:
-            await asyncio.shield(future)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        except TransactionError:
-            break
-    failure = future.exception()
-    if cancelled is not None:
-        raise cancelled from failure
-    if failure is not None:
-        raise failure
+    def _check_left(self, error: BaseException | None) -> None:
+        if error is None:
+            raise ProtocolMisuse(f"transaction {self} was left suspended at the end of its block, and was rolled back")

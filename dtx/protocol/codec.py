@@ -1,14 +1,20 @@
 """The type system of AMQP 1.0 in bytes: a decoder and an encoder, strict and bounded, for control and command
-messages, message sections and the performatives that proton does not show.
+messages, message sections, SASL, and the performatives that proton does not show.
 
-Octets are a value's if and only if `decode` reads them to their end without DecodeError. A value is encoded
-in the shortest form that its type has, so that equal values are equal octets.
+A value is a constructor octet and data; its first half says how long the data is:
+  0x4_ nothing · 0x5_ 1 octet · 0x6_ 2 · 0x7_ 4 · 0x8_ 8 · 0x9_ 16
+  0xa_ length(1) data · 0xb_ length(4) data · 0xc_ size(1) count(1) items · 0xd_ size(4) count(4) items
+  0xe_ size(1) count(1) constructor data… · 0xf_ size(4) count(4) constructor data… (arrays)
+  0x00 descriptor value (a described value)
+Octets are a value's if and only if `decode` reads them to their end without DecodeError. Decoding makes not many
+more objects than there are octets. A value is encoded in the shortest form that its type has, so that equal
+values are equal octets.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
 from dtx.protocol.values import (
@@ -29,186 +35,107 @@ from dtx.protocol.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    _Reader: TypeAlias = Callable[[bytes, int, int, int], tuple[Any, int]]
 
 MAX_DEPTH: Final = 32
-MAX_ARRAY: Final = 65_536
+MAX_ARRAY: Final = 8
 """Elements of an array whose elements have no octets of their own (null, true, empty list)."""
+MAX_SYMBOLS: Final = 1000
+
+_U32: Final = struct.Struct(">I")
+_HASHABLE: Final = (type(None), bool, int, float, str, bytes, UUID)
 
 
 class DecodeError(ValueError):
     """The octets are no AMQP value. What the peer hears is amqp:decode-error."""
 
 
-_FIXED: Final[dict[int, tuple[struct.Struct, Callable[[Any], Any]]]] = {
-    0x50: (struct.Struct(">B"), Ubyte),
-    0x51: (struct.Struct(">b"), Byte),
-    0x52: (struct.Struct(">B"), Uint),
-    0x53: (struct.Struct(">B"), Ulong),
-    0x54: (struct.Struct(">b"), Int),
-    0x55: (struct.Struct(">b"), Long),
-    0x60: (struct.Struct(">H"), Ushort),
-    0x61: (struct.Struct(">h"), Short),
-    0x70: (struct.Struct(">I"), Uint),
-    0x71: (struct.Struct(">i"), Int),
-    0x72: (struct.Struct(">f"), float),
-    0x80: (struct.Struct(">Q"), Ulong),
-    0x81: (struct.Struct(">q"), Long),
-    0x82: (struct.Struct(">d"), float),
-    0x83: (struct.Struct(">q"), Timestamp),
-}
-_EMPTY: Final[dict[int, Callable[[], Any]]] = {
-    0x40: lambda: None,
-    0x41: lambda: True,
-    0x42: lambda: False,
-    0x43: lambda: Uint(0),
-    0x44: lambda: Ulong(0),
-    0x45: list,
-}
-_DECIMAL_SIZES: Final = {0x74: 4, 0x84: 8, 0x94: 16}
-_U32: Final = struct.Struct(">I")
-_HASHABLE: Final = (type(None), bool, int, float, str, bytes, UUID)
+# --- decoding -------------------------------------------------------------------------------------------
+# A reader takes the octets, where the data begins, where it must have ended, and how much deeper values may be
+# nested; it gives the value, and where it ends. There is one for each constructor.
+def _cut_off(at: int, end: int) -> DecodeError:
+    return DecodeError(f"a value at {at} is cut off at {end}")
 
 
-class _Reader:
-    """Reads values from `octets`, from `at` on."""
+def _constant(value: Any) -> _Reader:
+    return lambda _octets, at, _end, _depth: (value, at)
 
-    __slots__ = ("at", "end", "octets")
 
-    def __init__(self, octets: bytes, at: int, end: int) -> None:
-        self.octets = octets
-        self.at = at
-        self.end = end
+def _octet(values: Sequence[Any]) -> _Reader:
+    def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[Any, int]:
+        if at >= end:
+            raise _cut_off(at, end)
+        return values[octets[at]], at + 1
 
-    def take(self, size: int) -> int:
-        """Where the next `size` octets begin; they are consumed."""
-        at = self.at
-        if size > self.end - at:
-            raise DecodeError(f"{size} octets expected at {at}, there are {self.end - at}")
-        self.at = at + size
-        return at
+    return read
 
-    def octet(self) -> int:
-        return self.octets[self.take(1)]
 
-    def width(self, *, wide: bool) -> int:
-        """A size or count: one octet, or four."""
-        return int(_U32.unpack_from(self.octets, self.take(4))[0]) if wide else self.octet()
+def _fixed(layout: str, make: Callable[[Any], Any]) -> _Reader:
+    unpack, size = struct.Struct(layout).unpack_from, struct.calcsize(layout)
 
-    def value(self, depth: int = 0) -> Any:
-        """The next value."""
-        return self.of(self.octet(), depth)
+    def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[Any, int]:
+        stop = at + size
+        if stop > end:
+            raise _cut_off(at, end)
+        return make(unpack(octets, at)[0]), stop
 
-    def of(self, code: int, depth: int) -> Any:
-        """A value whose constructor, `code`, is already read."""
-        if depth > MAX_DEPTH:
-            raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
-        fixed = _FIXED.get(code)
-        if fixed is not None:
-            layout, make = fixed
-            return make(layout.unpack_from(self.octets, self.take(layout.size))[0])
-        empty = _EMPTY.get(code)
-        if empty is not None:
-            return empty()
-        match code >> 4:
-            case 0xA | 0xB:
-                return self.variable(code)
-            case 0xC | 0xD:
-                return self.compound(code, depth)
-            case 0xE | 0xF:
-                return self.array(code, depth)
-        return self.other(code, depth)
+    return read
 
-    def variable(self, code: int) -> Any:
-        size = self.width(wide=code >= 0xB0)
-        at = self.take(size)
-        octets = self.octets[at : at + size]
-        low = code & 0x0F
-        if low == 0x0:
-            return octets
+
+def _span(octets: bytes, at: int, end: int, width: int) -> tuple[int, int]:
+    """Where data begins and ends that stands behind a size of `width` octets."""
+    start = at + width
+    if start > end:
+        raise _cut_off(at, end)
+    stop = start + (octets[at] if width == 1 else _U32.unpack_from(octets, at)[0])
+    if stop > end:
+        raise _cut_off(at, end)
+    return start, stop
+
+
+def _variable(width: int, make: Callable[[bytes], Any]) -> _Reader:
+    def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[Any, int]:
+        start, stop = _span(octets, at, end, width)
+        return make(octets[start:stop]), stop
+
+    return read
+
+
+_symbols: Final[dict[bytes, Symbol]] = {}
+
+
+def _as_symbol(octets: bytes) -> Symbol:
+    symbol = _symbols.get(octets)
+    if symbol is None:
         try:
-            if low == 0x1:
-                return octets.decode("utf-8")
-            if low == 0x3:
-                return Symbol(octets.decode("ascii"))
+            symbol = Symbol(octets.decode("ascii"))
         except UnicodeDecodeError as error:
-            raise DecodeError(f"string or symbol at {at}: {error}") from None
-        raise DecodeError(f"unknown constructor {code:#04x}")
+            raise DecodeError(f"a symbol: {error}") from None
+        if len(_symbols) < MAX_SYMBOLS:
+            _symbols[octets] = symbol
+    return symbol
 
-    def compound(self, code: int, depth: int) -> Any:
-        wide = code >= 0xD0
-        size = self.width(wide=wide)
-        end = self.at + size
-        if end > self.end:
-            raise DecodeError(f"a list or map of {size} octets at {self.at}, there are {self.end - self.at}")
-        outer, self.end = self.end, end
-        count = self.width(wide=wide)
-        if count > end - self.at:
-            raise DecodeError(f"a list or map of {count} items in {end - self.at} octets")
-        items = [self.value(depth + 1) for _ in range(count)]
-        if self.at != end:
-            raise DecodeError(f"a list or map ends at {self.at}, its size says {end}")
-        self.end = outer
-        low = code & 0x0F
-        if low == 0x0:
-            return items
-        if low == 0x1:
-            return _as_map(items)
-        raise DecodeError(f"unknown constructor {code:#04x}")
 
-    def array(self, code: int, depth: int) -> Array:
-        if code & 0x0F:
-            raise DecodeError(f"unknown constructor {code:#04x}")
-        wide = code >= 0xF0
-        size = self.width(wide=wide)
-        end = self.at + size
-        if end > self.end:
-            raise DecodeError(f"an array of {size} octets at {self.at}, there are {self.end - self.at}")
-        outer, self.end = self.end, end
-        count = self.width(wide=wide)
-        element = self.octet()
-        descriptor: list[Any] = []
-        while element == 0x00:
-            if len(descriptor) > MAX_DEPTH:
-                raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
-            descriptor.append(self.value(depth + 1))
-            element = self.octet()
-        if count > (MAX_ARRAY if element in _EMPTY else end - self.at):
-            raise DecodeError(f"an array of {count} elements in {end - self.at} octets")
-        items = Array()
-        for _ in range(count):
-            item = self.of(element, depth + 1)
-            for name in reversed(descriptor):
-                item = Described(name, item)
-            items.append(item)
-        if self.at != end:
-            raise DecodeError(f"an array ends at {self.at}, its size says {end}")
-        self.end = outer
-        return items
+def _as_string(octets: bytes) -> str:
+    try:
+        return octets.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"a string: {error}") from None
 
-    def other(self, code: int, depth: int) -> Any:
-        if code == 0x00:
-            descriptor = self.value(depth + 1)
-            return Described(descriptor, self.value(depth + 1))
-        if code == 0x56:
-            flag = self.octet()
-            if flag > 1:
-                raise DecodeError(f"a boolean is 0 or 1, not {flag}")
-            return flag == 1
-        if code == 0x73:
-            at = self.take(4)
-            try:
-                return Char(self.octets[at : at + 4].decode("utf-32-be"))
-            except UnicodeDecodeError as error:
-                raise DecodeError(f"char at {at}: {error}") from None
-        if code == 0x98:
-            at = self.take(16)
-            return UUID(bytes=self.octets[at : at + 16])
-        size = _DECIMAL_SIZES.get(code)
-        if size is not None:
-            at = self.take(size)
-            return Decimal(code, self.octets[at : at + size])
-        raise DecodeError(f"unknown constructor {code:#04x}")
+
+def _as_char(octets: bytes) -> Char:
+    try:
+        return Char(octets.decode("utf-32-be"))
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"a char: {error}") from None
+
+
+def _as_boolean(octet: int) -> bool:
+    if octet > 1:
+        raise DecodeError(f"a boolean is 0 or 1, not {octet}")
+    return octet == 1
 
 
 def _as_map(items: list[Any]) -> dict[Any, Any]:
@@ -223,54 +150,190 @@ def _as_map(items: list[Any]) -> dict[Any, Any]:
     return pairs
 
 
+def _head(octets: bytes, at: int, end: int, width: int) -> tuple[int, int, int]:
+    """Where a compound value's items begin, where they end, and how many they are."""
+    start, stop = _span(octets, at, end, width)
+    items = start + width
+    if items > stop:
+        raise _cut_off(start, stop)
+    return items, stop, octets[start] if width == 1 else _U32.unpack_from(octets, start)[0]
+
+
+def _compound(width: int, make: Callable[[list[Any]], Any]) -> _Reader:
+    def read(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
+        at, stop, count = _head(octets, at, end, width)
+        if count > stop - at:
+            raise DecodeError(f"a list or map of {count} items in {stop - at} octets")
+        if count and not depth:
+            raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
+        items = []
+        for _ in range(count):
+            if at >= stop:
+                raise _cut_off(at, stop)
+            item, at = _READERS[octets[at]](octets, at + 1, stop, depth - 1)
+            items.append(item)
+        if at != stop:
+            raise DecodeError(f"a list or map ends at {at}, its size says {stop}")
+        return make(items), stop
+
+    return read
+
+
+def _array(width: int) -> _Reader:
+    def read(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
+        at, stop, count = _head(octets, at, end, width)
+        descriptors: list[Any] = []
+        while octets[at : at + 1] == b"\0" and at < stop:
+            descriptor, at = _value(octets, at + 1, stop, depth - len(descriptors) - 1)
+            descriptors.append(descriptor)
+        if at >= stop:
+            raise _cut_off(at, stop)
+        element = octets[at]
+        at += 1
+        if count > (stop - at if element >> 4 != 4 else MAX_ARRAY):
+            raise DecodeError(f"an array of {count} elements in {stop - at} octets")
+        items = Array()
+        for _ in range(count):
+            item, at = _READERS[element](octets, at, stop, depth - 1)
+            for descriptor in reversed(descriptors):
+                item = Described(descriptor, item)
+            items.append(item)
+        if at != stop:
+            raise DecodeError(f"an array ends at {at}, its size says {stop}")
+        return items, stop
+
+    return read
+
+
+def _described(octets: bytes, at: int, end: int, depth: int) -> tuple[Described, int]:
+    descriptor, at = _value(octets, at, end, depth - 1)
+    value, at = _value(octets, at, end, depth - 1)
+    return Described(descriptor, value), at
+
+
+def _value(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
+    if at >= end:
+        raise _cut_off(at, end)
+    if depth < 0:
+        raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
+    return _READERS[octets[at]](octets, at + 1, end, depth)
+
+
+def _unknown(code: int) -> _Reader:
+    def read(_octets: bytes, at: int, _end: int, _depth: int) -> tuple[Any, int]:
+        raise DecodeError(f"unknown constructor {code:#04x} in front of {at}")
+
+    return read
+
+
+def _decimal(code: int, size: int) -> _Reader:
+    return _fixed(f">{size}s", lambda octets: Decimal(code, octets))
+
+
+_KNOWN: Final[dict[int, _Reader]] = {
+    0x00: _described,
+    0x40: _constant(None),
+    0x41: _constant(True),
+    0x42: _constant(False),
+    0x43: _constant(Uint(0)),
+    0x44: _constant(Ulong(0)),
+    0x45: lambda _octets, at, _end, _depth: ([], at),
+    0x50: _octet(tuple(map(Ubyte, range(256)))),
+    0x51: _fixed(">b", Byte),
+    0x52: _octet(tuple(map(Uint, range(256)))),
+    0x53: _octet(tuple(map(Ulong, range(256)))),
+    0x54: _fixed(">b", Int),
+    0x55: _fixed(">b", Long),
+    0x56: _fixed(">B", _as_boolean),
+    0x60: _fixed(">H", Ushort),
+    0x61: _fixed(">h", Short),
+    0x70: _fixed(">I", Uint),
+    0x71: _fixed(">i", Int),
+    0x72: _fixed(">f", float),
+    0x73: _fixed(">4s", _as_char),
+    0x74: _decimal(0x74, 4),
+    0x80: _fixed(">Q", Ulong),
+    0x81: _fixed(">q", Long),
+    0x82: _fixed(">d", float),
+    0x83: _fixed(">q", Timestamp),
+    0x84: _decimal(0x84, 8),
+    0x94: _decimal(0x94, 16),
+    0x98: _fixed(">16s", lambda octets: UUID(bytes=octets)),
+    0xA0: _variable(1, bytes),
+    0xA1: _variable(1, _as_string),
+    0xA3: _variable(1, _as_symbol),
+    0xB0: _variable(4, bytes),
+    0xB1: _variable(4, _as_string),
+    0xB3: _variable(4, _as_symbol),
+    0xC0: _compound(1, list),
+    0xC1: _compound(1, _as_map),
+    0xD0: _compound(4, list),
+    0xD1: _compound(4, _as_map),
+    0xE0: _array(1),
+    0xF0: _array(4),
+}
+_READERS: Final = tuple(_KNOWN.get(code) or _unknown(code) for code in range(256))
+
+
 def decode(octets: bytes | bytearray | memoryview) -> Any:
     """The one value that `octets` (any bytes-like object) are; DecodeError for anything else."""
-    reader = _Reader(bytes(octets), 0, len(octets))
-    value = reader.value()
-    if reader.at != reader.end:
-        raise DecodeError(f"{reader.end - reader.at} octets after the value")
+    whole = bytes(octets)
+    value, end = _value(whole, 0, len(whole), MAX_DEPTH)
+    if end != len(whole):
+        raise DecodeError(f"{len(whole) - end} octets after the value")
     return value
 
 
-def decode_from(octets: bytes, at: int = 0) -> tuple[Any, int]:
-    """The value that begins at `at`, and where it ends; DecodeError when there is none."""
-    reader = _Reader(octets, at, len(octets))
-    value = reader.value()
-    return value, reader.at
+def decode_from(octets: bytes, at: int = 0, end: int | None = None) -> tuple[Any, int]:
+    """The value that begins at `at`, and where it ends; DecodeError when there is none up to `end`."""
+    return _value(octets, at, len(octets) if end is None else end, MAX_DEPTH)
 
 
-def skip(octets: bytes, at: int = 0) -> int:
-    """Where the value ends that begins at `at`, without building it; DecodeError when it does not end."""
-    end = len(octets)
-    descriptors = 0
-    while at < end and octets[at] == 0x00:
-        descriptors += 1
-        if descriptors > MAX_DEPTH:
-            raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
-        at = skip(octets, at + 1) if octets[at + 1 : at + 2] == b"\x00" else _skip_simple(octets, at + 1)
-    return _skip_simple(octets, at)
+_WIDTHS: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 
 
-def _skip_simple(octets: bytes, at: int) -> int:
-    if at >= len(octets):
-        raise DecodeError(f"a value expected at {at}, there is none")
-    code = octets[at]
-    at += 1
-    kind = code >> 4
-    if kind in {0xA, 0xC, 0xE}:
-        at += 1 + octets[at] if at < len(octets) else 1
-    elif kind in {0xB, 0xD, 0xF}:
-        at += 4 + _U32.unpack_from(octets, at)[0] if at + 4 <= len(octets) else 4
-    elif kind in _FIXED_SIZES:
-        at += _FIXED_SIZES[kind]
-    else:
-        raise DecodeError(f"unknown constructor {code:#04x}")
-    if at > len(octets):
-        raise DecodeError(f"a value ends at {at}, there are {len(octets)} octets")
-    return at
+def skip(octets: bytes, at: int = 0, end: int | None = None) -> int:
+    """Where the value ends that begins at `at`, without looking into it; DecodeError when it does not end."""
+    end = len(octets) if end is None else end
+    values = 1
+    for _ in range(2 * MAX_DEPTH):
+        if at >= end:
+            raise _cut_off(at, end)
+        code = octets[at]
+        at += 1
+        if not code:  # a descriptor and a value follow
+            values += 1
+            continue
+        half = code >> 4
+        if half in _WIDTHS:
+            at += _WIDTHS[half]
+        elif half >= 0xA:
+            at = _span(octets, at, end, 4 if half & 1 else 1)[1]
+        else:
+            raise DecodeError(f"unknown constructor {code:#04x}")
+        if at > end:
+            raise _cut_off(at, end)
+        values -= 1
+        if not values:
+            return at
+    raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
 
 
-_FIXED_SIZES: Final = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
+def fields(octets: bytes, at: int, end: int) -> list[int]:
+    """Where the items of the list at `at` begin, and at last where the list ends; DecodeError for no list."""
+    code = octets[at] if at < end else 0x40
+    if code == 0x45:
+        return [at + 1]
+    if code not in {0xC0, 0xD0}:
+        raise DecodeError("a list is expected")
+    at, stop, count = _head(octets, at + 1, end, 1 if code == 0xC0 else 4)
+    starts = [at]
+    for _ in range(count):
+        at = skip(octets, at, stop)
+        starts.append(at)
+    if at != stop:
+        raise DecodeError(f"a list ends at {at}, its size says {stop}")
+    return starts
 
 
 # --- encoding -------------------------------------------------------------------------------------------
@@ -302,19 +365,20 @@ def _sized(code: int, octets: bytes) -> bytes:
     return bytes((code + 0x10,)) + _U32.pack(len(octets)) + octets
 
 
-def _compound(code: int, count: int, octets: bytes) -> bytes:
+def _compounded(code: int, count: int, octets: bytes) -> bytes:
     if count <= 255 and len(octets) < 255:
         return bytes((code, len(octets) + 1, count)) + octets
     return bytes((code + 0x10,)) + _U32.pack(len(octets) + 4) + _U32.pack(count) + octets
 
 
-def _list(value: list[Any]) -> bytes:
-    return _compound(0xC0, len(value), b"".join(map(encode, value))) if value else b"\x45"
+def encode_list(items: Sequence[bytes]) -> bytes:
+    """A list of values that are encoded already."""
+    return _compounded(0xC0, len(items), b"".join(items)) if items else b"\x45"
 
 
 def _map(value: dict[Any, Any]) -> bytes:
     octets = b"".join(encode(key) + encode(item) for key, item in value.items())
-    return _compound(0xC1, 2 * len(value), octets)
+    return _compounded(0xC1, 2 * len(value), octets)
 
 
 _ELEMENTS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
@@ -324,13 +388,13 @@ _ELEMENTS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
 }
 
 
-def _array(value: Array) -> bytes:
+def _encode_array(value: Array) -> bytes:
     kinds = {type(item) for item in value} or {Symbol}
     if len(kinds) != 1 or not kinds <= _ELEMENTS.keys():
         raise TypeError(f"no array of {', '.join(sorted(kind.__name__ for kind in kinds))}")
     code, element = _ELEMENTS[kinds.pop()]
     octets = bytes((code,)) + b"".join(map(element, value))
-    return _compound(0xE0, len(value), octets)
+    return _compounded(0xE0, len(value), octets)
 
 
 _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
@@ -352,9 +416,9 @@ _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
     str: lambda value: _sized(0xA1, value.encode("utf-8")),
     Symbol: lambda value: _sized(0xA3, value.encode("ascii")),
     UUID: lambda value: b"\x98" + value.bytes,
-    list: _list,
+    list: lambda value: encode_list([encode(item) for item in value]),
     dict: _map,
-    Array: _array,
+    Array: _encode_array,
     Described: lambda value: b"\x00" + encode(value.descriptor) + encode(value.value),
 }
 

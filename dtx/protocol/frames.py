@@ -15,13 +15,14 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.protocol.encoding import EncodingError, Symbol, binary, composite, decode, mapped, symbol
+from dtx.protocol.codec import DecodeError, decode_from, encode, encode_list
 from dtx.protocol.performatives import (
     ATTACH,
     BEGIN,
     CODES,
     DECODE_ERROR,
     DETACH,
+    ECHO,
     END,
     FLOW,
     FRAMING_ERROR,
@@ -36,6 +37,7 @@ from dtx.protocol.performatives import (
     Seen,
     decoded,
 )
+from dtx.protocol.values import Symbol, Uint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +56,8 @@ _SMALL_WIDTHS: Final = bytes(
 )
 """Constructor → octets of the value with it; 0 where they vary."""
 _NOT_TRUE: Final = frozenset({0x40, 0x42})
-_REWRITTEN: Final = frozenset({ATTACH, FLOW, DETACH, END})
+_HANDLES: Final = frozenset({BEGIN, ATTACH, DETACH, END})
+"""What makes and ends sessions and links."""
 
 
 Segment: TypeAlias = tuple[bytes, Seen | None]
@@ -120,8 +123,8 @@ def _unusual(data: bytes, position: int, stop: int) -> tuple[int, int]:
     if data[start] != 0:
         raise FrameError(DECODE_ERROR, "a frame without a performative")
     try:
-        descriptor, start = decode(data, start + 1, stop)
-    except EncodingError as error:
+        descriptor, start = decode_from(data, start + 1, stop)
+    except DecodeError as error:
         raise FrameError(DECODE_ERROR, f"a frame without a performative: {error}") from error
     if isinstance(descriptor, Symbol):
         return CODES.get(descriptor, 0), start
@@ -154,6 +157,11 @@ def _has_more(data: bytes, position: int, stop: int) -> bool:
     return position >= stop or data[position] not in _NOT_TRUE
 
 
+def _has_field(index: int, data: bytes, position: int, stop: int) -> bool:
+    """Whether the list at `position` may have a field `index`. What looks odd may."""
+    return stop - position < 3 or data[position] != 0xC0 or data[position + 2] > index
+
+
 class IncomingFrames(_Splitter):
     """What a peer sends. `max_frame_size` is what our open frame says.
 
@@ -184,12 +192,13 @@ class IncomingFrames(_Splitter):
                 start += 3
             else:
                 code, start = _unusual(data, position, stop)
-            seen = None
-            if code != TRANSFER:
-                if BEGIN <= code <= END:
-                    seen = self._look(code, channel, data, start, stop)
-            elif self._partial or _has_more(data, start, stop):
-                seen = self._look(code, channel, data, start, stop)
+            if code == TRANSFER:
+                wanted = bool(self._partial) or _has_more(data, start, stop)
+            elif code == FLOW:
+                wanted = bool(self._with_properties) or _has_field(ECHO, data, start, stop)
+            else:
+                wanted = code in _HANDLES
+            seen = self._look(code, channel, data, start, stop) if wanted else None
             if seen is not None:
                 if run < position:
                     segments.append((data[run:position], None))
@@ -213,13 +222,13 @@ class IncomingFrames(_Splitter):
                 else:
                     self._partial.discard((channel, handle))
                 return seen if continues else None
-            case FlowSeen(handle=handle, properties=properties):
+            case FlowSeen(handle=handle, properties=properties, echo=echo):
                 had_some = (channel, handle) in self._with_properties
                 if properties:
                     self._with_properties.add((channel, handle))
                 else:
                     self._with_properties.discard((channel, handle))
-                return seen if properties or had_some else None
+                return seen if properties or had_some or echo else None
             case AttachSeen(handle=handle) | DetachSeen(handle=handle):
                 self._partial.discard((channel, handle))
                 self._with_properties.discard((channel, handle))
@@ -236,6 +245,12 @@ class OutgoingFrames(_Splitter):
         super().__init__(2**32 - 1)
         self._links: dict[tuple[int, int], tuple[str, bool]] = {}
         self._properties: dict[tuple[str, bool], bytes] = {}
+        self._echoes: dict[tuple[str, bool], tuple[int, int]] = {}
+
+    def echo(self, name: str, *, receiver: bool, delivery_count: int, credit: int) -> None:
+        """The next flow of a session (without a link) tells the state of our endpoint `name` in it. The
+        caller has proton send one: a session whose incoming capacity is set does so."""
+        self._echoes[name, receiver] = (delivery_count, credit)
 
     def set_properties(self, name: str, properties: Mapping[str, bytes], *, receiver: bool) -> None:
         """From now on, every flow of our endpoint `name` (a receiver or a sender) has these properties, which
@@ -244,7 +259,7 @@ class OutgoingFrames(_Splitter):
         if not properties:
             self._properties.pop((name, receiver), None)
             return
-        octets = mapped([(symbol(key), binary(value)) for key, value in properties.items()])
+        octets = encode({Symbol(key): value for key, value in properties.items()})
         if len(octets) > MAX_PROPERTIES:
             raise ValueError(f"properties of {len(octets)} octets; a flow takes at most {MAX_PROPERTIES}")
         self._properties[name, receiver] = octets
@@ -260,8 +275,9 @@ class OutgoingFrames(_Splitter):
             if stop > end:
                 break
             start = position + 4 * doff
-            if stop - start > 3 and data[start + 2] in _REWRITTEN:
-                flow = self._rewritten(channel, data, start, stop)
+            code = data[start + 2] if stop - start > 3 else 0
+            if code in _HANDLES or (code == FLOW and (self._properties or self._echoes)):
+                flow = self._rewritten(code, channel, data, start, stop)
                 if flow is not None:
                     pieces += (data[run:position], flow)
                     run = stop
@@ -273,9 +289,8 @@ class OutgoingFrames(_Splitter):
         pieces.append(data[run:position])
         return b"".join(pieces)
 
-    def _rewritten(self, channel: int, data: bytes, start: int, stop: int) -> bytes | None:
+    def _rewritten(self, code: int, channel: int, data: bytes, start: int, stop: int) -> bytes | None:
         """The flow frame with its link's properties; None where the frame stays as it is."""
-        code = data[start + 2]
         seen = decoded(code, channel, data, start + 3, stop)
         match seen:
             case AttachSeen(handle=handle, name=name, receiver=receiver):
@@ -289,11 +304,30 @@ class OutgoingFrames(_Splitter):
                 link = self._links.get((channel, handle))
                 properties = self._properties.get(link) if link is not None else None
                 if properties is not None:
-                    performative = composite(FLOW, [*Fields(data, start + 3, stop).octets(10), properties])
-                    return _FRAME.pack(_FRAME.size + len(performative), 2, 0, channel) + performative
+                    return _flow_frame(channel, [*Fields(data, start + 3, stop).octets(10), properties])
+            case None if code == FLOW and self._echoes:
+                return self._echoed(channel, Fields(data, start + 3, stop).octets(4))
         return None
+
+    def _echoed(self, channel: int, session: list[bytes]) -> bytes | None:
+        """Flows of the links of this session that are to be echoed."""
+        frames = b""
+        for (at, handle), link in self._links.items():
+            state = self._echoes.pop(link, None) if at == channel else None
+            if state is not None:
+                count, credit = state
+                numbers = map(encode, (Uint(handle), Uint(count & 0xFFFF_FFFF), Uint(credit)))
+                rest = [b"\x40"] * 3 + [self._properties.get(link, b"\x40")]  # available, drain, echo, properties
+                frames += _flow_frame(channel, [*session, *numbers, *rest])
+        return frames or None
 
     def _gone(self, channel: int, handle: int) -> None:
         link = self._links.pop((channel, handle), None)
         if link is not None:
             self._properties.pop(link, None)
+            self._echoes.pop(link, None)
+
+
+def _flow_frame(channel: int, items: list[bytes]) -> bytes:
+    performative = b"\x00\x53" + bytes((FLOW,)) + encode_list(items)
+    return _FRAME.pack(_FRAME.size + len(performative), 2, 0, channel) + performative

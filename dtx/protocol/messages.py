@@ -156,20 +156,28 @@ def body_value(octets: bytes | bytearray) -> bytes:
     """The value, still encoded, of a message whose body is one amqp-value section; WireError for any
     other."""
     octets = bytes(octets)
+    return _body(octets, _sections_of(octets))
+
+
+def _sections_of(octets: bytes) -> dict[int, tuple[int, int]]:
     try:
-        found = _sections(octets)
+        return _sections(octets)
     except DecodeError as error:
         raise WireError(Condition.DECODE_ERROR, str(error)) from None
-    if VALUE not in found or found.keys() & {DATA, SEQUENCE}:
+
+
+def _body(octets: bytes, found: dict[int, tuple[int, int]]) -> bytes:
+    if VALUE not in found or DATA in found or SEQUENCE in found:
         raise WireError(Condition.DECODE_ERROR, "the body is to be a single amqp-value section")
     start, end = found[VALUE]
-    return bytes(octets[start:end])
+    return octets[start:end]
 
 
 def read_request(octets: bytes) -> Request:
-    """A message as a request; WireError where it can't be one."""
-    body = body_value(octets)
-    found = _sections(octets)
+    """A message as a request; WireError where it can't be one. Some clients leave a body out that says nothing:
+    it is empty then."""
+    found = _sections_of(octets)
+    body = _body(octets, found) if found.keys() & {DATA, SEQUENCE, VALUE} else b""
     properties = _value(octets, found, PROPERTIES, list)
     message_id, _user, _to, _subject, reply_to, correlation = (*properties, *[None] * 6)[:6]
     if reply_to is not None and type(reply_to) is not str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from dtx.protocol.encoding import NULL, Described, EncodingError, decode, fields
+from dtx.protocol.codec import DecodeError, decode_from, fields
+from dtx.protocol.values import Described, Uint, Ushort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +26,10 @@ FLOW: Final = 0x13
 TRANSFER: Final = 0x14
 DETACH: Final = 0x16
 END: Final = 0x17
+
+ECHO: Final = 9
+PROPERTIES: Final = 10
+"""Fields of a flow."""
 
 CODES: Final = {
     "amqp:begin:list": BEGIN,
@@ -82,11 +87,13 @@ class DetachSeen:
 
 @dataclass(frozen=True, slots=True)
 class FlowSeen:
-    """A flow of a link with properties, or without (an empty mapping) of one that had some before."""
+    """A flow of a link with properties, or without (an empty mapping) of one that had some before; or one
+    that asks for an `echo`: the state of the link as the other side has it, which proton doesn't give."""
 
     channel: int
     handle: int
     properties: Mapping[Any, Any]
+    echo: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +126,16 @@ class Fields:
         """The field, or None where it is null or left out."""
         if not self._has(index):
             return None
-        value, _ = decode(self._data, self._starts[index], self._starts[index + 1])
-        if type(value) is not kind or (isinstance(value, int) and value < 0):  # a bool is no int here
-            raise EncodingError(f"field {index} is no {kind.__name__}: {value!r:.40}")
+        value, _ = decode_from(self._data, self._starts[index], self._starts[index + 1])
+        if type(value) is not kind:
+            raise DecodeError(f"field {index} is no {kind.__name__.lower()}: {value!r:.40}")
         return value
 
     def mandatory(self, index: int, kind: type[T]) -> T:
         """The field, which must be there."""
         value = self.optional(index, kind)
         if value is None:
-            raise EncodingError(f"field {index} is missing")
+            raise DecodeError(f"field {index} is missing")
         return value
 
     def flag(self, index: int) -> bool:
@@ -138,15 +145,15 @@ class Fields:
     def octets(self, count: int) -> list[bytes]:
         """The first `count` fields as they are encoded, null where they are left out."""
         pairs = zip(self._starts, self._starts[1:], strict=False)
-        return [self._data[start:stop] for start, stop in pairs][:count] + [NULL] * (count - len(self._starts) + 1)
+        return [self._data[start:stop] for start, stop in pairs][:count] + [b"\x40"] * (count - len(self._starts) + 1)
 
 
 def _begin(channel: int, given: Fields) -> BeginSeen:
-    return BeginSeen(channel, given.optional(0, int))
+    return BeginSeen(channel, given.optional(0, Ushort))
 
 
 def _attach(channel: int, given: Fields) -> AttachSeen:
-    name, handle, receiver = given.mandatory(0, str), given.mandatory(1, int), given.mandatory(2, bool)
+    name, handle, receiver = given.mandatory(0, str), given.mandatory(1, Uint), given.mandatory(2, bool)
     source = given.optional(5, Described)
     terminus = source.value if source is not None and isinstance(source.value, list) else []
     default = terminus[8] if len(terminus) > 8 else None
@@ -154,17 +161,19 @@ def _attach(channel: int, given: Fields) -> AttachSeen:
 
 
 def _flow(channel: int, given: Fields) -> FlowSeen | None:
-    handle = given.optional(4, int)
-    return None if handle is None else FlowSeen(channel, handle, given.optional(10, dict) or {})
+    handle = given.optional(4, Uint)
+    if handle is None:
+        return None
+    return FlowSeen(channel, handle, given.optional(PROPERTIES, dict) or {}, given.flag(ECHO))
 
 
 def _transfer(channel: int, given: Fields) -> ContinuationSeen:
-    handle, state = given.mandatory(0, int), given.optional(7, Described)
+    handle, state = given.mandatory(0, Uint), given.optional(7, Described)
     return ContinuationSeen(channel, handle, state, given.flag(5), given.flag(9))
 
 
 def _detach(channel: int, given: Fields) -> DetachSeen:
-    return DetachSeen(channel, given.mandatory(0, int))
+    return DetachSeen(channel, given.mandatory(0, Uint))
 
 
 def _end(channel: int, _given: Fields) -> EndSeen:
@@ -188,5 +197,5 @@ def decoded(code: int, channel: int, data: bytes, start: int, stop: int) -> Seen
         return None
     try:
         return decoder(channel, Fields(data, start, stop))
-    except EncodingError as error:
+    except DecodeError as error:
         raise FrameError(DECODE_ERROR, f"performative {code:#x} on channel {channel}: {error}") from error

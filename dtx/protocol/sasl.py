@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol import encoding, mechanisms
+from dtx.protocol import mechanisms
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.mechanisms import Compute, Identity, Verdict
 from dtx.protocol.sasl_layer import SASL_HEADER, Frame, SaslError, SaslLayer, State, item
+from dtx.protocol.values import Array, Symbol, Ubyte
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,14 +94,14 @@ class SaslServer(SaslLayer):
         if not self._offered:
             raise SaslError("no mechanism can be offered here: the connection has no TLS, or no certificate")
         self._input = self._input[len(SASL_HEADER) :]
-        self._send(Frame.MECHANISMS, [encoding.symbols(self._offered)])
+        self._send(Frame.MECHANISMS, Array(map(Symbol, self._offered)))
         self.state = State.INIT
 
     def _handle(self, frame: Frame, body: list[Any]) -> None:
         if frame is Frame.RESPONSE:
             self._converse(item(body, 0, bytes) or b"")
             return
-        self.mechanism = str(item(body, 0, encoding.Symbol) or "")
+        self.mechanism = str(item(body, 0, Symbol) or "")
         begun = self._begin(item(body, 1, bytes))
         self.state = State.EXCHANGE
         if isinstance(begun, Verdict):
@@ -133,12 +134,12 @@ class SaslServer(SaslLayer):
         if isinstance(request, Compute):
             self._compute(request)
         else:
-            self._send(Frame.CHALLENGE, [encoding.binary(request)])
+            self._send(Frame.CHALLENGE, request)
 
     def _conclude(self, verdict: Verdict) -> None:
         code = OUTCOME_AUTH if verdict.identity is None else OUTCOME_OK
-        additional = [encoding.binary(verdict.additional)] if verdict.additional else []
-        self._send(Frame.OUTCOME, [encoding.ubyte(code), *additional])
+        additional = [verdict.additional] if verdict.additional else []
+        self._send(Frame.OUTCOME, Ubyte(code), *additional)
         if verdict.identity is None:
             raise SaslError(f"{self.mechanism}: {verdict.reason}")
         self.identity = verdict.identity
@@ -211,7 +212,7 @@ class SaslClient(SaslLayer):
         elif frame is Frame.CHALLENGE:
             self._converse(item(body, 0, bytes) or b"")
         else:
-            self._outcome(item(body, 0, int), item(body, 1, bytes) or b"")
+            self._outcome(item(body, 0, Ubyte), item(body, 1, bytes) or b"")
 
     def _conversation_of(self, mechanism: str) -> ClientConversation:
         policy = self._policy
@@ -228,16 +229,15 @@ class SaslClient(SaslLayer):
             request = self._conversation.send(answer)
         except StopIteration:
             self._conversation = None
-            self._send(Frame.RESPONSE, [encoding.binary(b"")])
+            self._send(Frame.RESPONSE, b"")
             return
         if isinstance(request, Compute):
             self._compute(request)
         elif self._begun:
-            self._send(Frame.RESPONSE, [encoding.binary(request)])
+            self._send(Frame.RESPONSE, request)
         else:
             self._begun = True
-            name, hostname = encoding.symbol(self.mechanism), encoding.string(self._hostname)
-            self._send(Frame.INIT, [name, encoding.binary(request), hostname])
+            self._send(Frame.INIT, Symbol(self.mechanism), request, self._hostname)
 
     def _outcome(self, code: int | None, additional: bytes) -> None:
         if code != OUTCOME_OK:

@@ -15,13 +15,13 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol import encoding
-from dtx.protocol.encoding import EncodingError
+from dtx.protocol.codec import DecodeError, decode, encode
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.scram import ScramError
+from dtx.protocol.values import Described, Ulong
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from dtx.protocol.mechanisms import Compute
 
@@ -101,7 +101,7 @@ class SaslLayer(ABC):
         try:
             while self._step():
                 pass
-        except (EncodingError, ScramError, SaslError) as error:
+        except (DecodeError, ScramError, SaslError) as error:
             self._fail(str(error))
         if self.state is State.DONE:
             self.rest += self._input
@@ -148,9 +148,9 @@ class SaslLayer(ABC):
         return True
 
     def _frame(self, data: bytes, start: int) -> None:
-        value, end = encoding.decode(data, start)
-        body = value.value if isinstance(value, encoding.Described) else None
-        if end != len(data) or not isinstance(body, list):
+        value = decode(data[start:])
+        body = value.value if type(value) is Described else None
+        if type(body) is not list:
             raise SaslError("a SASL frame is no described list")
         try:
             frame = Frame(value.descriptor if isinstance(value.descriptor, int) else _SYMBOLS[value.descriptor])
@@ -160,8 +160,8 @@ class SaslLayer(ABC):
             raise SaslError(f"a SASL {frame.name} frame, while this side {self.state.value}")
         self._handle(frame, body)
 
-    def _send(self, frame: Frame, items: Sequence[bytes]) -> None:
-        body = encoding.composite(frame.value, items)
+    def _send(self, frame: Frame, *items: Any) -> None:
+        body = encode(Described(Ulong(frame.value), list(items)))
         if _FRAME.size + len(body) > MAX_FRAME:
             raise SaslError(f"a SASL {frame.name} frame would exceed {MAX_FRAME} octets")
         self._output.append(_FRAME.pack(_FRAME.size + len(body), 2, 1, 0) + body)

@@ -2,7 +2,7 @@
 
 All of the node runs on the event loop; the store forces in its own thread, and tells what is durable through
 `call_soon_threadsafe`, so the loop goes on serving while something is forced. What connections have to say is
-written once per turn of the loop.
+written when what came in has been carried out, be it from a peer or from the store.
 """
 
 from __future__ import annotations
@@ -70,7 +70,6 @@ class Broker:
         self._paused: set[PeerProtocol] = set()
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._flushing = False
         self._stop = asyncio.Event()
         self._gone = asyncio.Event()
 
@@ -143,13 +142,10 @@ class Broker:
 
     def _completed(self, call: Callable[[], None]) -> None:
         call()
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self.flush)
+        self.flush()
 
     def flush(self) -> None:
         """Writes what connections have to say."""
-        self._flushing = False
         while touched := self.node.take_touched():
             for connection in touched:
                 peer = self.peers.get(connection)

@@ -57,7 +57,7 @@ class BrowsingLink(Link):
             self.connection.draining.pop(self, None)
         elif not self._asked:
             self.connection.draining.pop(self, None)
-            LIB.pn_link_drained(self.pointer)
+            self.delivery_count += LIB.pn_link_drained(self.pointer)
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
@@ -110,6 +110,7 @@ class BrowsingLink(Link):
 
     def _send(self, octets: bytes) -> None:
         self._tag += 1
+        self.delivery_count += 1
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         send(self.pointer, octets)
         LIB.pn_link_advance(self.pointer)
@@ -148,7 +149,9 @@ class QueueBrowser(BrowsingLink):
                     return None
                 self._position = self._ahead[-1].position
             entry = self._ahead.popleft()
-            if entry.state is State.AVAILABLE and entry.queue is self._queue:
+            if entry.state is not State.AVAILABLE or entry.queue is not self._queue:
+                continue
+            if not entry.expires_ms or entry.expires_ms > self._resource.now_ms:
                 return entry
 
     def gone(self) -> None:

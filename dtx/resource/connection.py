@@ -70,12 +70,14 @@ class BrokerConnection:
             channel_max=limits.sessions - 1,
             idle_timeout_ms=int(node.settings.idle_timeout_s * 1000),
         )
+        self._capacity = 2048 * limits.frame_octets
         self._incoming = IncomingFrames(limits.frame_octets)
         self._outgoing = OutgoingFrames()
         self._handles: dict[tuple[int, int], Link] = {}
         self.attaching: AttachSeen | None = None
         """The attach that is being answered."""
         self._states: dict[bytes, tuple[bytes, Outcome | None]] = {}
+        self._echoing: dict[Link, None] = {}
         self.draining: dict[Link, None] = {}
         self._aborted: dict[Link, None] = {}
         self._withdrawing: list[Callable[[], None]] = []
@@ -114,10 +116,12 @@ class BrokerConnection:
         """What is to be sent now."""
         for link in tuple(self.draining):
             link.drain()
-        octets = self._engine.output()
-        if octets:
+        for link in tuple(self._echoing):
+            self._echo(link)
+        octets = b""
+        while not octets and (produced := self._engine.output()):
             self._handle_events()
-            octets = self._outgoing.feed(octets)
+            octets = self._outgoing.feed(produced)  # nothing, as long as a frame is not complete
         if self._unsent:
             self._call_sent()
         if self._withdrawing and not self._aborting():
@@ -127,6 +131,15 @@ class BrokerConnection:
         if self._engine.finished:
             self.lost()
         return octets
+
+    def _echo(self, link: Link) -> None:
+        """Tells the state of a link, in a flow that proton sends for its session."""
+        del self._echoing[link]
+        if link.pointer in self.links:
+            receiver = bool(LIB.pn_link_is_receiver(link.pointer))
+            credit = max(0, LIB.pn_link_credit(link.pointer))
+            self._outgoing.echo(link.name, receiver=receiver, delivery_count=link.delivery_count, credit=credit)
+            LIB.pn_session_set_incoming_capacity(link.session.pointer, self._capacity)
 
     def when_sent(self, link: Link, call: Callable[[], None]) -> None:
         """Calls `call` when the link's session has little left to send."""
@@ -206,6 +219,10 @@ class BrokerConnection:
     def _after(self, seen: Seen) -> None:
         if isinstance(seen, AttachSeen):
             self.attaching = None
+        elif isinstance(seen, FlowSeen):
+            link = self._handles.get((seen.channel, seen.handle)) if seen.echo else None
+            if link is not None:
+                self._echoing[link] = None
         elif isinstance(seen, DetachSeen):
             self._handles.pop((seen.channel, seen.handle), None)
         elif isinstance(seen, EndSeen):
@@ -245,7 +262,7 @@ class BrokerConnection:
 
     def _on_begin(self, event: Pointer) -> None:
         pointer = LIB.pn_event_session(event)
-        LIB.pn_session_set_incoming_capacity(pointer, 2048 * self.node.limits.frame_octets)
+        LIB.pn_session_set_incoming_capacity(pointer, self._capacity)
         LIB.pn_session_open(pointer)
         if len(self.sessions) >= self.node.limits.sessions:
             told = f"a connection may have {self.node.limits.sessions} sessions"

@@ -187,6 +187,7 @@ class OutgoingLink(Link):
     # -- sending
     def _begin(self, sent: Sent) -> Pointer:
         self._tag += 1
+        self.delivery_count += 1
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         sent.pointer = delivery
         if not self._settles:
@@ -285,7 +286,7 @@ class OutgoingLink(Link):
             self.connection.draining.pop(self, None)
         elif not self._waiting and self._streaming is None and not self._fetching:
             self.connection.draining.pop(self, None)
-            LIB.pn_link_drained(self.pointer)
+            self.delivery_count += LIB.pn_link_drained(self.pointer)
             self._credit = 0
 
     def flow_properties(self, txn_id: Any) -> None:

@@ -37,6 +37,8 @@ class Link:
         self.session = session
         self.pointer = pointer
         self.name = text(LIB.pn_link_name(pointer))
+        self.delivery_count = 0
+        """How many deliveries came or went, and credit that was given back, as AMQP counts."""
 
     def opened(self) -> None:
         """The attach was answered."""
@@ -169,6 +171,8 @@ class ReceivingLink(Link):
         self._size = 0
         self._end_partial()
         LIB.pn_link_advance(self.pointer)
+        self.delivery_count += 1
+        self._left -= 1
         LIB.pn_delivery_settle(delivery)
         self._replenish()
 
@@ -179,6 +183,7 @@ class ReceivingLink(Link):
 
     def _complete(self, delivery: Pointer, octets: bytes) -> None:
         LIB.pn_link_advance(self.pointer)
+        self.delivery_count += 1
         self._left -= 1
         if self._left < 0:
             told = f"more was sent than the credit of {self._credit}"

@@ -171,7 +171,7 @@ class Batch:
         self.enqueues: list[tuple[int, int, int, int, int, int]] = []
         self.payloads: list[tuple[int, bytes]] = []
         self.chunks: list[tuple[int, int, bytes]] = []
-        self.branches: list[tuple[int, Xid, str, int]] = []
+        self.branches: list[tuple[int, int, bytes, bytes, str, int]] = []
         self.work: list[tuple[int, int, int, bytes | None]] = []
         self.placements: dict[int, tuple[int, int, int]] = {}
         self.completions: list[tuple[int, int, int]] = []
@@ -181,6 +181,23 @@ class Batch:
         self.finished: list[int] = []
         self.queues_deleted: list[int] = []
         self.octets = 0
+
+    @classmethod
+    def merged(cls, group: Iterable[Batch]) -> Batch:
+        """One batch that tells what these tell, in their order."""
+        merged = cls()
+        for batch in group:
+            for name in cls.__slots__:
+                told, all_told = getattr(batch, name), getattr(merged, name)
+                if not told:
+                    continue
+                if name == "octets":
+                    merged.octets += told
+                elif isinstance(all_told, dict):
+                    all_told.update(told)
+                else:
+                    all_told += told
+        return merged
 
     def create_queue(self, queue: int, name: str, settings: str = "") -> None:
         """A lasting queue. The broker sees to it that names are unique."""
@@ -252,7 +269,7 @@ class Batch:
     ) -> None:
         """A branch is prepared: `enqueues` name messages of this batch with the position PENDING, `dequeues`
         messages in queues, each with the outcome to apply at commit. A branch may hold nothing."""
-        self.branches.append((branch, xid, owner, prepared_ms))
+        self.branches.append((branch, xid.format_id, xid.gtrid, xid.bqual, owner, prepared_ms))
         ordinal = 0
         for message in enqueues:
             self.work.append((branch, ordinal, message, None))

@@ -25,7 +25,10 @@ PAGE_SIZE: Final = 8192
 CHECKPOINT_PAGES: Final = 4000
 KEPT_TEXTS: Final = 512
 POSTGRES_FULL: Final = "53100"
-POSTGRES_LOCK: Final = "SELECT pg_try_advisory_lock(hashtextextended('xabridge message store ' || current_schema, 0))"
+POSTGRES_LOCK: Final = "SELECT pg_advisory_lock(hashtextextended('xabridge message store ' || current_schema, 0))"
+POSTGRES_LOCK_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
+"""A server notices only in a moment that the process that held the store was closed, or killed."""
+POSTGRES_LOCKED: Final = "55P03"
 
 
 FAILURES: Final = (SQLAlchemyError, sqlite3.Error, psycopg.Error)
@@ -181,9 +184,14 @@ class _Postgres:
 
     def writer(self) -> Connection:
         connection = self.reader()
-        if not connection.exec_driver_sql(POSTGRES_LOCK).scalar_one():
+        connection.exec_driver_sql(POSTGRES_LOCK_WAIT)
+        try:
+            connection.exec_driver_sql(POSTGRES_LOCK)
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != POSTGRES_LOCKED:
+                raise
             where = self._engine.url.render_as_string()
-            raise StoreLocked(f"the store {where} is in use (its advisory lock is held; see pg_locks)")
+            raise StoreLocked(f"the store {where} is in use (its advisory lock is held; see pg_locks)") from error
         connection.commit()
         return connection
 

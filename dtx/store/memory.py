@@ -21,6 +21,7 @@ from dtx.store.contract import (
     StoredMessage,
     StoredQueue,
     StoreError,
+    StoreFull,
     StoreStopped,
 )
 from xa import Code, Xid
@@ -78,8 +79,8 @@ class Disk:
             self.pieces[message] = {0: payload}
         for message, number, piece in batch.chunks:
             self.pieces.setdefault(message, {})[number] = piece
-        for branch, xid, owner, prepared_ms in batch.branches:
-            self.branches[branch] = _Branch(xid, owner, prepared_ms)
+        for branch, format_id, gtrid, bqual, owner, prepared_ms in batch.branches:
+            self.branches[branch] = _Branch(Xid(format_id, gtrid, bqual), owner, prepared_ms)
         for branch, _, message, outcome in batch.work:
             self.branches[branch].work.append((message, outcome))
 
@@ -135,7 +136,8 @@ class _Restored:
 
 class MemoryStore:
     """As `dtx.store.contract.MessageStore` says. What waits is forced when `deliver` calls back; a `deliver`
-    that calls at once makes every batch a group of its own. `hook` may raise `StoreStopped` to fail a force.
+    that calls at once makes every batch a group of its own. `hook` may raise `StoreStopped` to fail a
+    force, and `StoreFull` before the write.
     `cached` tells the payloads of up to `cached_size` octets."""
 
     def __init__(
@@ -173,7 +175,8 @@ class MemoryStore:
         group, self._waiting = self._waiting, []
         if not group:
             return
-        if self._stopped is None:
+        failure: StoreError | None = self._stopped
+        if failure is None:
             try:
                 self._hook(Step.BEFORE_WRITE)
                 self._hook(Step.WRITTEN)
@@ -182,10 +185,12 @@ class MemoryStore:
                 self._hook(Step.FORCED)
                 self.groups += 1
             except StoreStopped as error:
-                self._stopped = error
+                failure = self._stopped = error
+            except StoreFull as error:
+                failure = error
         self.waiting_octets -= sum(batch.octets for batch, _ in group)
         for _, done in group:
-            done(self._stopped)
+            done(failure)
 
     def cached(self, message: int) -> bytes | None:
         """As `dtx.store.contract.MessageStore` says."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import pytest
+
 from tests.contract.client import RMID, Client, Contract, new_key, new_xid, refused
 from xa import ROLLBACK_CODES, TMMULTIPLE, TMONEPHASE, TMUSEASYNC, Code, Xid
 
@@ -50,7 +52,7 @@ class TestThreads(Contract):
 
     def test_a_thread_does_not_work_for_anothers_branch(self, client: Client) -> None:
         if client.registers:
-            return
+            pytest.skip("registers itself: has a session for everybody")
         xid = client.begun(key := new_key())
 
         def intrude() -> None:

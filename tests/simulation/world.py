@@ -433,7 +433,7 @@ class World:
         control = ThreadOfControl()
         deciders = {DECIDER_ID: "decider"} if self.decider_mode else {}
         try:
-            steps = self.recovery(Ownership(NODE, LOG_ID, deciders))
+            steps = self.recovery(Ownership(NODE, LOG_ID, process.log.incarnation, deciders))
             report: Report = yield from self._drive(process, control, steps)
         except LogError:
             return
@@ -456,7 +456,7 @@ class World:
             except XaError as error:
                 self._noticed(process, control, "decider", error)
         logged = {decision.gtrid: decision for decision in process.log.decisions()}
-        return Decisions(logged, by_decider, frozenset(h.branch for h in process.log.heuristics()))
+        return Decisions(logged, by_decider, frozenset(h.branch.xid for h in process.log.heuristics()))
 
     def _scan(self, process: Process, control: ThreadOfControl) -> Generator[None, None, dict[str, Any]]:
         scanned: dict[str, Any] = {}

@@ -1,4 +1,7 @@
-"""Decision logs: where the decision of a global transaction becomes durable."""
+"""Decision logs: where the decision of a global transaction becomes durable.
+
+SqlLog is in `tm.log.sql`, which loads SQLAlchemy.
+"""
 
 from tm.log.decision import (
     Branch,

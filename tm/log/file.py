@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _LOGGER: Final = logging.getLogger(__name__)
 
 SEGMENT_SIZE: Final = 4 << 20
-LAZY_SIZE: Final = 64 << 10
+LAZY_SIZE: Final = 16 << 10
 """So many octets of lazy records wait in memory before they are written without a decision among them."""
 
 _Change = tuple[dict[bytes, bytes], bytes, bytes | None]

@@ -1,4 +1,4 @@
-"""Opens the decision log that a URL names: file:///folder, or a database for SqlLog."""
+"""Opens the decision log that a URL names, or looks at it: file:///folder, or a database for SqlLog."""
 
 from __future__ import annotations
 
@@ -7,20 +7,40 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from tm.log.file import FileLog
+from tm.log.reading import read_log
 
 if TYPE_CHECKING:
     from tm.log.decision import DecisionLog
+    from tm.log.reading import LogImage
 
 
 def open_log(url: str, node: str) -> DecisionLog:
     """The log at `url`, open for `node`; ValueError when the URL names none. LogError: it can't be opened."""
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        if parts.netloc or not parts.path:
-            raise ValueError(f"log {url!r}: a folder is named with three slashes, file:///var/lib/xabridge/log")
-        return FileLog(Path(unquote(parts.path)), node)
-    if not parts.scheme:
-        raise ValueError(f"log {url!r} is not a URL (file:///folder, or a database's)")
+    folder = _folder(url)
+    if folder is not None:
+        return FileLog(folder, node)
     from tm.log.sql import SqlLog  # noqa: PLC0415 — loads SQLAlchemy, which a log of files does not need
 
     return SqlLog(url, node)
+
+
+def look_at_log(url: str, node: str) -> LogImage:
+    """What the log of `node` at `url` says, whoever has it open; nothing is changed. Errors as in `open_log`."""
+    folder = _folder(url)
+    if folder is not None:
+        return read_log(folder)
+    from tm.log.sql import read_sql_log  # noqa: PLC0415 — as above
+
+    return read_sql_log(url, node)
+
+
+def _folder(url: str) -> Path | None:
+    """The folder that `url` names, or None when it is a database's."""
+    parts = urlsplit(url)
+    if not parts.scheme:
+        raise ValueError(f"log {url!r} is not a URL (file:///folder, or a database's)")
+    if parts.scheme != "file":
+        return None
+    if parts.netloc or not parts.path:
+        raise ValueError(f"log {url!r}: a folder is named with three slashes, file:///var/lib/xabridge/log")
+    return Path(unquote(parts.path))

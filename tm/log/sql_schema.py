@@ -25,6 +25,8 @@ Either is used with autocommit: each change is one statement, and durable when t
 from __future__ import annotations
 
 import socket
+import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
@@ -107,6 +109,7 @@ class Database:
         self._url = database_url(url)
         self._clock = clock
         self.engine = make_engine(self._url)
+        self._one_at_a_time = threading.Lock()
 
     def __str__(self) -> str:
         return self._url.render_as_string(hide_password=True)
@@ -119,8 +122,12 @@ class Database:
     def now(self) -> ColumnElement[float]:
         """The present time, in a statement."""
         if self._clock is not None:
-            return bindparam("now", self._clock(), Double, unique=True)
+            return bindparam("now", type_=Double, callable_=self._clock, unique=True)
         return literal_column(_SECONDS_1970[self.engine.dialect.name], Double)
+
+    def writing(self) -> AbstractContextManager[object]:
+        """Around a change: in SQLite, where one waits for the other anyway, threads do it here, without polling."""
+        return self._one_at_a_time if self.is_sqlite else nullcontext()
 
     def insert(self, table: Table) -> Any:
         """An INSERT that can have an ON CONFLICT."""
@@ -138,7 +145,8 @@ class Database:
             else:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
             METADATA.create_all(connection)
-            connection.execute(self.insert(SCHEMA).values(version=VERSION).on_conflict_do_nothing())
+            if connection.execute(select(SCHEMA.c.version)).first() is None:
+                connection.execute(SCHEMA.insert().values(version=VERSION))
             self._check_tables(connection)
 
     def check(self) -> None:

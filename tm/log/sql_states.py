@@ -66,4 +66,4 @@ def sources(verb: GtridVerb) -> list[str]:
 def target(verb: GtridVerb) -> str:
     """The stored state that `verb` leads to."""
     (state,) = {after for _, moved, _, after, _ in GTRID.transitions() if moved is verb}
-    return state.value
+    return str(state.value)

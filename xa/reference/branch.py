@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from xa.xid import Xid
 
 
+BRANCH_NONE: Final = BranchState.S0
+
+
 class Branch:
     """One branch; one that is in S0 is not, or no longer, the store's.
 
@@ -32,9 +35,6 @@ class Branch:
         self.reason: Code | None = None
         self.outcome: Code | None = None
         self.asked: ReferenceClient | None = None
-
-
-BRANCH_NONE: Final = BranchState.S0
 
 
 class Dialect:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 MAX_OUTSTANDING: Final = 4096
 """Asynchronous operations that one client may have outstanding."""
 
-
 R0, R1 = ResourceState.R0, ResourceState.R1
 
 
@@ -149,9 +148,11 @@ class ReferenceClient:
 
     def _any_of(self, control: ThreadOfControl, handle: Handle | None, flags: int) -> Handle:
         """An operation of the thread's: one that has completed, if there is one."""
+        if not flags & TMMULTIPLE:
+            raise xa_error(Code.XAER_INVAL, "complete: no handle, and no TMMULTIPLE")
+        if handle is not None:
+            raise xa_error(Code.XAER_INVAL, f"complete: TMMULTIPLE, and a handle, {handle}")
         mine = [number for number, operation in self._operations.items() if operation[0] is control]
-        if handle is not None or not flags & TMMULTIPLE:
-            raise xa_error(Code.XAER_INVAL, "complete: TMMULTIPLE goes with no handle, and no handle with TMMULTIPLE")
         if not mine:
             raise xa_error(Code.XAER_INVAL, "complete: this thread has no operation outstanding")
         return Handle(next((number for number in mine if self._replied(number)), mine[0]))
@@ -167,8 +168,8 @@ class ReferenceClient:
             check_flags(verb, flags, self.flags)
             self._check_open(verb, rmid)
             self._passed.add((verb, rmid, flags))
-        if flags & TMASYNC and len(self._operations) >= MAX_OUTSTANDING:
-            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding")
+        if flags & TMASYNC:
+            self._check_room(verb)
         return thread_of_control() if self._broken is None else self._connected(verb, rmid)
 
     def _connected(self, verb: str, rmid: int) -> ThreadOfControl:
@@ -179,6 +180,10 @@ class ReferenceClient:
             code = RESOURCE.refusal(self._broken[control], ResourceVerb.ANY) or Code.XAER_PROTO
             raise xa_error(code, f"{verb}: this thread lost its connection and has to call open again")
         return control
+
+    def _check_room(self, verb: str) -> None:
+        if len(self._operations) >= MAX_OUTSTANDING:
+            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding")
 
     def _check_open(self, verb: str, rmid: int) -> None:
         refused = RESOURCE.refusal(self._state, ResourceVerb.ANY)

@@ -82,7 +82,8 @@ class ReferenceResource(ReferenceClient):
         with self._store.lock:
             if self._state is R1 and rmid != self._rmid:
                 raise xa_error(Code.XAER_INVAL, f"open: is open under rmid {self._rmid} already, not {rmid}")
-            self._drop_lost(control)
+            if flags & TMASYNC:
+                self._check_room("open")
             if self._broken is not None:
                 self._broken.pop(control, None)
                 self._broken = self._broken or None
@@ -102,8 +103,8 @@ class ReferenceResource(ReferenceClient):
         with self._store.lock:
             if self._state is not R0:
                 self._check_open("close", rmid)
-                self._drop_lost(control)
-                if control in self._current or control in self._outside:
+                held = self._current.get(control)
+                if (held is not None and held.state is held.dialect.active) or control in self._outside:
                     raise xa_error(Code.XAER_PROTO, "close: this thread is at work; end that first")
                 if self._operations:
                     raise xa_error(Code.XAER_PROTO, f"close: {len(self._operations)} operations wait for complete")
@@ -117,12 +118,6 @@ class ReferenceResource(ReferenceClient):
             self.forget_everything()
             self._state = state
         return code
-
-    def _drop_lost(self, control: ThreadOfControl) -> None:
-        """`open` and `close` mend what was lost without the thread having heard of it."""
-        held = self._current.get(control)
-        if held is not None and held.state is held.dialect.none:
-            del self._current[control]
 
     # --- association --------------------------------------------------------------------------------------------
     def start(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
@@ -301,15 +296,11 @@ class ReferenceResource(ReferenceClient):
                 self._send("work", control, branch, 0, partial(store.work, association))
             return operation(store, branch)
 
-    def _ask(self, answer: AxCode, call: str) -> None:
-        if answer in _AX_ERRORS:
-            raise xa_error(_AX_ERRORS[answer], f"{call} answered {answer.name}")
-
     def _register(self, control: ThreadOfControl) -> bool:
         """Asks the transaction manager whose work this is; False when it is outside any global transaction."""
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
         answer, xid = self._registrar.ax_reg(self._rmid)
-        self._ask(answer, "ax_reg")
+        _check_answer(answer, "ax_reg")
         with self._store.lock:
             if xid.is_null:
                 self._outside[control] = advance(REGISTRATION, RegistrationState.D0, RegistrationVerb.REGISTER_NULL)
@@ -327,7 +318,13 @@ class ReferenceResource(ReferenceClient):
         finally:
             with self._store.lock:
                 advance(REGISTRATION, self._outside.pop(control), RegistrationVerb.UNREGISTER)
-            self._ask(self._registrar.ax_unreg(self._rmid), "ax_unreg")
+            _check_answer(self._registrar.ax_unreg(self._rmid), "ax_unreg")
+
+
+def _check_answer(answer: AxCode, call: str) -> None:
+    """The transaction manager's refusal is the resource manager's."""
+    if answer in _AX_ERRORS:
+        raise xa_error(_AX_ERRORS[answer], f"{call} answered {answer.name}")
 
 
 @dataclass(frozen=True, slots=True)

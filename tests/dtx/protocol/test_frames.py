@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from proton import Endpoint, Event, Message, Sender
 
-from dtx.protocol import encoding
-from dtx.protocol.encoding import Described
+from dtx.protocol.codec import encode, encode_list
 from dtx.protocol.frames import AMQP_HEADER, IncomingFrames, OutgoingFrames
 from dtx.protocol.performatives import (
     DECODE_ERROR,
@@ -27,6 +26,7 @@ from dtx.protocol.performatives import (
     FrameError,
     Seen,
 )
+from dtx.protocol.values import Described, Symbol, Ulong
 from tests.dtx.protocol.engines import Engine, answer, received
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ TXN = b"\x00txn\xff"
 def frame(body: bytes, channel: int = 0, *, doff: int = 2, kind: int = 0) -> bytes:
     extended = b"\xee" * (4 * doff - 8)
     return struct.pack(">IBBH", 8 + len(extended) + len(body), doff, kind, channel) + extended + body
+
+
+def composite(code: int, items: list[bytes]) -> bytes:
+    return b"\x00\x53" + bytes((code,)) + encode_list(items)
 
 
 def joined(segments: Sequence[Segment]) -> bytes:
@@ -131,7 +135,7 @@ def test_every_frame_that_continues_a_delivery_is_told_with_its_state() -> None:
     told = seen(IncomingFrames(512).feed(conversation([1000], 512)))
     states = [what for what in told if isinstance(what, ContinuationSeen)]
     assert len(states) >= 2
-    assert all(what.state == Described(0x34, [TXN]) and not what.aborted for what in states)
+    assert all(what.state == Described(Ulong(0x34), [TXN]) and not what.aborted for what in states)
     assert [what.more for what in states] == [True] * (len(states) - 1) + [False]
 
 
@@ -258,9 +262,9 @@ def test_messages_arrive_whole_through_segments() -> None:
     assert bodies == sizes
 
 
-PROPERTIES = encoding.mapped([(encoding.symbol("txn-id"), encoding.binary(TXN))])
+PROPERTIES = encode({Symbol("txn-id"): TXN})
 FIELDS = [b"\x43"] * 4 + [b"\x52\x05"] + [b"\x40"] * 5 + [PROPERTIES]
-LISTED = encoding.listed(FIELDS)
+LISTED = encode_list(FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +273,7 @@ LISTED = encoding.listed(FIELDS)
         pytest.param(frame(b"\0\x53\x13" + LISTED, 3), id="as everybody writes it"),
         pytest.param(frame(b"\0\x53\x13" + LISTED, 3, doff=5), id="extended header"),
         pytest.param(frame(b"\0\x80" + (0x13).to_bytes(8, "big") + LISTED, 3), id="wide descriptor"),
-        pytest.param(frame(b"\0" + encoding.symbol("amqp:flow:list") + LISTED, 3), id="symbolic descriptor"),
+        pytest.param(frame(b"\0" + encode(Symbol("amqp:flow:list")) + LISTED, 3), id="symbolic descriptor"),
         pytest.param(
             frame(b"\0\x53\x13\xd0" + (len(LISTED) + 1).to_bytes(4, "big") + b"\0\0\0\x0b" + LISTED[3:], 3),
             id="wide list",
@@ -285,7 +289,7 @@ def test_a_performative_is_known_in_every_encoding(octets: bytes) -> None:
 
 
 def transfer(*fields: bytes) -> bytes:
-    return frame(encoding.composite(TRANSFER, [b"\x52\x07", b"\x43", b"\xa0\x01t", b"\x43", *fields]) + b"payload")
+    return frame(composite(TRANSFER, [b"\x52\x07", b"\x43", b"\xa0\x01t", b"\x43", *fields]) + b"payload")
 
 
 @pytest.mark.parametrize(
@@ -313,7 +317,7 @@ def test_an_aborted_delivery_is_not_continued() -> None:
 
 
 def test_a_link_that_attaches_anew_continues_nothing() -> None:
-    attach = frame(encoding.composite(0x12, [encoding.string("name"), b"\x52\x07", b"\x42"]))
+    attach = frame(composite(0x12, [encode("name"), b"\x52\x07", b"\x42"]))
     told = seen(
         IncomingFrames(LIMIT).feed(AMQP_HEADER + transfer(b"\x42", b"\x41") + attach + transfer(b"\x42", b"\x42"))
     )
@@ -334,10 +338,10 @@ def test_a_link_that_attaches_anew_continues_nothing() -> None:
         (AMQP_HEADER + b"\0\0\0\x08\xff\0\0\0", FRAMING_ERROR, "body at 1020"),
         (AMQP_HEADER + frame(b"\x40"), DECODE_ERROR, "without a performative"),
         (AMQP_HEADER + frame(b"\0\xa3\xff"), DECODE_ERROR, "cut off"),
-        (AMQP_HEADER + frame(b"\0\x53\x11\x40"), DECODE_ERROR, "performative 0x11 on channel 0: expected a list"),
-        (AMQP_HEADER + frame(encoding.composite(0x12, [b"\x43", b"\x43", b"\x42"])), DECODE_ERROR, "no str"),
-        (AMQP_HEADER + frame(encoding.composite(0x16, [])), DECODE_ERROR, "field 0 is missing"),
-        (AMQP_HEADER + frame(encoding.composite(0x16, [b"\x54\xff"])), DECODE_ERROR, "no int"),
+        (AMQP_HEADER + frame(b"\0\x53\x11\x40"), DECODE_ERROR, "performative 0x11 on channel 0: a list is expected"),
+        (AMQP_HEADER + frame(composite(0x12, [b"\x43", b"\x43", b"\x42"])), DECODE_ERROR, "no str"),
+        (AMQP_HEADER + frame(composite(0x16, [])), DECODE_ERROR, "field 0 is missing"),
+        (AMQP_HEADER + frame(composite(0x16, [b"\x54\xff"])), DECODE_ERROR, "field 0 is no uint"),
     ],
 )
 def test_what_is_no_frame_is_refused_with_its_condition(octets: bytes, condition: str, says: str) -> None:

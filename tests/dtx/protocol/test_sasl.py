@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import SASL, Event
 
-from dtx.protocol import encoding
+from dtx.protocol.codec import decode_from, encode
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.mechanisms import Identity
 from dtx.protocol.sasl import CLIENT_LEGAL, SERVER_LEGAL, ClientPolicy, SaslClient, SaslServer, ServerPolicy
 from dtx.protocol.sasl_layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, Frame, SaslError, State
 from dtx.protocol.scram import Verifier
+from dtx.protocol.values import Array, Described, Symbol, Ubyte, Ulong
 from dtx.resource.credentials import Credentials
 from tests.dtx.protocol.engines import Engine, answer
 
@@ -102,20 +103,20 @@ def test_a_name_that_is_not_there_is_asked_the_same_question_every_time() -> Non
     assert len(salt_of("mallory")) == len(salt_of("alice"))
 
 
-def frame(code: int, *items: bytes, kind: int = 1, doff: int = 2) -> bytes:
-    body = encoding.composite(code, items)
-    return struct.pack(">IBBH", 8 + len(body), doff, kind, 0) + body
+def frame(code: int, *items: object) -> bytes:
+    body = encode(Described(Ulong(code), list(items)))
+    return struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body
 
 
 def init(mechanism: str, initial: bytes | None) -> bytes:
-    return frame(0x41, encoding.symbol(mechanism), encoding.NULL if initial is None else encoding.binary(initial))
+    return frame(0x41, Symbol(mechanism), initial)
 
 
 def outcome_of(server: SaslServer) -> int | None:
     """The code of the outcome frame at the end of what the server sends."""
     sent = server.output()
     place = sent.rfind(b"\x00\x53\x44")
-    return None if place < 0 else encoding.decode(sent, place)[0].value[0]
+    return None if place < 0 else decode_from(sent, place)[0].value[0]
 
 
 def test_a_client_that_leaves_sasl_out_is_anonymous_where_that_is_allowed() -> None:
@@ -168,7 +169,7 @@ def test_what_is_offered(encrypted: bool, certified: str | None, policy: ServerP
     server.feed(SASL_HEADER)
     sent = server.output()
     assert sent.startswith(SASL_HEADER)
-    assert encoding.decode(sent, 16)[0].value == [offered]
+    assert decode_from(sent, 16)[0].value == [offered]
 
 
 def test_where_nothing_can_be_offered_the_connection_ends() -> None:
@@ -235,8 +236,8 @@ def test_external_is_who_the_certificate_says(asked: bytes, accepted: bool) -> N
 def test_an_initial_response_that_is_left_out_is_asked_for(mechanism: str) -> None:
     server = server_side()
     server.feed(SASL_HEADER + init(mechanism, None))
-    assert server.output().endswith(frame(0x42, encoding.binary(b"")))
-    server.feed(frame(0x43, encoding.binary(b"\0alice\0wonder,land=" if mechanism == "PLAIN" else b"rubbish")))
+    assert server.output().endswith(frame(0x42, b""))
+    server.feed(frame(0x43, b"\0alice\0wonder,land=" if mechanism == "PLAIN" else b"rubbish"))
     settle(server)
     assert server.done is (mechanism == "PLAIN")
 
@@ -279,8 +280,8 @@ def test_a_server_takes_no_other_frame_first(code: int) -> None:
         struct.pack(">IBBH", 9, 2, 1, 0) + b"\x40",
         struct.pack(">IBBH", 12, 2, 1, 0) + b"\0\x53\x41\x40",
         struct.pack(">IBBH", 13, 2, 1, 0) + b"\0\x53\x41\x45\x45",
-        frame(0x41, encoding.binary(b"PLAIN")),
-        frame(0x41, encoding.symbol("PLAIN"), encoding.string("x")),
+        frame(0x41, b"PLAIN"),
+        frame(0x41, Symbol("PLAIN"), "x"),
     ],
 )
 def test_malformed_frames_end_the_exchange(octets: bytes) -> None:
@@ -330,24 +331,24 @@ def test_rubbish_only_fails(octets: bytes, framed: bool) -> None:
 )
 def test_a_client_says_what_is_missing(policy: ClientPolicy, encrypted: bool, offered: list[str], says: str) -> None:
     client = client_side(policy, encrypted=encrypted)
-    client.feed(SASL_HEADER + frame(0x40, encoding.symbols(offered)))
+    client.feed(SASL_HEADER + frame(0x40, Array(map(Symbol, offered))))
     assert client.failed
     assert says in str(client.failure)
 
 
 def test_a_client_may_allow_plain_without_tls() -> None:
     client = client_side(ClientPolicy("alice", "x", plain_without_tls=True), encrypted=False)
-    client.feed(SASL_HEADER + frame(0x40, encoding.symbol("PLAIN")))
+    client.feed(SASL_HEADER + frame(0x40, Symbol("PLAIN")))
     assert client.mechanism == "PLAIN"
     assert b"\0alice\0x" in client.output()
 
 
 def scram_client_up_to_proof() -> SaslClient:
     client = client_side(ClientPolicy("alice", "wonder,land="))
-    client.feed(SASL_HEADER + frame(0x40, encoding.symbol("SCRAM-SHA-256")))
+    client.feed(SASL_HEADER + frame(0x40, Symbol("SCRAM-SHA-256")))
     nonce = client.output().split(b",r=")[1].split(b"\xa1")[0]
     challenge = b"r=" + nonce + b"more,s=AAECAwQFBgcICQoLDA0ODw==,i=4096"
-    client.feed(frame(0x42, encoding.binary(challenge)))
+    client.feed(frame(0x42, challenge))
     settle(client)
     assert b",p=" in client.output()
     return client
@@ -356,9 +357,9 @@ def scram_client_up_to_proof() -> SaslClient:
 @pytest.mark.parametrize(
     "octets",
     [
-        frame(0x44, encoding.ubyte(0)),
-        frame(0x44, encoding.ubyte(0), encoding.binary(b"v=AAAA")),
-        frame(0x42, encoding.binary(b"v=AAAA")),
+        frame(0x44, Ubyte(0)),
+        frame(0x44, Ubyte(0), b"v=AAAA"),
+        frame(0x42, b"v=AAAA"),
     ],
 )
 def test_a_client_trusts_no_success_without_proof(octets: bytes) -> None:
@@ -369,8 +370,8 @@ def test_a_client_trusts_no_success_without_proof(octets: bytes) -> None:
 
 def test_a_client_trusts_no_success_that_comes_too_early() -> None:
     client = client_side(ClientPolicy("alice", "wonder,land="))
-    client.feed(SASL_HEADER + frame(0x40, encoding.symbol("SCRAM-SHA-256")))
-    client.feed(frame(0x44, encoding.ubyte(0)))
+    client.feed(SASL_HEADER + frame(0x40, Symbol("SCRAM-SHA-256")))
+    client.feed(frame(0x44, Ubyte(0)))
     assert client.failed
 
 
@@ -383,17 +384,17 @@ def test_a_server_that_proves_itself_in_a_challenge_is_believed_too() -> None:
     settle(client)
     server.feed(client.output())
     sent = server.output()
-    signature = encoding.decode(sent, 8)[0].value[1]
-    client.feed(frame(0x42, encoding.binary(signature)))
-    assert client.output() == frame(0x43, encoding.binary(b""))
-    client.feed(frame(0x44, encoding.ubyte(0)))
+    signature = decode_from(sent, 8)[0].value[1]
+    client.feed(frame(0x42, signature))
+    assert client.output() == frame(0x43, b"")
+    client.feed(frame(0x44, Ubyte(0)))
     assert client.done
 
 
 @pytest.mark.parametrize(("code", "says"), [(1, "refused"), (2, "system error"), (4, "try again"), (77, "outcome 77")])
 def test_a_client_tells_what_an_outcome_means(code: int, says: str) -> None:
     client = client_side(ClientPolicy("alice", "x"))
-    client.feed(SASL_HEADER + frame(0x40, encoding.symbol("PLAIN")) + frame(0x44, encoding.ubyte(code)))
+    client.feed(SASL_HEADER + frame(0x40, Symbol("PLAIN")) + frame(0x44, Ubyte(code)))
     assert client.failed
     assert says in str(client.failure)
     assert "PLAIN as 'alice'" in str(client.failure)

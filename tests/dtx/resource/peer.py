@@ -7,10 +7,16 @@ client engine with the few steps that a transaction controller takes.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from cproton import (  # type: ignore[import-untyped]
+    pn_data_clear,
+    pn_delivery_local,
+    pn_disposition_data,
+)
 from proton import (
     Collector,
     Connection,
@@ -28,14 +34,18 @@ from proton import (
     ulong,
 )
 
-from dtx.protocol.codec import encode
+from dtx.protocol.codec import decode, encode
 from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Start
 from dtx.protocol.conditions import Refusal
+from dtx.protocol.frames import IncomingFrames, OutgoingFrames
 from dtx.protocol.links import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.links import DISTRIBUTED, LOCAL
 from dtx.protocol.mechanisms import Identity
 from dtx.protocol.messages import body_value, request_message, value_message
+from dtx.protocol.performatives import FlowSeen
 from dtx.protocol.replies import DECLARED, TRANSACTIONAL, decode_reply
+from dtx.protocol.values import Described as TypedDescribed
+from dtx.protocol.values import Symbol, Uint, Ulong
 from dtx.resource.connection import BrokerConnection
 from dtx.resource.node import Node
 from dtx.resource.permissions import EVERYTHING, Permissions
@@ -45,9 +55,9 @@ from dtx.store.memory import Disk, MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dtx.protocol.performatives import Seen
     from dtx.protocol.replies import Reply
     from dtx.store.contract import Step, StoreError
-    from xa import Xid
 
 CAPABILITIES = (LOCAL, DISTRIBUTED)
 
@@ -139,7 +149,7 @@ class Coordinator:
     def read(self, delivery: Delivery) -> tuple[int, Any, Refusal | None]:
         code, refusal = int(delivery.remote_state), None
         if delivery.remote_state == Delivery.REJECTED:
-            condition = delivery.remote.condition
+            condition: Any = delivery.remote.condition
             refusal = Refusal.read(condition.name, condition.description, condition.info)
         data = delivery.remote.data
         if delivery.settled:
@@ -182,6 +192,13 @@ class Peer:
         self.session.open()
         self.connected = True
         self.names = 0
+        self.sent = OutgoingFrames()
+        self.heard = IncomingFrames(65_536)
+        self.seen: list[Seen] = []
+        self.names_of: dict[int, str] = {}
+        self.states: list[tuple[str, int, int]] = []
+        self.default_outcome: int | None = None
+        """The default outcome in the sources of receivers that are attached from now on."""
         self._replies: Receiver | None = None
         self._requests: Sender | None = None
 
@@ -192,18 +209,83 @@ class Peer:
             return False
         pending = self.transport.pending()
         if pending > 0:
-            octets = self.transport.peek(pending)
+            octets = self.transport.peek(pending) or b""
             self.transport.pop(len(octets))
-            self.server.received(bytes(octets))
+            self.server.received(self.with_default_outcome(self.sent.feed(bytes(octets))))
             moved = True
         octets = self.server.output()
         while octets:
-            self.transport.push(octets)
+            self.hear(octets)
+            while octets:  # proton takes no more than its buffer at a time
+                room = self.transport.capacity()
+                assert room > 0, "the client's transport takes nothing more"
+                self.transport.push(octets[:room])
+                octets = octets[room:]
             moved = True
             octets = self.server.output()
         while self.collector.peek():
             self.collector.pop()
         return moved
+
+    def hear(self, octets: bytes) -> None:
+        """Notes what the broker says that proton doesn't tell."""
+        for data, seen in self.heard.feed(octets):
+            if seen is not None:
+                self.seen.append(seen)
+            at = 8 if data[:4] == b"AMQP" else 0
+            while at < len(data):
+                size = int.from_bytes(data[at : at + 4], "big")
+                if data[at + 10] == 0x12:
+                    fields = decode(data[at + 8 : at + size]).value
+                    self.names_of[int(fields[1])] = fields[0]
+                elif data[at + 10] == 0x13:
+                    fields = decode(data[at + 8 : at + size]).value
+                    if len(fields) > 6 and fields[4] is not None:
+                        self.states.append((self.names_of[int(fields[4])], int(fields[5]), int(fields[6])))
+                at += size
+
+    def acquire_for(self, link: Receiver, txn_id: bytes | None) -> None:
+        """From now on flows of this receiver have the property txn-id."""
+        self.sent.set_properties(link.name, receiver=True, properties={} if txn_id is None else {"txn-id": txn_id})
+
+    def flows_seen(self) -> list[Any]:
+        """The txn-ids in the flows of links that the broker sent."""
+        return [seen.properties.get("txn-id") for seen in self.seen if isinstance(seen, FlowSeen)]
+
+    def with_default_outcome(self, octets: bytes) -> bytes:
+        """What proton can't say in an attach."""
+        if self.default_outcome is None:
+            return octets
+        found, at = b"", 0
+        while at < len(octets):
+            size = int.from_bytes(octets[at : at + 4], "big")
+            one, at = octets[at : at + size], at + size
+            if one[10:11] == b"\x12":
+                fields = decode(one[8:]).value
+                source = fields[5].value
+                source += [None] * (9 - len(source))
+                source[8] = TypedDescribed(Ulong(self.default_outcome), [])
+                one = frame(0x12, fields)
+            found += one
+        return found
+
+    def handle_of(self, link: Link) -> int:
+        """The handle with which our end of a link goes."""
+        handles = {name: handle for (_, handle), (name, _) in self.sent._links.items()}
+        return handles[link.name]
+
+    def flow_for(self, link: Link, txn_id: Any) -> None:
+        """Sends a flow with this txn-id, of a link of either direction."""
+        value = Uint(txn_id) if isinstance(txn_id, int) else txn_id
+        self.inject(flow(self.handle_of(link), 0, 1, {Symbol("txn-id"): value}))
+
+    def set_credit(self, link: Receiver, credit: int, count: int, *, echo: bool) -> None:
+        """Sends a flow that sets the credit after `count` deliveries."""
+        self.inject(flow(self.handle_of(link), count, credit, None, echo=echo))
+
+    def echoes(self, link: Receiver) -> list[tuple[int, int]]:
+        """Delivery-count and credit in the flows of a link that the broker sent."""
+        return [(count, credit) for name, count, credit in self.states if name == link.name]
 
     def vanish(self) -> None:
         """The connection is gone, without a word."""
@@ -282,8 +364,7 @@ class Peer:
     ) -> Delivery:
         delivery = link.delivery(tag)
         if txn_id is not None:
-            delivery.local.data = [txn_id]
-            delivery.update(TRANSACTIONAL)
+            say_state(delivery, TRANSACTIONAL, [txn_id])
         link.stream(octets)
         link.advance()
         if settled:
@@ -300,7 +381,7 @@ class Peer:
         delivery = link.current
         if delivery is None or not delivery.readable or delivery.partial:
             return None
-        octets = link.recv(delivery.pending)
+        octets = link.recv(delivery.pending) or b""
         link.advance()
         message = Message()
         message.decode(octets)
@@ -324,8 +405,7 @@ class Peer:
         *,
         settle: bool = False,
     ) -> None:
-        delivery.local.data = [txn_id, Described(ulong(outcome), [])]
-        delivery.update(TRANSACTIONAL)
+        say_state(delivery, TRANSACTIONAL, [txn_id, Described(ulong(outcome), [])])
         if settle:
             delivery.settle()
         self.world.pump()
@@ -351,7 +431,7 @@ class Peer:
         if self._replies is None or self._requests is None:
             self._replies = self.receiver(None, 1000)
             self._requests = self.sender(COORDINATION_ADDRESS)
-        reply_to = self._replies.remote_source.address
+        reply_to = str(self._replies.remote_source.address)
         octets = request_message(COORDINATION.encode(command), reply_to, self.name("r"))
         self.send_octets(self._requests, octets, self.name("q"), settled=True)
 
@@ -360,29 +440,47 @@ class Peer:
         delivery = self._replies.current
         assert delivery is not None, "no answer"
         assert delivery.readable, "no answer"
-        octets = self._replies.recv(delivery.pending)
+        octets = self._replies.recv(delivery.pending) or b""
         self._replies.advance()
         delivery.settle()
         return decode_reply(body_value(octets))
+
+
+def frame(code: int, fields: list[Any], payload: bytes = b"", channel: int = 0) -> bytes:
+    """An AMQP frame."""
+    body = encode(TypedDescribed(Ulong(code), fields)) + payload
+    return struct.pack(">IBBH", 8 + len(body), 2, 0, channel) + body
+
+
+def flow(handle: int, count: int, credit: int, properties: Any, *, echo: bool = False) -> bytes:
+    """A flow frame for a link, with windows that hinder nobody."""
+    session = [Uint(0), Uint(2**30), Uint(0), Uint(2**30)]
+    link = [Uint(handle), Uint(count), Uint(credit), None, False, echo, properties]
+    return frame(0x13, [*session, *link])
+
+
+def say_state(delivery: Delivery, code: int, fields: list[Any]) -> None:
+    """Sets our state of a delivery; proton's own way adds to the fields that were said before."""
+    pn_data_clear(pn_disposition_data(pn_delivery_local(delivery._impl)))
+    delivery.local.data = fields
+    delivery.update(code)
+
+
+def told(delivery: Delivery) -> tuple[bytes, Any]:
+    """txn-id and outcome in the transactional-state that the broker told of a delivery."""
+    fields: Any = delivery.remote.data
+    assert delivery.remote_state == TRANSACTIONAL
+    return bytes(fields[0]), fields[1] if len(fields) > 1 else None
 
 
 def condition_of(link: Link) -> Refusal:
     """Why the broker closed a link."""
     condition = link.remote_condition
     assert condition is not None, "the link is not closed with an error"
-    return Refusal.read(condition.name, condition.description, condition.info)
+    info: Any = condition.info
+    return Refusal.read(condition.name, condition.description, info)
 
 
 def closed(link: Link) -> bool:
     """Whether the broker closed a link."""
     return bool(link.state & Link.REMOTE_CLOSED)
-
-
-def encoded(value: Any) -> bytes:
-    """A value's octets."""
-    return encode(value)
-
-
-def start(xid: Xid, **how: Any) -> Start:
-    """A start."""
-    return Start(xid, **how)

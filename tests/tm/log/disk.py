@@ -40,6 +40,16 @@ class Inode:
         self.durable = bytearray(self.content)
         self.unforced.clear()
 
+    def force_last(self) -> None:
+        """Only what the last write wrote; of earlier writes, what lies elsewhere is still not durable."""
+        offset, octets = self.unforced.pop()
+        end = offset + len(octets)
+        _put(self.durable, offset, octets)
+        elsewhere: list[tuple[int, bytes]] = []
+        for start, earlier in self.unforced:
+            elsewhere += (start, earlier[: max(0, offset - start)]), (max(start, end), earlier[max(0, end - start) :])
+        self.unforced = [(start, part) for start, part in elsewhere if part]
+
 
 class Disk:
     """`tm.log.files.Files`, on one folder. `capacity`: octets that fit."""
@@ -159,7 +169,10 @@ class DiskFile:
 
     def write_forced(self, offset: int, octets: bytes) -> None:
         self.write(offset, octets)
-        self.force()
+        self._disk.step("force")
+        self._inode.force_last()
+        self._disk.forces += 1
+        self._disk.step("forced")
 
     def force(self) -> None:
         self._disk.step("force")

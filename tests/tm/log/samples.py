@@ -13,12 +13,12 @@ def gtrid(sequence: int, incarnation: int = 1, node: str = "orders-1", log_id: b
     return Gtrid(node, log_id, incarnation, sequence).encode()
 
 
-def decision(sequence: int, branches: int = 2) -> Decision:
+def decision(sequence: int, branches: int = 2, node: str = "orders-1") -> Decision:
     """A decision like those of the transaction manager."""
-    name = gtrid(sequence)
+    name = gtrid(sequence, node=node)
     return Decision(name, tuple(Branch(f"rm{n}", Xid(FORMAT_ID, name, b"rm%d" % n)) for n in range(branches)))
 
 
-def heuristic(sequence: int, code: Code = Code.XA_HEURRB) -> Heuristic:
+def heuristic(sequence: int, code: Code = Code.XA_HEURRB, node: str = "orders-1") -> Heuristic:
     """A heuristic outcome of the first branch of transaction `sequence`."""
-    return Heuristic(decision(sequence).branches[0], code)
+    return Heuristic(decision(sequence, node=node).branches[0], code)

@@ -13,8 +13,6 @@ import pytest
 from tests.tm.log.disk import Disk
 from tests.tm.log.samples import decision, gtrid, heuristic
 from tm.log import (
-    Branch,
-    Decision,
     FileLog,
     LogDamaged,
     LogError,
@@ -24,7 +22,6 @@ from tm.log import (
     read_log,
 )
 from tm.log.segment import HEADER_SIZE
-from xa import Code, Gtrid, Xid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,19 +39,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_decisions_are_there_when_the_log_is_opened_again(directory: Path) -> None:
-    log = open_log(directory)
-    for sequence in range(5):
-        log.decide(decision(sequence, branches=sequence))
-    log.end(decision(1).gtrid)
-    log.close()
-    log = open_log(directory)
-    assert list(log.decisions()) == [decision(sequence, branches=sequence) for sequence in (0, 2, 3, 4)]
-    assert log.decision(decision(3).gtrid) == decision(3, branches=3)
-    assert log.decision(decision(1).gtrid) is None
-    log.close()
-
-
 def test_nothing_is_lost_by_not_closing(directory: Path) -> None:
     log = open_log(directory)
     log.decide(decision(1))
@@ -64,59 +48,6 @@ def test_nothing_is_lost_by_not_closing(directory: Path) -> None:
     with_copy = open_log(copy)
     assert list(with_copy.decisions()) == [decision(1)]
     with_copy.close()
-
-
-def test_a_decision_that_ended_is_gone_at_once(directory: Path) -> None:
-    log = open_log(directory)
-    log.decide(decision(1))
-    log.end(decision(1).gtrid)
-    assert list(log.decisions()) == []
-    log.end(decision(1).gtrid)
-    log.end(decision(2).gtrid)
-    log.close()
-
-
-def test_heuristic_outcomes_stay_until_they_are_dropped(directory: Path) -> None:
-    log = open_log(directory)
-    log.note_heuristic(heuristic(1))
-    log.note_heuristic(heuristic(2, Code.XA_HEURMIX))
-    log.note_heuristic(heuristic(1))
-    log.drop_heuristic(heuristic(3).branch)
-    assert list(log.heuristics()) == [heuristic(1), heuristic(2, Code.XA_HEURMIX)]
-    log.close()
-    log = open_log(directory)
-    assert list(log.heuristics()) == [heuristic(1), heuristic(2, Code.XA_HEURMIX)]
-    log.drop_heuristic(heuristic(1).branch)
-    assert list(log.heuristics()) == [heuristic(2, Code.XA_HEURMIX)]
-    log.close()
-    log = open_log(directory)
-    assert list(log.heuristics()) == [heuristic(2, Code.XA_HEURMIX)]
-    log.close()
-
-
-def test_a_log_keeps_its_id_and_counts_its_incarnations(directory: Path) -> None:
-    seen = []
-    for _ in range(3):
-        log = open_log(directory)
-        seen.append((log.node, log.log_id, log.incarnation))
-        log.close()
-    assert [incarnation for _, _, incarnation in seen] == [1, 2, 3]
-    assert len({(node, log_id) for node, log_id, _ in seen}) == 1
-    assert len(seen[0][1]) == 8
-    other = open_log(directory.parent / "other")
-    assert other.log_id != seen[0][1]
-    other.close()
-
-
-def test_it_owns_what_was_decided_here_and_nothing_else(directory: Path) -> None:
-    open_log(directory).close()
-    log = open_log(directory)
-    assert log.owns(Gtrid(NODE, log.log_id, 1, 17))
-    assert log.owns(Gtrid(NODE, log.log_id, 2, 1))
-    assert not log.owns(Gtrid(NODE, log.log_id, 3, 1)), "this is an old copy of the log"
-    assert not log.owns(Gtrid(NODE, b"anotherl", 1, 17))
-    assert not log.owns(Gtrid("orders-2", log.log_id, 1, 17))
-    log.close()
 
 
 def test_another_node_is_refused(directory: Path) -> None:
@@ -175,24 +106,6 @@ def test_the_lock_does_not_outlive_its_process_and_a_fork_does_not_hold_it(direc
             os.close(end)
 
 
-def test_a_closed_log_writes_and_tells_nothing(directory: Path) -> None:
-    log = open_log(directory)
-    log.decide(decision(1))
-    log.close()
-    log.close()
-    log.end(decision(1).gtrid)
-    for call in (
-        lambda: log.decide(decision(2)),
-        lambda: log.note_heuristic(heuristic(2)),
-        log.decisions,
-        log.heuristics,
-        lambda: log.decision(decision(1).gtrid),
-    ):
-        with pytest.raises(LogStopped, match="closed"):
-            call()
-    assert read_log(directory).decisions == (decision(1),)
-
-
 @pytest.mark.parametrize("transactions", [3_000, pytest.param(120_000, marks=pytest.mark.slow)])
 def test_the_log_takes_two_segments_however_long_it_runs(transactions: int) -> None:
     """Also when one decision never ends, because its resource manager never comes back."""
@@ -224,7 +137,7 @@ def test_segments_grow_with_what_is_undecided_and_shrink_again() -> None:
     assert disk.forces < 3000 * 1.1
     for sequence in range(3000):
         log.end(decision(sequence).gtrid)
-    for sequence in range(3000, 9000):
+    for sequence in range(3000, 27000):
         log.decide(decision(sequence))
         log.end(decision(sequence).gtrid)
     assert disk.used < 12 * SMALL
@@ -240,15 +153,6 @@ def test_one_decision_may_be_larger_than_a_segment() -> None:
     log.close()
     log = FileLog("", NODE, segment_size=SMALL, files=disk)
     assert list(log.decisions()) == [decision(0), large]
-    log.close()
-
-
-def test_a_name_that_is_too_long_is_refused_and_harms_nobody(directory: Path) -> None:
-    log = open_log(directory)
-    with pytest.raises(ValueError, match="more than 255"):
-        log.decide(Decision(b"g", (Branch("n" * 256, Xid(0, b"g")),)))
-    log.decide(decision(1))
-    assert list(log.decisions()) == [decision(1)]
     log.close()
 
 
@@ -344,8 +248,8 @@ def test_lazy_records_do_not_pile_up() -> None:
     forces = disk.forces
     for sequence in range(5000):
         log.end(decision(sequence).gtrid)
-    assert 2 <= disk.forces - forces < 20
-    assert len(read_log("", files=disk).decisions) < 2000
+    assert 5 <= disk.forces - forces < 20
+    assert len(read_log("", files=disk).decisions) < 500
     log.close()
     assert read_log("", files=disk).decisions == ()
 

@@ -26,6 +26,8 @@ from tm.log.journal import LEAST_SEGMENT_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.slow
+
 NODE = "orders-1"
 
 
@@ -62,6 +64,12 @@ class FileLogMachine(RuleBasedStateMachine):
         else:
             self.decisions[made.gtrid] = made
         return made.gtrid
+
+    @rule(count=st.integers(1, 60))
+    def decide_and_end_many(self, count: int) -> None:
+        """So that the log moves on to further segments."""
+        for _ in range(count):
+            self.end(self.decide(10))
 
     @rule(gtrid=consumes(decided))
     def end(self, gtrid: bytes) -> None:
@@ -154,7 +162,7 @@ class FileLogMachine(RuleBasedStateMachine):
         assert {gtrid: told.get(gtrid) for gtrid in self.decisions} == self.decisions
         assert told.keys() <= self.decisions.keys() | self.lately_ended.keys()
         assert {outcome.branch: outcome for outcome in image.heuristics} == self.outcomes
-        assert image.incarnation == self.incarnation
+        assert image.incarnation == self.log.incarnation == self.incarnation
 
     @precondition(lambda self: len(self.decisions) + len(self.outcomes) < 40)
     @invariant()

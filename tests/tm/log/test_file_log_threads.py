@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import random
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -13,23 +12,16 @@ import pytest
 
 from tests.tm.log.disk import Disk
 from tests.tm.log.samples import decision, heuristic
+from tests.tm.log.waiting import until
 from tm.log import Decision, FileLog, LogFull, LogStopped, read_log
 from tm.log.journal import LEAST_SEGMENT_SIZE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 NODE = "orders-1"
 FOLLOWERS = 15
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Waits for what another thread is about to do."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.0005)
 
 
 class Bottleneck:

@@ -284,6 +284,26 @@ def test_a_branch_that_the_server_forgot_is_a_lost_connection_to_who_works_for_i
     assert store.branches == {X: S1}
 
 
+def test_open_does_not_hide_a_loss(store: ReferenceStore, rm: ReferenceResource) -> None:
+    """Who has not heard yet that its association is lost hears it at the next verb, whatever was opened since."""
+    rm.start(X, RMID)
+    rm.end(X, RMID, TMSUSPEND)
+    rm.start(Y, RMID)
+    store.cut(rm)
+    rm.open(store.url, RMID)
+    with pytest.raises(ResourceUnavailable):
+        end(rm, Y)
+    rm.open(store.url, RMID)
+    assert store.branches == {X: S4, Y: S4}
+    assert store.associations == 0
+
+
+def test_close_is_not_refused_for_an_association_that_is_lost(store: ReferenceStore, rm: ReferenceResource) -> None:
+    rm.start(X, RMID)
+    store.cut(rm)
+    assert rm.close("", RMID) is Code.XA_OK
+
+
 def test_outstanding_operations_are_bounded(store: ReferenceStore, rm: ReferenceResource) -> None:
     handles = [rm.prepare(Xid(1, b"unknown"), RMID, TMASYNC) for _ in range(MAX_OUTSTANDING)]
     with pytest.raises(XaError) as raised:
@@ -308,7 +328,10 @@ def test_a_refused_asynchronous_operation_has_no_effect(store: ReferenceStore, r
         rm.prepare(X, RMID, TMASYNC)
     with pytest.raises(XaError):
         rm.start(Y, RMID, TMASYNC)
+    with pytest.raises(XaError):
+        rm.open(store.url, RMID, TMASYNC)
     assert store.branches == {X: S2}
+    assert rm.outstanding == MAX_OUTSTANDING
 
 
 def test_messages_name_the_xid_and_the_state(rm: ReferenceResource) -> None:

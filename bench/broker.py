@@ -1,0 +1,102 @@
+"""The embedded broker over loopback, on its durable SQLite store, with the clients in other processes.
+
+posts_per_s, retires_per_s    transactional messages of 1 KiB in and out, 100 per local transaction, 2 clients
+branches_per_s_1, _16         complete branches (start, one message in, one out, end, prepare, commit) at 1 and
+                              16 channels; the client names the txn-id ahead, so start, work, end and prepare
+                              are one exchange, and commit is another
+steps_per_s_1                 the same with one exchange for every verb
+restart_s                     from the start of the process to the first page of recover, with 100,000 messages
+                              and 10,000 prepared branches, after kill -9
+rss_mb_100k                   memory that 100,000 queued messages of 1 KiB take, above an empty broker
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from bench.amqp import Client
+from bench.load import Load, run
+from bench.process import BrokerProcess
+from dtx.protocol.commands import Recover
+from dtx.protocol.replies import Recovered
+from xa import NULL_XID
+
+SUMMARY: Final = "the embedded broker: messages, branches, restart, memory"
+FOLDER: Final = Path(".bench")
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """As `bench.command.Benchmark` says."""
+    scale = 20 if quick else 1
+    messages, in_doubt = 100_000 // scale, 10_000 // scale
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        broker = BrokerProcess(Path(folder))
+        broker.start()
+        try:
+            return {
+                "messages": messages,
+                "in_doubt": in_doubt,
+                **_messages(broker, messages),
+                **_branches(broker, messages, in_doubt, scale),
+                **_restart(broker, in_doubt),
+            }
+        finally:
+            broker.kill()
+
+
+def _loads(broker: BrokerProcess, channels: int, total: int, **given: str) -> list[Load]:
+    return [
+        Load(broker.host, broker.port, (total + channel) // channels, name=f"{given['target']}-{channel}", **given)
+        for channel in range(channels)
+    ]
+
+
+def _messages(broker: BrokerProcess, messages: int) -> dict[str, float]:
+    empty = broker.rss_mb()
+    posting = run("post", _loads(broker, 2, messages, target="posted"))
+    held = broker.rss_mb()
+    retiring = run("retire", _loads(broker, 2, messages, source="posted", target=""))
+    return {
+        "posts_per_s": round(messages / posting),
+        "retires_per_s": round(messages / retiring),
+        "rss_mb_empty": round(empty, 1),
+        "rss_mb_100k": round(held - empty, 1),
+    }
+
+
+def _branches(broker: BrokerProcess, messages: int, in_doubt: int, scale: int) -> dict[str, float]:
+    counts = {"branches_per_s_1": ("branches", 1, 2000), "branches_per_s_16": ("branches", 16, 8000)}
+    counts["steps_per_s_1"] = ("step_by_step", 1, 1000)
+    total = sum(count for _, _, count in counts.values()) // scale
+    run("post", _loads(broker, 2, (messages + total) // 200 * 200 + 200, target="orders"))
+    figures: dict[str, float] = {}
+    for name, (kind, channels, most) in counts.items():
+        count = most // scale
+        loads = _loads(broker, channels, count, source="orders", target=name)
+        figures[name] = round(count / run(kind, loads))
+    run("prepared", _loads(broker, 16, in_doubt, source="orders", target="invoices"))
+    return figures
+
+
+def _restart(broker: BrokerProcess, in_doubt: int) -> dict[str, float]:
+    broker.kill()
+    started = time.perf_counter()
+    broker.start()
+    listening = time.perf_counter() - started
+    client = Client(broker.host, broker.port)
+    channel = client.commands()
+    page = client.command(channel, Recover())
+    seconds = time.perf_counter() - started
+    found = 0
+    while isinstance(page, Recovered):
+        found += len(page.in_doubt)
+        if not page.more:
+            break
+        page = client.command(channel, Recover(after=page.in_doubt[-1] if page.in_doubt else NULL_XID))
+    if found != in_doubt:
+        raise RuntimeError(f"{in_doubt} branches were prepared, and {found} were restored")
+    return {"restart_s": round(seconds, 3), "listening_s": round(listening, 3)}

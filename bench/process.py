@@ -1,0 +1,74 @@
+"""The embedded broker in a process of its own, on a store in a folder; for benchmarks and tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class BrokerProcess:
+    """A broker on a free port of this machine. `flags` are those of `xabridge broker`."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self._command = [sys.executable, "-m", "dtx", "--store", f"sqlite:///{folder}/store.db"]
+        self._command += flags or ("--listen", "127.0.0.1:0")
+        self._errors = folder / "broker.err"
+        self._process: subprocess.Popen[str] | None = None
+        self.host = "127.0.0.1"
+        self.ports: list[int] = []
+
+    @property
+    def port(self) -> int:
+        """Where it listens; the first port where there are more."""
+        return self.ports[0]
+
+    def start(self) -> None:
+        """Starts it, and waits until it listens."""
+        with self._errors.open("a") as errors:
+            self._process = subprocess.Popen(  # noqa: S603 — our own command
+                self._command, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        self.ports = [int(port) for port in re.findall(r"127\.0\.0\.1:([0-9]+)", line)]
+        if not self.ports:
+            self.kill()
+            raise RuntimeError(f"the broker did not start: {line!r} {self.errors()}")
+
+    def errors(self) -> str:
+        """What it wrote on stderr."""
+        return self._errors.read_text()
+
+    def stop(self) -> int:
+        """Asks it to stop, and waits; its exit code."""
+        if self._process is None:
+            raise RuntimeError("the broker does not run")
+        self._process.terminate()
+        self._process.communicate()
+        code, self._process = self._process.returncode, None
+        return code
+
+    def kill(self) -> None:
+        """kill -9, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended by itself."""
+        return self._process is not None and self._process.poll() is None
+
+    def rss_mb(self) -> float:
+        """Its resident memory."""
+        if self._process is None:
+            raise RuntimeError("the broker does not run")
+        with open(f"/proc/{self._process.pid}/statm") as file:  # noqa: PTH123 — no path of ours
+            pages = int(file.read().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

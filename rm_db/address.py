@@ -1,0 +1,66 @@
+"""Open strings: a database's URL, with settings of ours among its parameters.
+
+    postgresql://user:password@host:port/database?xa_pool_size=20&…
+
+    xa_pool_size       how many transactions may be at work at once (default 20)
+    xa_pool_wait_s     how long a transaction waits for a free connection (default 30)
+    xa_reply_s         how long a verb waits for the database's answer before the connection is given up (default 60)
+    xa_pooler          none, session or transaction: what kind of pooler stands before the database (default none)
+
+Everything else goes to the database's own library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+from xa import Code, xa_error
+
+_PREFIX: Final = "xa_"
+_DEFAULTS: Final = {"xa_pool_size": "20", "xa_pool_wait_s": "30", "xa_reply_s": "60", "xa_pooler": "none"}
+_POOLERS: Final = {"none": False, "session": False, "transaction": True}
+_LONG_S: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An open string taken apart: `url` is without our settings."""
+
+    url: str
+    pool_size: int
+    pool_wait_s: float
+    reply_s: float
+    pooled: bool
+
+    @classmethod
+    def parse(cls, open_string: str) -> Address:
+        """XAER_INVAL says what is wrong with any other open string."""
+        base, _, query = open_string.partition("?")
+        ours: dict[str, str] = {}
+        theirs: list[str] = []
+        for setting in filter(None, query.split("&")):
+            name, _, value = setting.partition("=")
+            if name.startswith(_PREFIX):
+                ours[name] = unquote(value)
+            else:
+                theirs.append(setting)
+        unknown = ours.keys() - _DEFAULTS.keys()
+        if unknown:
+            known = ", ".join(_DEFAULTS)
+            raise xa_error(Code.XAER_INVAL, f"open: no such setting: {', '.join(sorted(unknown))}; there are {known}")
+        settings = {**_DEFAULTS, **ours}
+        try:
+            address = cls(
+                "?".join([base, "&".join(theirs)] if theirs else [base]),
+                pool_size=int(settings["xa_pool_size"]),
+                pool_wait_s=float(settings["xa_pool_wait_s"]),
+                reply_s=float(settings["xa_reply_s"]),
+                pooled=_POOLERS[settings["xa_pooler"]],
+            )
+        except (KeyError, ValueError) as error:
+            raise xa_error(Code.XAER_INVAL, f"open: a setting of the open string is no good: {error}") from None
+        if address.pool_size < 1 or not 0 < address.pool_wait_s < _LONG_S or not 0 < address.reply_s < _LONG_S:
+            raise xa_error(Code.XAER_INVAL, "open: xa_pool_size, xa_pool_wait_s and xa_reply_s are above 0")
+        return address

@@ -1,0 +1,225 @@
+"""BranchConnection and BranchSession: a branch's connection as SQLAlchemy has them, Core and ORM.
+
+They are made for one association. Begin, commit, rollback, close and autocommit are the transaction manager's;
+savepoints are allowed. When SQLAlchemy itself rolls back (a flush failed), the branch becomes rollback-only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from sqlalchemy import text
+from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.orm import Session as OrmSession
+from sqlalchemy.pool import PoolProxiedConnection
+
+from rm_db.refusal import managers, over
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine, NestedTransaction
+
+    from xa import Xid
+
+
+class Owner(Protocol):
+    """Who holds the branch's connection."""
+
+    @property
+    def xid(self) -> Xid:
+        """The branch."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the association has ended."""
+        ...
+
+    def doom(self, why: str) -> None:
+        """Makes the branch rollback-only."""
+        ...
+
+    def lose(self, why: str) -> None:
+        """Takes note that the connection is broken."""
+        ...
+
+
+class Lease(PoolProxiedConnection):
+    """A driver's connection that SQLAlchemy may use, and neither commit nor give back."""
+
+    __slots__ = ("_info", "_owner", "dbapi_connection")
+
+    dbapi_connection: Any
+
+    def __init__(self, connection: Any, owner: Owner) -> None:
+        self.dbapi_connection = connection
+        self._owner = owner
+        self._info: dict[Any, Any] = {}
+
+    @property
+    def driver_connection(self) -> Any:  # type: ignore[override]  # an attribute there
+        """The driver's own object."""
+        connection = self.dbapi_connection
+        return getattr(connection, "driver_connection", connection)
+
+    @property
+    def info(self) -> dict[Any, Any]:
+        """Belongs to this lease, and ends with it."""
+        return self._info
+
+    @property
+    def record_info(self) -> None:
+        """No pool of SQLAlchemy's keeps a record of this connection."""
+        return
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the association lasts."""
+        return not self._owner.is_over
+
+    @property
+    def is_detached(self) -> bool:
+        """It is in no pool of SQLAlchemy's."""
+        return True
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """A cursor of the driver's."""
+        return self.dbapi_connection.cursor(*args, **kwargs)
+
+    def commit(self) -> None:
+        """Refused, whichever way SQLAlchemy came here."""
+        raise managers("commit()", self._owner.xid)
+
+    def rollback(self) -> None:
+        """SQLAlchemy gives the transaction up, after an error of its own: so does the branch."""
+        self._owner.doom("SQLAlchemy rolled the transaction back, after an error or because it was told to")
+
+    def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:  # noqa: ARG002 — SQLAlchemy's signature
+        """SQLAlchemy takes the connection for broken."""
+        self._owner.lose(f"the connection was invalidated: {e}" if e is not None else "the connection was invalidated")
+
+    def detach(self) -> None:
+        """Refused."""
+        raise managers("detach()", self._owner.xid)
+
+    def close(self) -> None:
+        """The connection is not SQLAlchemy's to give back."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dbapi_connection, name)
+
+
+class BranchTransaction(RootTransaction):
+    """SQLAlchemy's bookkeeping of the transaction, which nothing is sent for. Its rollback, which SQLAlchemy asks for
+    after an error, makes the branch rollback-only."""
+
+    connection: BranchConnection
+
+    def commit(self) -> None:
+        """Refused."""
+        self.connection.refuse("commit()")
+
+
+class BranchConnection(Connection):
+    """A SQLAlchemy connection in the middle of a branch's transaction. `orm` is an ORM session on it."""
+
+    def __init__(self, engine: Engine, lease: Lease, owner: Owner) -> None:
+        super().__init__(engine, lease, _allow_revalidate=False)
+        self._owner = owner
+        self._orm: BranchSession | None = None
+        BranchTransaction(self)
+
+    @property
+    def orm(self) -> BranchSession:
+        """The ORM session on this connection, made at the first use. It is flushed when the work ends."""
+        if self._orm is None:
+            self._orm = BranchSession(self)
+        return self._orm
+
+    @property
+    def closed(self) -> bool:
+        """True once the association has ended."""
+        return self._owner.is_over or super().closed
+
+    def finish(self) -> None:
+        """For the resource manager: flushes the ORM session."""
+        if self._orm is not None:
+            self._orm.flush()
+
+    def execution_options(self, **options: Any) -> Any:
+        """As SQLAlchemy's. `isolation_level` is that of this transaction, to be set before its first statement."""
+        level = options.pop("isolation_level", None)
+        if level is not None:
+            if level.upper() == "AUTOCOMMIT":
+                self.refuse("autocommit")
+            self.execute(text(f"SET TRANSACTION ISOLATION LEVEL {level.replace('_', ' ')}"))
+        return super().execution_options(**options) if options else self
+
+    def begin(self) -> RootTransaction:
+        """Refused: the transaction has begun. (SQLAlchemy begins its own bookkeeping anew after a rollback.)"""
+        if self.get_transaction() is not None or self._owner.is_over:
+            self.refuse("begin()")
+        return BranchTransaction(self)
+
+    def begin_nested(self) -> NestedTransaction:
+        """A savepoint."""
+        if self._owner.is_over:
+            raise over(self._owner.xid)
+        return super().begin_nested()
+
+    def begin_twophase(self, xid: Any = None) -> NoReturn:  # noqa: ARG002 — SQLAlchemy's signature
+        """Refused."""
+        self.refuse("begin_twophase()")
+
+    def commit(self) -> None:
+        """Refused."""
+        self.refuse("commit()")
+
+    def rollback(self) -> None:
+        """Refused."""
+        self.refuse("rollback()")
+
+    def close(self) -> None:
+        """Refused."""
+        self.refuse("close()")
+
+    def detach(self) -> None:
+        """Refused."""
+        self.refuse("detach()")
+
+    def invalidate(self, exception: BaseException | None = None) -> None:
+        """As SQLAlchemy's; the branch becomes rollback-only."""
+        super().invalidate(exception)
+
+    def refuse(self, what: str) -> NoReturn:
+        """`what` is the transaction manager's."""
+        raise over(self._owner.xid) if self._owner.is_over else managers(what, self._owner.xid)
+
+
+class BranchSession(OrmSession):
+    """An ORM session in the middle of a branch's transaction."""
+
+    def __init__(self, connection: BranchConnection) -> None:
+        super().__init__(bind=connection, join_transaction_mode="rollback_only")
+        self._branch = connection
+
+    def begin(self, nested: bool = False) -> Any:
+        """A savepoint with `nested`; refused without."""
+        if not nested:
+            self._branch.refuse("begin()")
+        return super().begin(nested=True)
+
+    def commit(self) -> None:
+        """Refused."""
+        self._branch.refuse("commit()")
+
+    def rollback(self) -> None:
+        """Refused."""
+        self._branch.refuse("rollback()")
+
+    def close(self) -> None:
+        """Refused."""
+        self._branch.refuse("close()")
+
+    def invalidate(self) -> None:
+        """Refused."""
+        self._branch.refuse("invalidate()")

@@ -1,0 +1,244 @@
+"""DecidingDatabase: a database as the one that decides. Its work and the decision are committed together, in one
+local transaction, so that it needs no PREPARE TRANSACTION.
+
+PostgreSQL through psycopg goes the short way: its work is `PgWork`, the same that is prepared elsewhere, and the
+decision travels in one message with the commit. Every other database goes through SQLAlchemy. The decisions
+themselves are kept, settled and discarded by `DecisionTable`, for all of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from sqlalchemy import URL
+
+from rm_db.address import Address
+from rm_db.decisions import DecisionTable
+from rm_db.resource import DatabaseResource
+from rm_db.server import SCHEMES, PgServer
+from rm_db.sql_server import DECIDER_PREFIX, TABLE_CONNECTIONS, guard, make_engine, parse_url
+from rm_db.sql_work import SqlWork
+from rm_db.work import PgWork
+from xa import TMONEPHASE, Code, xa_error
+from xa.tables import BranchVerb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rm_db.branches import Work
+    from rm_db.wire import Steps
+    from xa import DecisionRecord, Handle, Xid
+
+
+T = TypeVar("T")
+
+
+class Place(Protocol):
+    """Where the work of a deciding database is done."""
+
+    table: DecisionTable
+
+    def reach(self) -> None:
+        """Reaches the database; raises what `open` raises."""
+        ...
+
+    def begin(self, xid: Xid, *, wait: bool) -> Work:
+        """The work of a new branch."""
+        ...
+
+    def decide(self, work: Any, gtrid: bytes, record: bytes) -> Steps[Code]:
+        """Commits work that `begin` made, with the decision."""
+        ...
+
+    def close(self) -> None:
+        """Closes every connection."""
+        ...
+
+
+class PostgresPlace:
+    """PostgreSQL through psycopg."""
+
+    def __init__(self, address: Address) -> None:
+        url = address.url.removeprefix(DECIDER_PREFIX)
+        self._server = PgServer(Address(url, address.pool_size, address.pool_wait_s, address.reply_s, address.pooled))
+        self.table = DecisionTable(
+            make_engine(
+                URL.create("postgresql+psycopg"), TABLE_CONNECTIONS, address.pool_wait_s, creator=self._server.connect
+            )
+        )
+        self._into = b""
+
+    def reach(self) -> None:
+        """As `Place` says."""
+        self._server.probe()
+
+    def begin(self, xid: Xid, *, wait: bool) -> PgWork:
+        """As `Place` says."""
+        server = self._server
+        return PgWork(xid, server.pool, server.manners, server.sessions.make, wait=wait)
+
+    def decide(self, work: PgWork, gtrid: bytes, record: bytes) -> Steps[Code]:
+        """As `Place` says."""
+        if not self._into:
+            self._into = self.table.insert_into().encode()
+        values = f" VALUES ('{gtrid.hex()}', 'committed', pg_catalog.decode('{record.hex()}', 'hex'))"
+        return work.decide(self._into + values.encode("ascii"))
+
+    def close(self) -> None:
+        """As `Place` says."""
+        self.table.close()
+        self._server.pool.close()
+
+
+class SqlPlace:
+    """Any other database, through SQLAlchemy."""
+
+    def __init__(self, address: Address) -> None:
+        url = parse_url(address)
+        self._engine = make_engine(url, address.pool_size, address.pool_wait_s)
+        guard(self._engine)
+        self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s))
+
+    def reach(self) -> None:
+        """As `Place` says: opening the table reaches it."""
+
+    def begin(self, xid: Xid, *, wait: bool) -> SqlWork:
+        """As `Place` says."""
+        return SqlWork(xid, self._engine, wait=wait)
+
+    def decide(self, work: SqlWork, gtrid: bytes, record: bytes) -> Steps[Code]:
+        """As `Place` says."""
+        return work.decide(self.table.insertion(gtrid, record))
+
+    def close(self) -> None:
+        """As `Place` says."""
+        self.table.close()
+        self._engine.dispose()
+
+
+class DecidingDatabase(DatabaseResource):
+    """One database. Open string: a SQLAlchemy URL, with or without `decider+` before it, see `rm_db.address`."""
+
+    name = "xabridge deciding database"
+
+    _place: Place | None = None
+    _reply_timeout_s = 60.0
+    _decider_id = b""
+    _incarnation = 0
+
+    @property
+    def decider_id(self) -> bytes:
+        """As `xa.DecidingResource` says."""
+        if not self._decider_id:
+            raise xa_error(Code.XAER_PROTO, "decider_id: the resource manager has not been opened")
+        return self._decider_id
+
+    @property
+    def incarnation(self) -> int:
+        """As `xa.DecidingResource` says."""
+        return self._incarnation
+
+    # --- hooks ----------------------------------------------------------------------------------------------------
+
+    def _database_open(self, url: str) -> None:
+        if self._place is not None:
+            self._place.reach()
+            return
+        address = Address.parse(url)
+        scheme = address.url.removeprefix(DECIDER_PREFIX).partition("://")[0]
+        place: Place = PostgresPlace(address) if scheme in SCHEMES else SqlPlace(address)
+        try:
+            place.reach()
+            decider_id, incarnation = place.table.open()
+        except BaseException:
+            place.close()
+            raise
+        self._reply_timeout_s = address.reply_s
+        self._decider_id, self._incarnation = decider_id, incarnation
+        self._place = place
+
+    def _database_close(self) -> None:
+        self._opened.close()
+        self._place = None
+
+    def _database_inherited(self) -> None:
+        self._place = None
+
+    def _database_begin(self, xid: Xid, *, wait: bool) -> Work:
+        return self._opened.begin(xid, wait=wait)
+
+    @property
+    def _reply_s(self) -> float:
+        return self._reply_timeout_s
+
+    @property
+    def _opened(self) -> Place:
+        if self._place is None:
+            raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
+        return self._place
+
+    # --- what is not its way --------------------------------------------------------------------------------------
+
+    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """Refused, as `xa.DecidingResource` says."""
+        self._enter("prepare", rmid, flags, xid)
+        raise xa_error(Code.XAER_PROTO, "prepare: the one that decides is not prepared", xid)
+
+    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """With TMONEPHASE only, as `xa.DecidingResource` says."""
+        if not flags & TMONEPHASE:
+            self._enter("commit", rmid, flags, xid)
+            raise xa_error(Code.XAER_PROTO, "commit: the one that decides commits by decide, or with TMONEPHASE", xid)
+        return super().commit(xid, rmid, flags)
+
+    def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
+        yield from ()
+        raise xa_error(Code.XAER_NOTA, "rollback: no such branch in this instance, and none is ever prepared", xid)
+
+    def _forget(self, xid: Xid) -> Steps[Code]:
+        yield from ()
+        self._find("forget", BranchVerb.FORGET, xid)
+        raise xa_error(Code.XAER_NOTA, "forget: no branch is ever completed heuristically here", xid)
+
+    def _scan(self) -> Steps[list[Xid]]:
+        yield from ()
+        return []
+
+    # --- decisions ------------------------------------------------------------------------------------------------
+
+    def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
+        """As `xa.DecidingResource` says."""
+        control = self._enter("decide", rmid, 0, xid)
+        place = self._opened
+        steps = self._carry_out(
+            "decide", BranchVerb.COMMIT_ONE_PHASE, xid, lambda work: place.decide(work, xid.gtrid, record)
+        )
+        answer = self._perform(control, "decide", xid, 0, steps, hold=True)
+        return Code(answer)
+
+    def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
+        """As `xa.DecidingResource` says."""
+        control = self._enter("settle", rmid, 0)
+        table = self._opened.table
+        return self._run(control, _call(lambda: table.settle(gtrid)))
+
+    def decisions(self, rmid: int, after: bytes = b"", count: int = 1000) -> Sequence[DecisionRecord]:
+        """As `xa.DecidingResource` says."""
+        control = self._enter("decisions", rmid, 0)
+        if count < 1:
+            raise xa_error(Code.XAER_INVAL, f"decisions: count {count} is below 1")
+        table = self._opened.table
+        return self._run(control, _call(lambda: table.page(after, count)))
+
+    def end_decisions(self, gtrids: Sequence[bytes], rmid: int) -> None:
+        """As `xa.DecidingResource` says. They are deleted in batches; what has not been deleted when the process dies
+        is found, and ended again, by recovery."""
+        control = self._enter("end_decisions", rmid, 0)
+        table = self._opened.table
+        self._run(control, _call(lambda: table.end(gtrids)))
+
+
+def _call(call: Callable[[], T]) -> Steps[T]:
+    """A call that waits for itself, as steps."""
+    yield from ()
+    return call()

@@ -1,0 +1,269 @@
+"""DecisionTable: where a deciding database keeps its decisions, next to the data that they are about.
+
+Two tables, made at the first open where they are missing (and the user may):
+
+    xabridge_decider     one row: decider_id (16 hexadecimal digits, random) and incarnation, how often it was opened
+    xabridge_decision    gtrid (hexadecimal, the primary key), state, record, created
+
+`state` is "committed", with the transaction manager's record, or "rolled back", a tombstone without one. A row
+"committed" is inserted in the business transaction itself, and a tombstone by whoever has to know the end of a
+transaction that has no row: the primary key lets one of the two through. A database makes the later insertion wait
+while the earlier one is not committed, so that whoever settles waits for a transaction that is deciding.
+
+Hexadecimal text is in the order of the octets under every collation, and a key in every database.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Insert,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.schema import CreateTable
+
+from rm_db.sql_errors import from_dbapi
+from rm_db.sql_server import WAIT_OPTION
+from xa import Code, DecisionRecord, TryAgain, XaError, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from sqlalchemy import Connection, Engine
+
+logger = logging.getLogger("xabridge.rm_db")
+
+COMMITTED: Final = "committed"
+ROLLED_BACK: Final = "rolled back"
+
+SETTLE_WAIT_S: Final = 5
+"""How long `settle` waits for a transaction that is deciding."""
+_SETTLE_TRIES: Final = 5
+_MAKE_TRIES: Final = 5
+
+END_BATCH: Final = 256
+END_AFTER_S: Final = 1.0
+MAX_ENDED: Final = 10_000
+"""Ended decisions are deleted in batches; more than this many that could not be deleted yet are left to recovery."""
+
+
+class DecisionTable:
+    """The tables of one database, reached through an engine of their own."""
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ended: dict[bytes, None] = {}
+        self._ended_since = 0.0
+        metadata = MetaData()
+        self._decider = Table(
+            "xabridge_decider",
+            metadata,
+            Column("singleton", SmallInteger, primary_key=True, autoincrement=False),
+            Column("decider_id", String(16), nullable=False),
+            Column("incarnation", BigInteger, nullable=False),
+        )
+        self.decisions = Table(
+            "xabridge_decision",
+            metadata,
+            Column("gtrid", String(128), primary_key=True),
+            Column("state", String(11), nullable=False),
+            Column("record", LargeBinary),
+            Column("created", DateTime(timezone=True), nullable=False, server_default=func.current_timestamp()),
+        )
+        self._metadata = metadata
+
+    def ddl(self) -> str:
+        """The statements that make the tables, for people whose user may not."""
+        dialect = self._engine.dialect
+        statements = (
+            str(CreateTable(table).compile(dialect=dialect)).strip() for table in self._metadata.tables.values()
+        )
+        return "; ".join(" ".join(statement.split()) for statement in statements)
+
+    # --- open -------------------------------------------------------------------------------------------------
+
+    def open(self) -> tuple[bytes, int]:
+        """Makes or checks the tables and counts this opening; the decider's id and the new incarnation."""
+        with from_dbapi("open"), self._engine.connect() as connection:
+            schema = inspect(connection).default_schema_name
+        for table in self._metadata.tables.values():
+            table.schema = schema
+        for tries_left in reversed(range(_MAKE_TRIES)):
+            try:
+                self._make()
+                return self._count()
+            except DBAPIError as error:  # somebody else makes them at this moment, or we may not
+                if tries_left == 0 or error.connection_invalidated:
+                    with from_dbapi("open"):
+                        raise
+                time.sleep(0.05)
+        raise AssertionError("the last try returns or raises")
+
+    def _make(self) -> None:
+        for table in self._metadata.tables.values():
+            with self._engine.connect() as connection:
+                present = inspect(connection)
+                if not present.has_table(table.name, schema=table.schema):
+                    table.create(connection)
+                    connection.commit()
+                    continue
+                columns = {column["name"] for column in present.get_columns(table.name, schema=table.schema)}
+            missing = {column.name for column in table.columns} - columns
+            if missing:
+                raise xa_error(
+                    Code.XAER_RMERR,
+                    f"the table {table.name} has no column {', '.join(sorted(missing))}: it is not ours; "
+                    f"rename it, or make the right one with: {self.ddl()}",
+                )
+
+    def _count(self) -> tuple[bytes, int]:
+        decider = self._decider
+        with self._transaction() as connection:
+            counted = connection.execute(update(decider).values(incarnation=decider.c.incarnation + 1))
+            if counted.rowcount == 0:
+                connection.execute(insert(decider).values(singleton=1, decider_id=secrets.token_hex(8), incarnation=1))
+            row = connection.execute(select(decider.c.decider_id, decider.c.incarnation)).one()
+        return bytes.fromhex(row.decider_id), int(row.incarnation)
+
+    # --- decisions --------------------------------------------------------------------------------------------
+
+    def insert_into(self) -> str:
+        """The beginning of a statement that decides, for who writes it himself: gtrid, state and record follow."""
+        quote = self._engine.dialect.identifier_preparer.format_table
+        return f"INSERT INTO {quote(self.decisions)} (gtrid, state, record)"
+
+    def insertion(self, gtrid: bytes, record: bytes) -> Insert:
+        """The statement that decides, for the business transaction."""
+        return insert(self.decisions).values(gtrid=gtrid.hex(), state=COMMITTED, record=record)
+
+    def settle(self, gtrid: bytes) -> bytes | None:
+        """As `xa.DecidingResource` says."""
+        decisions = self.decisions
+        key = gtrid.hex()
+        find = select(decisions.c.state, decisions.c.record).where(decisions.c.gtrid == key)
+        for _ in range(_SETTLE_TRIES):
+            with from_dbapi("settle"):
+                with self._transaction() as connection:
+                    row = connection.execute(find).one_or_none()
+                if row is not None:
+                    return bytes(row.record) if row.state == COMMITTED else None
+                if self._insert_tombstone(key):
+                    return None
+            # somebody was quicker: its row is there now, or was and has been ended since
+        raise xa_error(Code.XA_RETRY, f"settle: the row of {key} comes and goes")
+
+    def _insert_tombstone(self, key: str) -> bool:
+        """Durable when this returns True; False: the transaction has a row."""
+        tombstone = _insert_if_missing(self._engine.dialect.name, self.decisions)
+        try:
+            with self._transaction() as connection:
+                return connection.execute(tombstone.values(gtrid=key, state=ROLLED_BACK)).rowcount == 1
+        except IntegrityError:
+            return False
+
+    def page(self, after: bytes, count: int) -> list[DecisionRecord]:
+        """As `decisions` of `xa.DecidingResource` says."""
+        self.flush()
+        decisions = self.decisions
+        query = select(decisions.c.gtrid, decisions.c.record).where(decisions.c.state == COMMITTED)
+        if after:
+            query = query.where(decisions.c.gtrid > after.hex())
+        with self._lock:
+            left = set(self._ended)
+        with from_dbapi("decisions"), self._transaction() as connection:
+            rows = connection.execute(query.order_by(decisions.c.gtrid).limit(count + len(left)))
+            found = [DecisionRecord(bytes.fromhex(row.gtrid), bytes(row.record)) for row in rows]
+        return [decision for decision in found if decision.gtrid not in left][:count]
+
+    def end(self, gtrids: Sequence[bytes]) -> None:
+        """As `end_decisions` of `xa.DecidingResource` says."""
+        with self._lock:
+            if not self._ended:
+                self._ended_since = self._clock()
+            for gtrid in gtrids:
+                if len(self._ended) < MAX_ENDED:
+                    self._ended[gtrid] = None
+            due = len(self._ended) >= END_BATCH or (self._ended and self._clock() - self._ended_since > END_AFTER_S)
+        if due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Deletes what has ended. Where somebody is in the way, it is left to the next time."""
+        while True:
+            with self._lock:
+                batch = list(self._ended)[:END_BATCH]
+            if not batch:
+                return
+            statement = delete(self.decisions).where(self.decisions.c.gtrid.in_([gtrid.hex() for gtrid in batch]))
+            try:
+                with from_dbapi("end_decisions"), self._transaction(wait_s=0) as connection:
+                    connection.execute(statement)
+            except TryAgain:
+                with self._lock:
+                    self._ended_since = self._clock()
+                return
+            with self._lock:
+                for gtrid in batch:
+                    self._ended.pop(gtrid, None)
+
+    def close(self) -> None:
+        """Deletes what has ended, if it can, and closes the connections."""
+        try:
+            self.flush()
+        except XaError as error:
+            logger.info("ended decisions are left to the next recovery: %s", error)
+        self._engine.dispose()
+
+    @contextmanager
+    def _transaction(self, wait_s: float = SETTLE_WAIT_S) -> Iterator[Connection]:
+        """A transaction that is durable when it has been committed, and that waits for locks this long."""
+        with self._engine.connect().execution_options(**{WAIT_OPTION: wait_s}) as connection, connection.begin():
+            be_durable(connection)
+            if connection.dialect.name == "postgresql":
+                connection.execute(_LOCK_TIMEOUT, {"wait": f"{max(1, int(wait_s * 1000))}ms"})
+            yield connection
+
+
+def be_durable(connection: Connection) -> None:
+    """Where a database can answer a commit before it is durable, this transaction's is not."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(_FORCE)
+
+
+_LOCK_TIMEOUT: Final = text("SELECT set_config('lock_timeout', :wait, true)")
+_FORCE: Final = text(
+    "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
+)
+
+
+def _insert_if_missing(dialect: str, table: Table) -> Insert:
+    """An insertion that does nothing where the key is there. Elsewhere than here it raises IntegrityError then."""
+    if dialect == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    if dialect == "sqlite":
+        return sqlite.insert(table).on_conflict_do_nothing()
+    return insert(table)

@@ -1,0 +1,111 @@
+"""PgSession: what the application gets of a PostgreSQL branch, and PgSessions, which makes it.
+
+`facade` is a SQLAlchemy connection, from which the ORM session and the psycopg connection are reached. What isn't used
+is not made.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import create_engine
+from sqlalchemy.engine import URL
+from sqlalchemy.pool import NullPool
+
+from rm_db.alchemy import BranchConnection, Lease
+from rm_db.pg_view import Admission, BranchView
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import psycopg
+    from psycopg.adapt import AdaptersMap
+    from sqlalchemy.engine import Engine
+
+    from rm_db.work import PgWork
+
+
+class PgConnection(BranchConnection):
+    """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction."""
+
+    def __init__(self, session: PgSession, engine: Engine, adapters: AdaptersMap | None) -> None:
+        super().__init__(engine, Lease(session.view(adapters), session.admission), session.admission)
+        self._session = session
+
+    @property
+    def psycopg(self) -> BranchView:
+        """The psycopg connection, with psycopg's own adapters and rows."""
+        return self._session.psycopg
+
+
+class PgSession:
+    """One association's session."""
+
+    def __init__(self, sessions: PgSessions, work: PgWork) -> None:
+        self._sessions = sessions
+        self.admission = Admission(work)
+
+    @cached_property
+    def psycopg(self) -> BranchView:
+        """A psycopg connection."""
+        return self.view(None)
+
+    @cached_property
+    def facade(self) -> PgConnection:
+        """The SQLAlchemy connection."""
+        engine, adapters = self._sessions.engine
+        return PgConnection(self, engine, adapters)
+
+    def view(self, adapters: AdaptersMap | None) -> BranchView:
+        """A new psycopg connection, with these adapters instead of psycopg's."""
+        wire = self.admission.enter(wait=True)
+        try:
+            return BranchView(self.admission, wire, adapters)
+        finally:
+            self.admission.leave(wire)
+
+    def finish(self) -> None:
+        """As `rm_db.branches.Session` says."""
+        facade: PgConnection | None = self.__dict__.get("facade")
+        if facade is not None:
+            facade.finish()
+
+    def expire(self) -> None:
+        """As `rm_db.branches.Session` says."""
+        self.admission.expire()
+
+
+class PgSessions:
+    """Makes the sessions of one server. SQLAlchemy's engine is made, and asks the server what it has to know, when
+    the first session needs it; after that it makes no connection of its own."""
+
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._initialized = False
+
+    def make(self, work: PgWork) -> PgSession:
+        """A session for the work's present association."""
+        return PgSession(self, work)
+
+    @cached_property
+    def engine(self) -> tuple[Engine, AdaptersMap | None]:
+        """SQLAlchemy's engine, and the adapters that its dialect wants."""
+        with self._lock:
+            engine = create_engine(URL.create("postgresql+psycopg"), poolclass=NullPool, creator=self._create)
+            with engine.connect():
+                self._initialized = True
+            _, options = engine.dialect.create_connect_args(engine.url)
+            context = options.get("context")
+            return engine, context.adapters if context is not None else None
+
+    def _create(self) -> psycopg.Connection[Any]:
+        if self._initialized:
+            raise xa_error(
+                Code.XAER_PROTO,
+                "connecting through a session's engine would leave the transaction: use the session itself",
+            )
+        return self._connect()

@@ -1,0 +1,255 @@
+"""PostgresResource: PostgreSQL as a resource manager, by PREPARE TRANSACTION, COMMIT PREPARED and ROLLBACK PREPARED.
+
+The gid of a branch is the text form of its xid. A prepared branch belongs to the database, not to a connection: it is
+committed and rolled back over any, by any process, and a connection that broke is never needed again.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from rm_db.address import Address
+from rm_db.gid import decode_gid, encode_gid
+from rm_db.resource import DatabaseResource
+from rm_db.server import Facts, PgServer
+from rm_db.sqlstate import (
+    COMMIT_PREPARED,
+    INSUFFICIENT_PRIVILEGE,
+    OBJECT_IN_USE,
+    ROLLBACK_PREPARED,
+    UNDEFINED_OBJECT,
+    lookup,
+)
+from rm_db.wire import ConnectionLost, Failure, Reply, Steps, Wire
+from rm_db.work import PgWork
+from xa import Code, xa_error
+from xa.tables import BranchVerb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xa import Handle, Xid
+
+logger = logging.getLogger("xabridge.rm_db")
+
+_ROLE_SETTABLE: Final = 16_00_00
+"""From this version on, membership in a role and the right to SET ROLE to it are two things."""
+
+_MINE: Final = "p.database = current_database() AND pg_has_role(current_user, p.owner, '{privilege}')"
+
+_GID: Final = "encode(decode(replace(p.gid, chr(92), repeat(chr(92), 2)), 'escape'), 'hex')"
+"""The octets of a gid: it may be in the encoding of another database, and not be valid in this one's."""
+
+_SCAN: Final = "SELECT {gid} FROM pg_prepared_xacts p WHERE {mine} ORDER BY p.prepared, p.gid"
+_EXISTS: Final = "SELECT FROM pg_prepared_xacts p WHERE p.gid = '{gid}' AND p.database = current_database()"
+_OWNER: Final = "SELECT quote_ident(p.owner) FROM pg_prepared_xacts p WHERE p.gid = '{gid}' AND {mine}"
+
+_LIST: Final = """
+SELECT {gid}, p.database, p.owner, to_char(p.prepared AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
+       coalesce({mine}, false),
+       (SELECT string_agg(DISTINCT l.mode || ' on ' || l.relation::regclass, chr(10))
+          FROM pg_locks x JOIN pg_locks l ON l.virtualtransaction = x.virtualtransaction
+         WHERE x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL
+           AND l.locktype = 'relation'
+           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+  FROM pg_prepared_xacts p ORDER BY p.prepared, p.gid
+"""
+
+_BEING_PREPARED: Final = """
+SELECT pg_terminate_backend(pid), pg_sleep(0.05) FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'active'
+   AND starts_with(query, 'PREPARE TRANSACTION ''{gid}''')
+"""
+_PAUSE: Final = b"SELECT pg_sleep(0.05)"
+_TRIES: Final = 100
+"""How often something that is over in a moment is asked again, with a pause between."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTransaction:
+    """A prepared transaction of the server. `xid` is None where the gid is no xid's text form; `mine` says whether
+    this resource manager may complete it: it is of this database, and of a role that the user may act as."""
+
+    gid: bytes
+    xid: Xid | None
+    database: str
+    owner: str
+    prepared_at: datetime
+    mine: bool
+    holds: tuple[str, ...]
+
+
+class PostgresResource(DatabaseResource):
+    """One PostgreSQL database. Open string: `postgresql://…`, see `rm_db.address`."""
+
+    name = "xabridge PostgreSQL"
+
+    _server: PgServer | None = None
+    _version = 0
+
+    # --- hooks ----------------------------------------------------------------------------------------------------
+
+    def _database_open(self, url: str) -> None:
+        address = Address.parse(url)
+        server = self._server or PgServer(address)
+        try:
+            facts = server.probe()
+            _check_prepares(facts, address)
+        except BaseException:
+            if server is not self._server:
+                server.pool.close()
+            raise
+        self._version = facts.version
+        self._server = server
+
+    def _database_close(self) -> None:
+        self._opened.pool.close()
+        self._server = None
+
+    def _database_inherited(self) -> None:
+        self._server = None
+
+    def _database_begin(self, xid: Xid, *, wait: bool) -> PgWork:
+        server = self._opened
+        return PgWork(xid, server.pool, server.manners, server.sessions.make, wait=wait)
+
+    @property
+    def _reply_s(self) -> float:
+        return self._server.address.reply_s if self._server is not None else 60.0
+
+    @property
+    def _opened(self) -> PgServer:
+        if self._server is None:
+            raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
+        return self._server
+
+    # --- completion -----------------------------------------------------------------------------------------------
+
+    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        control = self._enter("prepare", rmid, flags, xid)
+        steps = self._carry_out("prepare", BranchVerb.PREPARE, xid, lambda work: work.prepare(encode_gid(xid)))
+        return self._perform(control, "prepare", xid, flags, steps, hold=True)
+
+    def _commit_prepared(self, xid: Xid) -> Steps[Code]:
+        self._find("commit", BranchVerb.COMMIT, xid)
+        failure = yield from self._finish(b"COMMIT PREPARED", xid)
+        if failure is not None:
+            raise self._refused("commit", COMMIT_PREPARED, failure, xid)
+        return Code.XA_OK
+
+    def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
+        failure = yield from self._finish(b"ROLLBACK PREPARED", xid)
+        if failure is not None and failure.sqlstate == UNDEFINED_OBJECT and (yield from self._end_of_preparation(xid)):
+            failure = yield from self._finish(b"ROLLBACK PREPARED", xid)
+        if failure is not None:
+            raise self._refused("rollback", ROLLBACK_PREPARED, failure, xid)
+        return Code.XA_OK
+
+    def _forget(self, xid: Xid) -> Steps[Code]:
+        self._find("forget", BranchVerb.FORGET, xid)
+        reply = yield from self._opened.command(_EXISTS.format(gid=xid).encode("ascii"))
+        if reply.rows():
+            raise xa_error(Code.XAER_PROTO, "forget: the branch is prepared, not heuristically completed", xid)
+        raise xa_error(Code.XAER_NOTA, "forget: PostgreSQL completes no branch on its own, none is remembered", xid)
+
+    def _refused(self, verb: str, table: dict[str, Code], failure: Failure, xid: Xid) -> Exception:
+        code = lookup(table, failure.sqlstate or "")
+        if code is Code.XAER_NOTA:
+            self._branches.forget_prepared(xid)
+        return xa_error(code, f"{verb}: {failure}", xid)
+
+    def _finish(self, command: bytes, xid: Xid) -> Steps[Failure | None]:
+        """COMMIT PREPARED or ROLLBACK PREPARED; None when it is done."""
+        pool = self._opened.pool
+        wire = pool.acquire(work=False)
+        statement = command + b" '" + encode_gid(xid) + b"'"
+        try:
+            for _ in range(_TRIES):
+                reply = yield from wire.exchange(statement)
+                if reply.failure is None or reply.failure.sqlstate != OBJECT_IN_USE:
+                    break
+                yield from wire.exchange(_PAUSE)  # somebody else is completing it at this moment
+            if reply.failure is not None and reply.failure.sqlstate == INSUFFICIENT_PRIVILEGE:
+                reply = yield from self._as_owner(wire, statement, xid, reply)
+        except ConnectionLost as lost:
+            message = f"the connection was lost over {command.decode('ascii')}: {lost}"
+            raise xa_error(Code.XAER_RMFAIL, message, xid) from None
+        finally:
+            pool.release(wire)
+        if reply.failure is None:
+            self._branches.forget_prepared(xid)
+        return reply.failure
+
+    def _end_of_preparation(self, xid: Xid) -> Steps[bool]:
+        """The server may be about to prepare the branch for a connection that was given up: terminates the process
+        that does, and waits for its end; whether there was one."""
+        query = _BEING_PREPARED.format(gid=xid).encode("ascii")
+        for tries in range(_TRIES):
+            reply = yield from self._opened.command(query)
+            if not reply.rows():
+                return tries > 0
+        raise xa_error(Code.XAER_RMFAIL, "rollback: a server process that prepares the branch does not end", xid)
+
+    def _as_owner(self, wire: Wire, statement: bytes, xid: Xid, refused: Reply) -> Steps[Reply]:
+        """PostgreSQL lets only the very role finish a transaction that prepared it: becomes that role, where it may."""
+        reply = yield from wire.exchange(_OWNER.format(gid=xid, mine=self._mine).encode())
+        if reply.failure is not None or not reply.rows():
+            return refused
+        owner = reply.rows()[0][0] or b""
+        wire.reusable = False  # until the role is given back
+        reply = yield from wire.exchange(b"SET ROLE " + owner)
+        if reply.failure is not None:
+            return refused
+        finished = yield from wire.exchange(statement)
+        reply = yield from wire.exchange(b"RESET ROLE")
+        wire.reusable = reply.failure is None
+        return finished
+
+    # --- recovery -------------------------------------------------------------------------------------------------
+
+    @property
+    def _mine(self) -> str:
+        return _MINE.format(privilege="SET" if self._version >= _ROLE_SETTABLE else "MEMBER")
+
+    def _scan(self) -> Steps[list[Xid]]:
+        reply = yield from self._opened.command(_SCAN.format(gid=_GID, mine=self._mine).encode())
+        found = (decode_gid(bytes.fromhex((gid or b"").decode("ascii"))) for (gid,) in reply.rows())
+        return [xid for xid in found if xid is not None]
+
+    def prepared_transactions(self, rmid: int, *, everybodys: bool = False) -> Sequence[PreparedTransaction]:
+        """What is prepared and could be recovered here, with what it holds; with `everybodys` also what other
+        databases, other roles and other namings have prepared on this server, none of which is ever touched."""
+        control = self._enter("prepared_transactions", rmid, 0)
+        return self._run(control, self._list(everybodys=everybodys))
+
+    def _list(self, *, everybodys: bool) -> Steps[list[PreparedTransaction]]:
+        reply = yield from self._opened.command(_LIST.format(gid=_GID, mine=self._mine).encode())
+        listed = []
+        for row in reply.rows():
+            gid_hex, database, owner, prepared_at, mine, *holds = ((octets or b"").decode() for octets in row)
+            gid = bytes.fromhex(gid_hex)
+            xid = decode_gid(gid)
+            if everybodys or (mine == "t" and xid is not None):
+                held = tuple(filter(None, holds[0].split("\n")))
+                at = datetime.fromisoformat(prepared_at)
+                listed.append(PreparedTransaction(gid, xid, database, owner, at, mine == "t", held))
+        return listed
+
+
+def _check_prepares(facts: Facts, address: Address) -> None:
+    if facts.max_prepared == 0:
+        raise xa_error(
+            Code.XAER_RMERR,
+            f"max_prepared_transactions is 0: set it to at least {2 * address.pool_size} (transactions at work, "
+            'and orphans) and restart PostgreSQL, or use mode = "decider"',
+        )
+    if facts.max_prepared < address.pool_size:
+        logger.warning(
+            "max_prepared_transactions is %d, less than the %d transactions that may be at work here (xa_pool_size)",
+            facts.max_prepared,
+            address.pool_size,
+        )

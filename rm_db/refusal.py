@@ -1,0 +1,30 @@
+"""What a session answers when the application asks for what belongs to the transaction manager."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from xa import XaError, Xid
+
+
+def managers(what: str, xid: Xid) -> XaError:
+    """`what` would begin, end or leave the transaction."""
+    return xa_error(
+        Code.XAER_PROTO,
+        f"{what} is not the session's to do: the transaction manager ends this transaction, for all its resources "
+        "together. Leave the block of begin() to commit, raise out of it to roll back; savepoints are allowed",
+        xid,
+    )
+
+
+def over(xid: Xid) -> XaError:
+    """The session is used after its association has ended."""
+    return xa_error(
+        Code.XAER_PROTO,
+        "this session is over: its transaction has ended, was suspended, or took too long and was rolled back. "
+        "Ask the transaction for the resource again",
+        xid,
+    )

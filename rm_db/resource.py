@@ -1,0 +1,441 @@
+"""DatabaseResource: the XA verbs as every database of ours has them; what is particular to one comes in as `Work`.
+
+A verb goes three steps: under the lock it claims the branch, as the state tables allow; without the lock it talks to
+the database, in steps that wait (see `rm_db.wire`); under the lock it moves the branch by what really happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
+
+from rm_db.branches import S4, Association, Branch, Branches
+from rm_db.operations import MAX_OUTSTANDING, Operations
+from rm_db.wire import Steps, drive
+from xa import (
+    TMASYNC,
+    TMENDRSCAN,
+    TMFAIL,
+    TMJOIN,
+    TMMIGRATE,
+    TMNOWAIT,
+    TMONEPHASE,
+    TMRESUME,
+    TMSTARTRSCAN,
+    TMSUSPEND,
+    TMUSEASYNC,
+    Code,
+    ResourceUnavailable,
+    XaError,
+    check_flags,
+    thread_of_control,
+    xa_error,
+)
+from xa.machine import advance
+from xa.tables import RESOURCE, AssociationVerb, BranchVerb, ResourceState, ResourceVerb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rm_db.branches import Work
+    from xa import Completion, Handle, Registrar, ThreadOfControl, Xid
+
+logger = logging.getLogger("xabridge.rm_db")
+
+T = TypeVar("T")
+
+WAIT_S: Final = 30.0
+"""How long one thread waits for another that is at work on the same branch."""
+R0, R1 = ResourceState.R0, ResourceState.R1
+
+
+class DatabaseResource:
+    """One instance. The hooks that a kind of database fills in begin with `_database_`."""
+
+    name = "xabridge database"
+    flags = TMUSEASYNC
+
+    def __init__(self, registrar: Registrar | None = None) -> None:  # noqa: ARG002 — registers statically
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """A new process: nothing is open, associated or outstanding."""
+        self._operations = Operations()
+        self._pid = os.getpid()
+        self._forget_everything()
+
+    def _forget_everything(self) -> None:
+        """Nothing is open or associated."""
+        self._state = R0
+        self._rmid = 0
+        self._url = ""
+        self._branches = Branches(WAIT_S)
+        self._scans: WeakKeyDictionary[ThreadOfControl, list[Xid]] = WeakKeyDictionary()
+        self._broken: WeakSet[ThreadOfControl] = WeakSet()
+
+    @property
+    def identity(self) -> str:
+        """As `xa.ResourceManager` says: a connection can't be shared with another instance, so no other has this."""
+        return f"{self.name}#{id(self):x}"
+
+    # --- hooks --------------------------------------------------------------------------------------------------
+
+    def _database_open(self, url: str) -> None:
+        """Reaches the database and checks that it can do what it must; again after XAER_RMFAIL."""
+        raise NotImplementedError
+
+    def _database_close(self) -> None:
+        """Closes every connection."""
+        raise NotImplementedError
+
+    def _database_inherited(self) -> None:
+        """In a forked process: lets go of the connections without a word; they are the parent's."""
+        raise NotImplementedError
+
+    def _database_begin(self, xid: Xid, *, wait: bool) -> Work:
+        """Begins the work of a new branch."""
+        raise NotImplementedError
+
+    @property
+    def _reply_s(self) -> float:
+        """How long a verb waits for the database's reply before it gives the connection up."""
+        raise NotImplementedError
+
+    # --- resource manager -----------------------------------------------------------------------------------------
+
+    def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        check_flags("open", flags, self.flags)
+        control = thread_of_control()
+        if self._pid != os.getpid():
+            self._database_inherited()
+            self._start_over()
+        return self._perform(control, "open", None, flags, self._open(control, open_string, rmid))
+
+    def _open(self, control: ThreadOfControl, url: str, rmid: int) -> Steps[Code]:
+        yield from ()
+        if self._state is R1 and rmid != self._rmid:
+            raise xa_error(Code.XAER_INVAL, f"open: open under rmid {self._rmid} already, not {rmid}")
+        if self._url and url != self._url:
+            raise xa_error(Code.XAER_INVAL, "open: was opened with another open string; close it first")
+        self._database_open(url)
+        self._url, self._rmid = url, rmid
+        self._broken.discard(control)
+        self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN)
+        return Code.XA_OK
+
+    def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:  # noqa: ARG002 — says nothing here
+        """As `xa.ResourceManager` says."""
+        check_flags("close", flags, self.flags)
+        control = thread_of_control()
+        if self._pid != os.getpid() or not self._url:
+            return self._perform(control, "close", None, flags, _answer(Code.XA_OK))
+        if self._state is R1 and rmid != self._rmid:
+            raise xa_error(Code.XAER_INVAL, f"close: open under rmid {self._rmid}, not {rmid}")
+        self._reap()
+        with self._branches.changed:
+            if self._branches.current(control) is not None:
+                raise xa_error(Code.XAER_PROTO, "close: this thread is associated with a branch; end that first")
+            if len(self._operations):
+                raise xa_error(Code.XAER_PROTO, f"close: {len(self._operations)} operations wait for complete")
+        return self._perform(control, "close", None, flags, self._close())
+
+    def _close(self) -> Steps[Code]:
+        lost = xa_error(Code.XA_RBCOMMFAIL, "the resource manager was closed")
+        with self._branches.changed:
+            branches = self._branches.all()
+            for branch in branches:
+                for association in [branch.active, *branch.suspended]:
+                    if association is not None:
+                        self._branches.lose(association, lost)
+        for branch in branches:
+            if branch.work is not None:
+                yield from branch.work.rollback()
+            with self._branches.changed:
+                self._branches.remove(branch)
+        state = advance(RESOURCE, self._state, ResourceVerb.CLOSE)
+        self._database_close()
+        self._forget_everything()
+        self._state = state
+        return Code.XA_OK
+
+    # --- association ----------------------------------------------------------------------------------------------
+
+    def start(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says. A branch is joined and resumed in the instance that started it."""
+        control = self._enter("start", rmid, flags, xid)
+        return self._perform(control, "start", xid, flags, self._start(control, xid, flags))
+
+    def _start(self, control: ThreadOfControl, xid: Xid, flags: int) -> Steps[Code]:
+        yield from ()
+        branches = self._branches
+        wait = not flags & TMNOWAIT
+        if flags & (TMJOIN | TMRESUME):
+            with branches.changed:
+                (branches.join if flags & TMJOIN else branches.resume)(control, xid, wait=wait)
+            return Code.XA_OK
+        with branches.changed:
+            branch = branches.create(control, xid)
+        try:
+            work = self._database_begin(xid, wait=wait)
+        except BaseException:
+            with branches.changed:
+                branches.remove(branch)
+            raise
+        with branches.changed:
+            branches.begun(branch, control, work)
+        return Code.XA_OK
+
+    def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        control = self._enter("end", rmid, flags, xid)
+        return self._perform(control, "end", xid, flags, self._end(control, xid, flags))
+
+    def _end(self, control: ThreadOfControl, xid: Xid, flags: int) -> Steps[Code]:
+        verb = (
+            AssociationVerb.SUSPEND
+            if flags & TMSUSPEND
+            else AssociationVerb.END_FAIL
+            if flags & TMFAIL
+            else AssociationVerb.END
+        )
+        with self._branches.changed:
+            association = self._branches.ending(control, xid, verb)
+            association.migrates = bool(flags & TMMIGRATE)
+            branch = association.branch
+        fault = branch.reason
+        if branch.active is association and fault is None:
+            failed = verb is AssociationVerb.END_FAIL
+            unflushed = _finish(association, xid, failed=failed)
+            fault = (yield from branch.work.check()) or unflushed
+            if fault is not None and fault.code is Code.XAER_RMFAIL:
+                if not failed:
+                    raise fault  # whoever hears it has lost the association, and with it the branch
+                fault = xa_error(Code.XA_RBCOMMFAIL, fault.message, xid)
+            elif failed:
+                fault = None
+        with self._branches.changed:
+            self._branches.ended(association, verb, fault)
+        if branch.state is S4 and branch.work is not None:
+            yield from branch.work.start_rollback()
+        if fault is not None:
+            raise fault
+        return Code.XA_OK
+
+    def session(self, rmid: int) -> Any:
+        """As `xa.ResourceManager` says."""
+        association = self._branches.current(self._enter("session", rmid, 0))
+        if association is None:
+            raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
+        if association.session is None:
+            association.session = association.branch.work.session()
+        return association.session.facade
+
+    # --- completion -----------------------------------------------------------------------------------------------
+
+    def _find(self, verb: str, move: BranchVerb, xid: Xid) -> Branch | None:
+        with self._branches.changed:
+            return self._branches.find(verb, move, xid)
+
+    def _carry_out(self, verb: str, move: BranchVerb, xid: Xid, work: Callable[[Any], Steps[Code]]) -> Steps[Code]:
+        """Carries `move` out on an unprepared branch; a rollback-only one answers with its reason instead."""
+        branch = self._find(verb, move, xid)
+        if branch is None:
+            raise xa_error(Code.XAER_NOTA, f"{verb}: no such branch in this instance of the resource manager", xid)
+        code = Code.XAER_RMFAIL
+        try:
+            if branch.reason is not None:
+                code = branch.reason.code
+                yield from branch.work.rollback()
+                raise branch.reason
+            code = yield from work(branch.work)
+        except XaError as error:
+            code = error.code
+            raise
+        finally:
+            if code is Code.XAER_RMFAIL:  # also when the thread was interrupted
+                branch.work.abandon()
+            with self._branches.changed:
+                self._branches.completed(branch, move, code)
+        return code
+
+    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        control = self._enter("commit", rmid, flags, xid)
+        if flags & TMONEPHASE:
+            steps = self._carry_out("commit", BranchVerb.COMMIT_ONE_PHASE, xid, lambda work: work.commit())
+        else:
+            steps = self._commit_prepared(xid)
+        return self._perform(control, "commit", xid, flags, steps, hold=True)
+
+    def _commit_prepared(self, xid: Xid) -> Steps[Code]:
+        raise NotImplementedError
+
+    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        control = self._enter("rollback", rmid, flags, xid)
+        return self._perform(control, "rollback", xid, flags, self._rollback(xid), hold=True)
+
+    def _rollback(self, xid: Xid) -> Steps[Code]:
+        branch = self._find("rollback", BranchVerb.ROLLBACK, xid)
+        if branch is None:
+            return (yield from self._rollback_prepared(xid))
+        try:
+            yield from branch.work.rollback()
+        finally:
+            branch.work.abandon()  # what is left of it when the thread was interrupted
+            with self._branches.changed:
+                self._branches.completed(branch, BranchVerb.ROLLBACK, Code.XA_OK)
+        return Code.XA_OK
+
+    def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
+        raise NotImplementedError
+
+    def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
+        """As `xa.ResourceManager` says."""
+        control = self._enter("recover", rmid, flags)
+        if count < 1:
+            raise xa_error(Code.XAER_INVAL, f"recover: count {count} is below 1")
+        if flags & TMSTARTRSCAN:
+            self._scans[control] = self._run(control, self._scan())[::-1]
+        scan = self._scans.get(control)
+        if scan is None:
+            raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
+        page = scan[-count:][::-1]
+        del scan[-count:]
+        if flags & TMENDRSCAN:
+            del self._scans[control]
+        return page
+
+    def _scan(self) -> Steps[list[Xid]]:
+        raise NotImplementedError
+
+    def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says. No database of ours completes a branch on its own, so none is forgotten."""
+        control = self._enter("forget", rmid, flags, xid)
+        return self._perform(control, "forget", xid, flags, self._forget(xid), hold=True)
+
+    def _forget(self, xid: Xid) -> Steps[Code]:
+        raise NotImplementedError
+
+    def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
+        """As `xa.ResourceManager` says."""
+        check_flags("complete", flags, self.flags)
+        if not len(self._operations):
+            self._check_open("complete", rmid)
+        control = thread_of_control()
+        operation, completion = self._operations.take(control, handle, flags, self._reply_s)
+        if operation.xid is not None:
+            with self._branches.changed:
+                self._branches.vacate(operation.xid)
+        if completion.code is Code.XAER_RMFAIL:
+            self._lose(operation.control, completion.error)
+        return completion
+
+    # --- what every verb goes through -----------------------------------------------------------------------------
+
+    def _enter(self, verb: str, rmid: int, flags: int, xid: Xid | None = None) -> ThreadOfControl:
+        """The calling thread of control, if it may issue the verb."""
+        if flags or verb == "end":
+            check_flags(verb, flags, self.flags)
+        if self._state is not R1 or rmid != self._rmid or self._pid != os.getpid():
+            self._check_open(verb, rmid)
+        if flags & TMASYNC and len(self._operations) >= MAX_OUTSTANDING:
+            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding", xid)
+        if xid is not None and xid.is_null:
+            raise xa_error(Code.XAER_INVAL, f"{verb}: the null XID names no branch")
+        if self._branches.lost:
+            self._reap()
+        control = thread_of_control()
+        if self._broken and control in self._broken:
+            code = RESOURCE.refusal(R0, ResourceVerb.ANY) or Code.XAER_PROTO
+            raise xa_error(code, f"{verb}: this thread lost its connection and has to call open again", xid)
+        return control
+
+    def _check_open(self, verb: str, rmid: int) -> None:
+        refused = RESOURCE.refusal(R0 if self._pid != os.getpid() else self._state, ResourceVerb.ANY)
+        if refused is not None:
+            raise xa_error(refused, f"{verb}: the resource manager is not open in this process")
+        if rmid != self._rmid:
+            raise xa_error(Code.XAER_INVAL, f"{verb}: open under rmid {self._rmid}, not {rmid}")
+
+    def _perform(
+        self,
+        control: ThreadOfControl,
+        verb: str,
+        xid: Xid | None,
+        flags: int,
+        steps: Steps[Code],
+        *,
+        hold: bool = False,
+    ) -> Code | Handle:
+        """Carries the verb out, or with TMASYNC begins it. With `hold` the branch takes no other until it is over."""
+        asynchronous = bool(flags & TMASYNC)
+        if xid is not None:
+            with self._branches.changed:
+                self._branches.occupy(verb, xid, asynchronous=asynchronous, hold=hold or asynchronous)
+        begun = False
+        try:
+            if not asynchronous:
+                return self._run(control, steps)
+            handle = self._operations.begin(control, verb, xid, steps)
+            begun = True
+            return handle
+        finally:
+            if xid is not None and (hold or asynchronous) and not begun:
+                with self._branches.changed:
+                    self._branches.vacate(xid)
+
+    def _run(self, control: ThreadOfControl, steps: Steps[T]) -> T:
+        try:
+            return drive(steps, self._reply_s)
+        except ResourceUnavailable as error:
+            self._lose(control, error)
+            raise
+
+    def _lose(self, control: ThreadOfControl, error: XaError | None) -> None:
+        """The thread hears XAER_RMFAIL and has lost its associations and its scan."""
+        why = error.message if error is not None else "the connection was lost"
+        with self._branches.changed:
+            for association in self._branches.held_by(control):
+                self._lose_one(association, xa_error(Code.XA_RBCOMMFAIL, why, association.branch.xid))
+        self._scans.pop(control, None)
+        self._broken.add(control)
+
+    def _reap(self) -> None:
+        """Threads of control that are gone have lost their associations."""
+        while self._branches.lost:
+            with suppress(IndexError), self._branches.changed:
+                association = self._branches.lost.popleft()
+                why = xa_error(Code.XA_RBCOMMFAIL, "the thread of control is gone", association.branch.xid)
+                self._lose_one(association, why)
+
+    def _lose_one(self, association: Association, why: XaError) -> None:
+        branch = self._branches.lose(association, why)
+        if branch is not None and branch.work is not None:
+            logger.warning("%s is rollback-only: %s", branch.xid, why.message)
+            drive(branch.work.start_rollback(), self._reply_s)
+
+
+def _finish(association: Association, xid: Xid, *, failed: bool) -> XaError | None:
+    """Closes the association's session; the XA_RB* for what goes wrong in it."""
+    session = association.session
+    if session is None:
+        return None
+    try:
+        if not failed:
+            session.finish()
+    except Exception as error:  # noqa: BLE001 — flushing runs the application's own code, and any of it may fail
+        return xa_error(Code.XA_RBROLLBACK, f"{type(error).__name__} while the session was flushed: {error}", xid)
+    finally:
+        session.expire()
+        association.session = None
+    return None
+
+
+def _answer(code: Code) -> Steps[Code]:
+    yield from ()
+    return code

@@ -1,0 +1,149 @@
+"""PgServer: how one PostgreSQL database is reached, what it is, and what can be asked of it outside of any branch.
+
+Shared by the resource managers that speak to PostgreSQL: the pool, the probe at open, single commands.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from rm_db.pg_session import PgSessions
+from rm_db.pool import WirePool
+from rm_db.wire import ConnectionLost, Reply, Steps, Wire, drive
+from rm_db.work import Manners
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from rm_db.address import Address
+
+logger = logging.getLogger("xabridge.rm_db")
+
+MIN_VERSION: Final = 13_00_00
+CONNECT_TIMEOUT_S: Final = 10
+SCHEMES: Final = ("postgresql", "postgres", "postgresql+psycopg")
+
+_REACHED: Final = re.compile(r"FATAL|\bauthentication\b|password|SSL|certificate", re.IGNORECASE)
+_NOT_NOW: Final = re.compile(r"database system|shutting down|starting up|recovery", re.IGNORECASE)
+
+_PROBE: Final = (
+    b"SELECT current_setting('server_version_num'), current_setting('max_prepared_transactions'),"
+    b" pg_is_in_recovery(), current_setting('default_transaction_read_only'),"
+    b" current_setting('synchronous_commit'), current_setting('fsync'), current_user, current_database()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a server said of itself."""
+
+    version: int
+    max_prepared: int
+    standby: bool
+    read_only: bool
+    synchronous_commit: str
+    fsync: bool
+    user: str
+    database: str
+
+
+class PgServer:
+    """One database, with the pool of connections to it. It is made when the database has been reached."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._conninfo = _conninfo(address)
+        self.sessions = PgSessions(self.connect)
+        self.pool = WirePool(self._connect, address.pool_size, address.pool_wait_s, address.reply_s)
+        self._manners: Manners | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def manners(self) -> Manners:
+        """How it wants to be spoken to."""
+        if self._manners is None:
+            raise xa_error(Code.XAER_PROTO, "the database has not been probed")
+        return self._manners
+
+    def probe(self) -> Facts:
+        """Reaches the database and asks what it is; XAER_RMERR where it can't be used for any purpose of ours."""
+        reply = drive(self.command(_PROBE), self.address.reply_s)
+        version, prepared, standby, read_only, synchronous, fsync, user, database = (
+            (octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0]
+        )
+        facts = Facts(
+            int(version), int(prepared), standby == "t", read_only == "on", synchronous, fsync == "on", user, database
+        )
+        if facts.version < MIN_VERSION:
+            raise xa_error(
+                Code.XAER_RMERR, f"PostgreSQL {facts.version // 10000} is too old, {MIN_VERSION // 10000} is needed"
+            )
+        if facts.standby:
+            raise xa_error(Code.XAER_RMERR, "the server is a standby and takes no writes: name the primary")
+        if facts.read_only:
+            raise xa_error(
+                Code.XAER_RMERR,
+                f"default_transaction_read_only is on for {user} in {database}: take it back with "
+                f"ALTER ROLE {user} RESET default_transaction_read_only, or in ALTER DATABASE or postgresql.conf",
+            )
+        if not facts.fsync:
+            logger.warning("fsync is off in %s: a crash of the server's machine loses what was decided", database)
+        with self._lock:
+            self._manners = Manners(
+                reset=not self.address.pooled,
+                synchronous_commit="on" if synchronous == "off" else synchronous,
+            )
+        return facts
+
+    def command(self, sql: bytes) -> Steps[Reply]:
+        """Runs commands outside of any branch. XAER_RMFAIL when the connection is lost over it, XAER_RMERR when the
+        server refuses it."""
+        reply = yield from self.attempt(sql)
+        if reply.failure is not None:
+            raise xa_error(Code.XAER_RMERR, str(reply.failure))
+        return reply
+
+    def attempt(self, sql: bytes) -> Steps[Reply]:
+        """As `command`, with the server's refusal as part of the reply."""
+        wire = self.pool.acquire(work=False)
+        try:
+            return (yield from wire.exchange(sql))
+        except ConnectionLost as lost:
+            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}") from None
+        finally:
+            self.pool.release(wire)
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """A new psycopg connection."""
+        return psycopg.connect(self._conninfo, prepare_threshold=None if self.address.pooled else 5)
+
+    def _connect(self) -> Wire:
+        try:
+            return Wire(self.connect())
+        except psycopg.Error as error:
+            raise _unconnected(str(error).strip()) from None
+
+
+def _conninfo(address: Address) -> str:
+    scheme, separator, rest = address.url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        raise xa_error(Code.XAER_INVAL, f"open: a URL that begins with {SCHEMES[0]}:// is expected, not {scheme}://")
+    try:
+        settings = conninfo_to_dict(f"postgresql://{rest}")
+    except psycopg.ProgrammingError as error:
+        raise xa_error(Code.XAER_INVAL, f"open: {str(error).strip()}") from None
+    settings.setdefault("application_name", "xabridge")
+    settings.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
+    return make_conninfo("", **settings)
+
+
+def _unconnected(message: str) -> Exception:
+    """A connection that could not be made: was the server there? libpq tells that in words only."""
+    code = Code.XAER_RMERR if _REACHED.search(message) and not _NOT_NOW.search(message) else Code.XAER_RMFAIL
+    return xa_error(code, message)

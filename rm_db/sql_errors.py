@@ -1,0 +1,89 @@
+"""Errors of SQLAlchemy and the drivers under it → XA codes, where all that is known of a database is its driver."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from rm_db.sqlstate import ROLLED_BACK, is_lost, lookup
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xa import XaError, Xid
+
+_SQLITE_PRIMARY: Final = 0xFF
+_SQLITE_BUSY: Final = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
+_SQLITE_IOERR: Final = 10
+_TRANSIENT_STATES: Final = ("55P03", "57014", "40")
+_MYSQL_TRANSIENT: Final = frozenset({1205, 1213})  # lock wait timeout, deadlock
+
+
+def is_transient(error: DBAPIError) -> bool:
+    """Whether a lock was in the way, so that the same may work a moment later."""
+    original: Any = error.orig
+    state = sqlstate(error)
+    if state is not None:
+        return state.startswith(_TRANSIENT_STATES)
+    sqlite = getattr(original, "sqlite_errorcode", None)
+    if sqlite is not None:
+        return sqlite & _SQLITE_PRIMARY in _SQLITE_BUSY
+    return next(iter(original.args), None) in _MYSQL_TRANSIENT
+
+
+def is_loss(error: DBAPIError) -> bool:
+    """Whether the database can't be reached any more, so that nothing may be assumed."""
+    if error.connection_invalidated:
+        return True
+    if not isinstance(error, OperationalError | InterfaceError) or is_transient(error):
+        return False
+    state = sqlstate(error)
+    if state is not None:
+        return is_lost(state)
+    sqlite = getattr(error.orig, "sqlite_errorcode", None)
+    return sqlite is None or sqlite & _SQLITE_PRIMARY == _SQLITE_IOERR
+
+
+def sqlstate(error: DBAPIError) -> str | None:
+    """The SQLSTATE, where the driver tells it."""
+    original: Any = error.orig
+    state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
+    return state if isinstance(state, str) else None
+
+
+def rollback_reason(error: DBAPIError, xid: Xid) -> XaError:
+    """The XA_RB* for work that `error` ended."""
+    state = sqlstate(error)
+    if state is not None:
+        code = lookup(ROLLED_BACK, state)
+    elif is_loss(error):
+        code = Code.XA_RBCOMMFAIL
+    elif isinstance(error, IntegrityError):
+        code = Code.XA_RBINTEGRITY
+    else:
+        code = Code.XA_RBTRANSIENT if is_transient(error) else Code.XA_RBOTHER
+    return xa_error(code, told(error), xid)
+
+
+def told(error: DBAPIError) -> str:
+    """What the database said."""
+    state = sqlstate(error)
+    words = " ".join(str(error.orig).split())
+    return f"{state} {words}" if state else words
+
+
+@contextmanager
+def from_dbapi(verb: str, xid: Xid | None = None) -> Iterator[None]:
+    """Around work of our own, outside of any branch's: XAER_RMFAIL when the database is lost, XA_RETRY when a lock was
+    in the way for too long, XAER_RMERR when it refuses."""
+    try:
+        yield
+    except PoolTimeout as error:
+        raise xa_error(Code.XA_RETRY, f"{verb}: {error}", xid) from None
+    except DBAPIError as error:
+        code = Code.XAER_RMFAIL if is_loss(error) else Code.XA_RETRY if is_transient(error) else Code.XAER_RMERR
+        raise xa_error(code, f"{verb}: {told(error)}", xid) from None

@@ -1,0 +1,89 @@
+"""SqlServer: a database of any kind, as SQLAlchemy reaches it; and what SQLite needs to be told.
+
+SQLite: a transaction takes the write lock when it begins (BEGIN IMMEDIATE). One that takes it later can find that
+its snapshot is old, and then no waiting helps. The database is in WAL mode, and every commit is forced.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from rm_db.sql_session import SqlConnection
+from rm_db.statements import DEFINES, ENDS
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection, Engine
+
+    from rm_db.address import Address
+
+WAIT_OPTION: Final = "xabridge_wait_s"
+"""Execution option: how long the transaction that begins next waits for SQLite's write lock."""
+
+TABLE_CONNECTIONS: Final = 2
+DECIDER_PREFIX: Final = "decider+"
+
+_COMMITS_IMPLICITLY: Final = frozenset({"mysql", "mariadb", "oracle"})
+"""Where a statement of the data definition language commits what was done before it."""
+
+
+def parse_url(address: Address) -> URL:
+    """The database's URL; XAER_INVAL for one that is none, or names what can't decide."""
+    try:
+        url = make_url(address.url.removeprefix(DECIDER_PREFIX))
+        dialect = url.get_dialect()
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
+    if dialect.is_async:
+        raise xa_error(Code.XAER_INVAL, f"open: {url.drivername} is an asyncio driver; a synchronous one is needed")
+    if dialect.name == "sqlite" and url.database in (None, "", ":memory:"):
+        raise xa_error(Code.XAER_INVAL, "open: a database in memory can't decide: nothing of it survives a crash")
+    return url
+
+
+def make_engine(url: URL, size: int, wait_s: float, **options: Any) -> Engine:
+    """An engine with a bounded pool, whose connections are tested before they are used."""
+    try:
+        engine = create_engine(
+            url, pool_size=size, max_overflow=0, pool_timeout=wait_s, pool_pre_ping=True, pool_use_lifo=True, **options
+        )
+    except (ModuleNotFoundError, TypeError) as error:
+        raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _Begin(wait_s))
+    return engine
+
+
+def guard(engine: Engine) -> None:
+    """Refuses statements in a branch that would end its transaction."""
+    forbidden = ENDS | DEFINES if engine.dialect.name in _COMMITS_IMPLICITLY else ENDS
+
+    def admit(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        if isinstance(connection, SqlConnection):
+            connection.admit(statement, forbidden)
+
+    event.listen(engine, "before_cursor_execute", admit)
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    connection.isolation_level = None  # transactions begin where we say
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+class _Begin:
+    """Begins a transaction on SQLite."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+
+    def __call__(self, connection: Connection) -> None:
+        if isinstance(connection, SqlConnection):
+            return  # SQLAlchemy's bookkeeping only: the branch's transaction has begun
+        wait_s = connection.get_execution_options().get(WAIT_OPTION, self._wait_s)
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(wait_s * 1000)}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

@@ -1,0 +1,66 @@
+"""SqlSession: what the application gets of a branch in a database of any kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rm_db.alchemy import BranchConnection, Lease
+from rm_db.refusal import managers
+from rm_db.statements import classify
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+    from rm_db.sql_work import SqlWork
+
+
+class SqlConnection(BranchConnection):
+    """A branch's SQLAlchemy connection. Its statements hold the work's lock, so that nobody rolls back under them."""
+
+    def __init__(self, session: SqlSession, engine: Engine, connection: Any) -> None:
+        super().__init__(engine, Lease(connection, session), session)
+        self._session = session
+
+    def execute(self, *arguments: Any, **options: Any) -> Any:
+        """As SQLAlchemy's."""
+        with self._session.work.statement(self._session):
+            return super().execute(*arguments, **options)
+
+    def exec_driver_sql(self, *arguments: Any, **options: Any) -> Any:
+        """As SQLAlchemy's."""
+        with self._session.work.statement(self._session):
+            return super().exec_driver_sql(*arguments, **options)
+
+    def admit(self, statement: str, forbidden: int) -> None:
+        """Refuses a text that does what is forbidden (`rm_db.statements`), and notes what it does otherwise."""
+        effects = classify(statement)
+        work = self._session.work
+        if effects & forbidden:
+            raise managers(repr(statement.strip()[:60]), work.xid)
+        work.effects |= effects
+
+
+class SqlSession:
+    """One association's session; its `facade` is the SQLAlchemy connection."""
+
+    def __init__(self, work: SqlWork, engine: Engine, connection: Any) -> None:
+        self.work = work
+        self.xid = work.xid
+        self.is_over = False
+        self.facade = SqlConnection(self, engine, connection)
+
+    def doom(self, why: str) -> None:
+        """As `rm_db.alchemy.Owner` says."""
+        self.work.doomed = self.work.doomed or why
+
+    def lose(self, why: str) -> None:
+        """As `rm_db.alchemy.Owner` says."""
+        self.work.lost = self.work.lost or why
+
+    def finish(self) -> None:
+        """As `rm_db.branches.Session` says."""
+        self.facade.finish()
+
+    def expire(self) -> None:
+        """As `rm_db.branches.Session` says."""
+        self.is_over = True

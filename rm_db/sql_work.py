@@ -1,0 +1,177 @@
+"""SqlWork: the unit of work of one branch in a database of any kind, through SQLAlchemy.
+
+The branch's transaction belongs to a SQLAlchemy connection of ours. The application works through a second one over
+the same driver connection, which ends with its association.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from rm_db.decisions import be_durable
+from rm_db.refusal import over
+from rm_db.sql_errors import is_loss, rollback_reason, told
+from rm_db.sql_session import SqlSession
+from rm_db.statements import LINGERS, SETS
+from rm_db.work import INTERRUPT_S, SETTLED
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Connection, Engine, Insert
+
+    from rm_db.wire import Steps
+    from xa import XaError, Xid
+
+
+class SqlWork:
+    """One branch's work. The session tells what it sees: `doomed` says why the work can only be rolled back, `lost`
+    how its connection broke, `effects` are those of its texts."""
+
+    def __init__(self, xid: Xid, engine: Engine, *, wait: bool) -> None:
+        self.xid = xid
+        self.effects = 0
+        self.doomed: str | None = None
+        self.lost: str | None = None
+        self._engine = engine
+        self._lock = threading.RLock()
+        self._given_up = False
+        pool: Any = engine.pool
+        if not wait and pool.checkedout() >= pool.size():
+            raise xa_error(Code.XA_RETRY, f"all {pool.size()} connections are in use", xid)
+        connection = None
+        try:
+            connection = engine.connect()
+            connection.begin()
+        except PoolTimeout as error:
+            raise xa_error(Code.XAER_RMERR, f"no connection became free: {error}", xid) from None
+        except DBAPIError as error:
+            if connection is not None:
+                connection.close()
+            code = Code.XAER_RMFAIL if is_loss(error) else Code.XAER_RMERR
+            raise xa_error(code, told(error), xid) from None
+        self._connection: Connection | None = connection
+
+    def session(self) -> SqlSession:
+        """What the application works with."""
+        return SqlSession(self, self._engine, self._open.connection.dbapi_connection)
+
+    @contextmanager
+    def statement(self, session: SqlSession) -> Iterator[None]:
+        """Around a statement of the session."""
+        with self._lock:
+            if session.is_over or self._connection is None:
+                raise over(self.xid)
+            try:
+                yield
+            finally:
+                if self._given_up:  # by a thread that could not wait for this statement
+                    self._roll_back()
+
+    def check(self) -> Steps[XaError | None]:
+        """As `rm_db.branches.Work` says."""
+        yield from ()
+        if not self._lock.acquire(blocking=False):
+            return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
+        self._lock.release()
+        if self.lost is not None:
+            return xa_error(Code.XAER_RMFAIL, self.lost, self.xid)
+        if self.doomed is not None:
+            return xa_error(Code.XA_RBROLLBACK, self.doomed, self.xid)
+        return None
+
+    def commit(self) -> Steps[Code]:
+        """One-phase commit."""
+        return (yield from self._commit(None))
+
+    def decide(self, insertion: Insert) -> Steps[Code]:
+        """One-phase commit with a decision in it, which `insertion` writes."""
+        return (yield from self._commit(insertion))
+
+    def _commit(self, insertion: Insert | None) -> Steps[Code]:
+        yield from ()
+        connection = self._open
+        try:
+            be_durable(connection)
+            if insertion is not None:
+                connection.execute(insertion)  # waits for whoever settles the same transaction, and fails behind it
+        except IntegrityError:
+            self._roll_back()
+            raise xa_error(Code.XA_RBROLLBACK, SETTLED, self.xid) from None
+        except DBAPIError as error:
+            self._roll_back()
+            raise rollback_reason(error, self.xid) from None
+        try:
+            connection.commit()
+        except IntegrityError as error:  # a constraint that was deferred
+            self._roll_back()
+            raise rollback_reason(error, self.xid) from None
+        except DBAPIError as error:  # whether it was committed is not known, whatever else the error says
+            self.abandon()
+            message = f"the branch was to be committed, and the database said: {told(error)}"
+            raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
+        self._give_back()
+        return Code.XA_OK
+
+    def start_rollback(self) -> Steps[None]:
+        """As `rm_db.branches.Work` says."""
+        yield from ()
+        if not self._lock.acquire(blocking=False) and not self._interrupt():
+            self._given_up = True
+            return
+        try:
+            self._roll_back()
+        finally:
+            self._lock.release()
+
+    def rollback(self) -> Steps[None]:
+        """As `rm_db.branches.Work` says."""
+        return self.start_rollback()
+
+    def abandon(self) -> None:
+        """As `rm_db.branches.Work` says."""
+        connection = self._connection
+        if connection is not None and not self._given_up:
+            connection.invalidate()
+            self._give_back()
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    @property
+    def _open(self) -> Connection:
+        if self._connection is None:
+            raise xa_error(Code.XAER_NOTA, "the work was given up", self.xid)
+        return self._connection
+
+    def _interrupt(self) -> bool:
+        """Another thread is in a statement: asks the driver to cut it short, and waits for its end."""
+        driver: Any = self._open.connection.dbapi_connection
+        cut_short = getattr(driver, "interrupt", None) or getattr(driver, "cancel", None)
+        if cut_short is not None:
+            cut_short()
+        return self._lock.acquire(timeout=INTERRUPT_S)
+
+    def _roll_back(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        try:
+            connection.rollback()
+        except DBAPIError:
+            connection.invalidate()  # what was not committed does not survive the connection
+        self._give_back()
+
+    def _give_back(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        self._connection = None
+        if self.lost is not None or self.effects & (LINGERS | SETS):
+            connection.invalidate()  # broken, or something was set in its session
+        connection.close()

@@ -1,0 +1,68 @@
+"""SQLSTATE → XA code, by what was asked when the database answered it.
+
+A state is looked up whole, then by its class (its first two characters), then as the table's last resort, "".
+PostgreSQL's appendix A is the source; what each table adds is what the state means at that call.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xa import Code
+
+LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"})
+"""The server ended the connection: it or the backend was stopped, the database dropped, a time limit passed."""
+LOST_CLASS: Final = "08"
+
+UNDEFINED_OBJECT: Final = "42704"
+INSUFFICIENT_PRIVILEGE: Final = "42501"
+OBJECT_IN_USE: Final = "55006"
+UNIQUE_VIOLATION: Final = "23505"
+LOCK_NOT_AVAILABLE: Final = "55P03"
+FEATURE_NOT_SUPPORTED: Final = "0A000"
+OUT_OF_MEMORY: Final = "53200"
+DUPLICATE_OBJECT: Final = "42710"
+
+ROLLED_BACK: Final[dict[str, Code]] = {
+    "23": Code.XA_RBINTEGRITY,
+    "25P02": Code.XA_RBROLLBACK,  # in failed transaction
+    "25P03": Code.XA_RBTIMEOUT,  # idle in transaction for too long
+    "25P04": Code.XA_RBTIMEOUT,  # transaction_timeout
+    "40": Code.XA_RBROLLBACK,
+    "40001": Code.XA_RBTRANSIENT,  # serialization failure
+    "40002": Code.XA_RBINTEGRITY,
+    "40P01": Code.XA_RBDEADLOCK,
+    "42710": Code.XA_RBPROTO,  # the gid exists
+    "44": Code.XA_RBINTEGRITY,  # check option of a view
+    "53": Code.XA_RBTRANSIENT,  # no more room, memory, connections or prepared transactions
+    "55006": Code.XA_RBTRANSIENT,
+    "55P03": Code.XA_RBTRANSIENT,  # lock not available: lock_timeout or NOWAIT
+    "57014": Code.XA_RBTIMEOUT,  # statement_timeout, or cancelled
+    "57": Code.XA_RBCOMMFAIL,
+    "08": Code.XA_RBCOMMFAIL,
+    "": Code.XA_RBOTHER,
+}
+"""Why work was rolled back: an unprepared branch failed in a statement, at the vote, or at its commit."""
+
+COMMIT_PREPARED: Final[dict[str, Code]] = {
+    UNDEFINED_OBJECT: Code.XAER_NOTA,
+    "": Code.XA_RETRY,
+}
+"""COMMIT PREPARED failed: whatever the reason, the branch stays prepared."""
+
+ROLLBACK_PREPARED: Final[dict[str, Code]] = {
+    UNDEFINED_OBJECT: Code.XAER_NOTA,
+    "": Code.XAER_PROTO,
+}
+"""ROLLBACK PREPARED failed: whatever the reason, the branch stays prepared. The contract has no "not now" for a
+rollback, so it is refused, and the message says what stands in the way."""
+
+
+def lookup(table: dict[str, Code], sqlstate: str) -> Code:
+    """The code for `sqlstate` in one of the tables above."""
+    return table.get(sqlstate) or table.get(sqlstate[:2]) or table[""]
+
+
+def is_lost(sqlstate: str | None) -> bool:
+    """Whether an error with this state, or with none, means that the connection is gone."""
+    return sqlstate is None or sqlstate in LOST or sqlstate.startswith(LOST_CLASS)

@@ -1,0 +1,295 @@
+"""Wire: one PostgreSQL connection as the XA verbs use it, below psycopg's transactions, on libpq's own calls.
+
+What talks to the server is a generator, `Steps`: it yields whenever it has to wait for a socket, and returns when the
+replies are complete. `drive` runs one on the calling thread, `attempt` runs one as far as it goes without waiting: so
+a verb with TMASYNC sends its request and leaves the reply for `complete`.
+
+A request whose reply nobody waits for is owed: the next exchange collects it first. At most one is owed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import pq
+
+from rm_db.sqlstate import is_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from psycopg.pq.abc import PGconn, PGresult
+
+T = TypeVar("T")
+
+IDLE: Final = pq.TransactionStatus.IDLE
+ACTIVE: Final = pq.TransactionStatus.ACTIVE
+IN_TRANSACTION: Final = pq.TransactionStatus.INTRANS
+IN_ERROR: Final = pq.TransactionStatus.INERROR
+
+_OK: Final = pq.ConnStatus.OK
+_NO_PIPELINE: Final = pq.PipelineStatus.OFF
+_GOOD: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY})
+_FIELD: Final = pq.DiagnosticField
+
+
+class Wait(NamedTuple):
+    """What a generator waits for: `events` of select.poll on the wire's socket."""
+
+    wire: Wire
+    events: int
+
+
+Steps: TypeAlias = "Generator[Wait, None, T]"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that the server, or libpq for it, reported. `sqlstate` is None where libpq speaks for itself."""
+
+    sqlstate: str | None
+    message: str
+    constraint: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.sqlstate} {self.message}" if self.sqlstate else self.message
+
+
+class ConnectionLost(Exception):
+    """The connection broke, or was given up. Whatever was sent on it may have been carried out."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back for one request of one or more commands: the tags of those that were carried out, and the
+    error that stopped the rest."""
+
+    tags: tuple[bytes, ...]
+    failure: Failure | None
+    results: tuple[PGresult, ...]
+
+    def rows(self, index: int = 0) -> list[tuple[bytes | None, ...]]:
+        """The rows of the command with this index, as the server's text."""
+        result = self.results[index]
+        columns = range(result.nfields)
+        return [tuple(result.get_value(row, column) for column in columns) for row in range(result.ntuples)]
+
+
+class Wire:
+    """One connection. `lock` is held by the one thread that talks on it; `reusable` is cleared when the session
+    can't be brought back to where it began, `doomed` is set when another thread has to close it. `working`, `affinity`
+    and `idle_since` are the pool's."""
+
+    __slots__ = (
+        "_connection",
+        "_owed",
+        "_readable",
+        "_writable",
+        "affinity",
+        "doomed",
+        "idle_since",
+        "lock",
+        "pgconn",
+        "reusable",
+        "working",
+    )
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        self.pgconn: PGconn = connection.pgconn
+        self.lock = threading.Lock()
+        self.reusable = True
+        self.doomed = False
+        self.working = False
+        self.affinity = 0
+        self.idle_since = 0.0
+        self._owed: bytes | None = None
+        self._readable = Wait(self, select.POLLIN)
+        self._writable = Wait(self, select.POLLIN | select.POLLOUT)
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        """The psycopg connection that was opened: it keeps what is known of the session's prepared statements."""
+        return self._connection
+
+    @property
+    def status(self) -> int:
+        """Where the session stands (one of pq.TransactionStatus), as of the last reply that was collected."""
+        return self.pgconn.transaction_status
+
+    @property
+    def alive(self) -> bool:
+        """False once the connection is known to be broken."""
+        return self.pgconn.status == _OK
+
+    @property
+    def owes(self) -> bool:
+        """Whether a reply is still to be collected."""
+        return self._owed is not None
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the application has left the connection in pipeline mode."""
+        return self.pgconn.pipeline_status != _NO_PIPELINE
+
+    def went_away(self) -> bool:
+        """Whether the other side has closed an idle connection, as far as is known without asking."""
+        poller = select.poll()
+        while self.alive:
+            poller.register(self.pgconn.socket, select.POLLIN)
+            if not poller.poll(0):
+                return False
+            try:
+                self.pgconn.consume_input()  # a notice or a changed parameter is no loss; the end of the stream is
+            except psycopg.Error:
+                return True
+        return True
+
+    def close(self) -> None:
+        """Closes the connection, whatever is going on there."""
+        self._owed = None
+        self._connection.close()
+
+    def doom(self) -> None:
+        """Cuts the connection while another thread waits on it: that thread hears of it, and closes it."""
+        self.doomed = True
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def send(self, commands: bytes) -> None:
+        """Sends commands and does not wait; their reply is owed. ConnectionLost: they were not sent."""
+        if self._owed is not None:
+            raise RuntimeError(f"the reply to {self._owed!r} has not been collected")
+        try:
+            self.pgconn.send_query(commands)
+            self.pgconn.flush()
+        except psycopg.Error as error:
+            raise _lost(error) from None
+        self._owed = commands
+
+    def collect(self) -> Steps[Reply]:
+        """The reply that is owed."""
+        try:
+            results = yield from self._results()
+        except psycopg.Error as error:
+            raise _lost(error) from None
+        self._owed = None
+        tags = []
+        failure = None
+        for result in results:
+            if result.status in _GOOD:
+                tags.append(result.command_status or b"")
+            else:
+                failure = failure or failure_of(result)
+        if failure is not None and not tags and (not self.alive or is_lost(failure.sqlstate)):
+            raise ConnectionLost(failure)
+        return Reply(tuple(tags), failure, tuple(results))
+
+    def exchange(self, commands: bytes) -> Steps[Reply]:
+        """Sends commands and collects their reply; a reply that was owed is dropped."""
+        if self._owed is not None:
+            yield from self.collect()
+        self.send(commands)
+        return (yield from self.collect())
+
+    def _results(self) -> Steps[list[PGresult]]:
+        pgconn = self.pgconn
+        while pgconn.flush():
+            yield self._writable
+            pgconn.consume_input()
+        results: list[PGresult] = []
+        while True:
+            while pgconn.is_busy():
+                yield self._readable
+                try:
+                    pgconn.consume_input()
+                except psycopg.Error:
+                    if not results:
+                        raise
+                    return results  # what came before the connection broke is known all the same
+            result = pgconn.get_result()
+            if result is None:
+                return results
+            results.append(result)
+
+
+def _lost(error: psycopg.Error) -> ConnectionLost:
+    return ConnectionLost(Failure(None, str(error).strip() or type(error).__name__))
+
+
+def failure_of(result: PGresult) -> Failure:
+    """The error in a result."""
+
+    def field(name: pq.DiagnosticField) -> str | None:
+        octets = result.error_field(name)
+        return octets.decode("utf-8", "replace") if octets is not None else None
+
+    primary = field(_FIELD.MESSAGE_PRIMARY) or result.error_message.decode("utf-8", "replace").strip()
+    more = [text for name in (_FIELD.MESSAGE_DETAIL, _FIELD.MESSAGE_HINT) if (text := field(name))]
+    return Failure(field(_FIELD.SQLSTATE), " · ".join([primary, *more]), field(_FIELD.CONSTRAINT_NAME))
+
+
+def drive(steps: Steps[T], timeout_s: float) -> T:
+    """Runs `steps` to their end on this thread. After `timeout_s` the connection that they wait for is closed, and
+    they hear ConnectionLost. So it is closed when the thread is interrupted: its replies belong to nobody."""
+    poller = None
+    deadline = 0.0
+    try:
+        wait = next(steps)
+        while True:
+            if poller is None:
+                poller = select.poll()
+                deadline = time.monotonic() + timeout_s
+            wire = wait.wire
+            fd = wire.pgconn.socket
+            poller.register(fd, wait.events)
+            try:
+                ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            except BaseException:
+                wire.close()
+                steps.close()
+                raise
+            poller.unregister(fd)
+            if ready:
+                wait = next(steps)
+            else:
+                wire.close()
+                silent = Failure(None, f"no answer within {timeout_s:g} s; the connection was given up")
+                wait = steps.throw(ConnectionLost(silent))
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+
+
+def attempt(steps: Steps[T]) -> Wait | T:
+    """Runs `steps` as far as they go without waiting: what they wait for then, or their result. XaError and
+    ConnectionLost are theirs."""
+    try:
+        wait = next(steps)
+        while is_ready([wait]):
+            wait = next(steps)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    return wait
+
+
+def is_ready(waits: Sequence[Wait], timeout_s: float = 0.0) -> bool:
+    """Whether any of these can go on, waiting for that at most `timeout_s`."""
+    poller = select.poll()
+    for wait in waits:
+        poller.register(wait.wire.pgconn.socket, wait.events)
+    return bool(poller.poll(timeout_s * 1000))

@@ -1,0 +1,112 @@
+"""The process that is killed: a transaction manager over a FileLog and two reference stores in the parent process.
+
+    python -m tests.crash.manager_child ADDRESS AUTHKEY FOLDER NAME THREADS POINT
+
+Each thread runs transactions that write one key, named after NAME, into both stores, and says on stdout what it was
+told ("KEY committed"). At POINT ("WHEN WHAT COUNT", or "- 0") the process kills itself. With 0 threads it recovers
+until nothing is in doubt, and ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from typing import Any
+
+from tests.tm.wrapped import Wrapped, hooked
+from tm import OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
+from tm.log import FileLog
+from xa.reference.remote import RemoteReference
+
+STORES = ("a", "b")
+MOST_PASSES = 20
+
+
+class Fuse:
+    """Kills this process with SIGKILL when it passes the point for the count-th time."""
+
+    def __init__(self, point: str) -> None:
+        self._where, _, count = point.rpartition(" ")
+        self._count = int(count)
+        self._passed: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def hit(self, when: str, what: str) -> None:
+        with self._lock:
+            where = f"{when} {what}"
+            self._passed[where] += 1
+            if where == self._where and self._passed[where] == self._count:
+                os.kill(os.getpid(), signal.SIGKILL)
+                threading.Event().wait()  # for the signal
+
+
+class FusedLog(Wrapped):
+    """A FileLog with the points "force" and "note the end"."""
+
+    def __init__(self, log: FileLog, fuse: Fuse) -> None:
+        super().__init__(log)
+        self._fuse = fuse
+
+    def decide(self, decision: Any) -> None:
+        self._fuse.hit("before", "force")
+        self.rm.decide(decision)
+        self._fuse.hit("after", "force")
+
+    def end(self, gtrid: bytes) -> None:
+        self._fuse.hit("before", "note the end")
+        self.rm.end(gtrid)
+        self._fuse.hit("after", "note the end")
+
+
+def run(tm: TransactionManager, name: str, number: int, said: threading.Lock) -> None:
+    for count in itertools.count():
+        key = f"{name}-{number}-{count}"
+        try:
+            with tm.begin() as tx:
+                for store in STORES:
+                    tx[store].write(key, 1)
+                if count % 5 == 4:
+                    tx.set_rollback_only()
+            told = "committed"
+        except RolledBack:
+            told = "rolled back"
+        except OutcomeUnknown:
+            told = "unknown"
+        with said:
+            print(key, told, flush=True)  # noqa: T201 — what the parent reads
+
+
+def main() -> None:
+    address, authkey, folder, name, threads, point = sys.argv[1:]
+    fuse = Fuse(point)
+
+    def config(store: str) -> ResourceConfig:
+        def factory(registrar: Any) -> Any:
+            remote = RemoteReference(address, bytes.fromhex(authkey), store, registrar)
+            return hooked(lambda when, verb: fuse.hit(when, f"{verb} {store}"))(remote)
+
+        return ResourceConfig(f"reference://{store}", factory=factory)
+
+    log: Any = FusedLog(FileLog(folder, "orders-1", segment_size=65536), fuse)
+    tm = TransactionManager("orders-1", log, {store: config(store) for store in STORES}, background=int(threads) > 0)
+    if threads == "0":
+        for _ in range(MOST_PASSES):
+            report = tm.recover()
+            if report.clean and not report.ended and not report.findings:
+                break
+        else:
+            sys.exit(f"{MOST_PASSES} passes and still in doubt: {report}")
+        left = log.decisions()
+        tm.close()
+        sys.exit(f"decisions left: {left}" if left else 0)
+    said = threading.Lock()
+    for number in range(int(threads)):
+        threading.Thread(target=run, args=(tm, name, number, said)).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""A real process that runs transactions is killed with SIGKILL and started again, while its stores live on here.
+
+Named points: exactly before and after each verb, the force and the end record. Random points: several threads, killed
+after a seeded number of answers. XABRIDGE_KILLS sets how many random kills there are, XABRIDGE_KILLS_SEED which.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from xa.reference import ReferenceStore
+from xa.reference.remote import ReferenceServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+KILLS = int(os.environ.get("XABRIDGE_KILLS", "6"))
+SEED = int(os.environ.get("XABRIDGE_KILLS_SEED", "1"))
+PATIENCE_S = 60
+
+VITAL = [f"{when} {what} 3" for what in ("force", "commit a", "commit b") for when in ("before", "after")]
+OTHERS = [
+    f"{when} {what} 3"
+    for what in ("start a", "end b", "prepare a", "prepare b", "complete a", "rollback a", "rollback b", "note the end")
+    for when in ("before", "after")
+]
+
+
+class Field:
+    """The stores, their server, the folder of the log; and what each transaction was told."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._authkey = secrets.token_bytes(16)
+        self._address = str(folder / "reference")
+        self.stores = {name: ReferenceStore(name) for name in "ab"}
+        self.server = ReferenceServer(self.stores, self._address, self._authkey)
+        self.told: dict[str, str] = {}
+
+    @contextmanager
+    def child(self, name: str, threads: int, point: str = "- 0") -> Iterator[subprocess.Popen[str]]:
+        arguments = [self._address, self._authkey.hex(), str(self._folder / "log"), name, str(threads), point]
+        command = [sys.executable, "-m", "tests.crash.manager_child", *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+                self._read_rest(process)
+        self._wait_until_nobody_is_connected()
+
+    def _read_rest(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.hear(line)
+
+    def hear(self, line: str) -> None:
+        key, _, told = line.rstrip("\n").partition(" ")
+        if line.endswith("\n"):
+            self.told[key] = told
+
+    def _wait_until_nobody_is_connected(self) -> None:
+        """What a killed process had sent has its effect before the next one starts."""
+        for _ in range(PATIENCE_S * 200):
+            if not self.server._clients:
+                return
+            threading.Event().wait(0.005)
+        pytest.fail("the server still has connections of a dead process")
+
+    def recover(self) -> None:
+        with self.child("recovery", 0) as process:
+            assert process.wait(PATIENCE_S) == 0
+
+    def check(self, where: str) -> None:
+        """Every transaction is in both stores or in none, as it was told, and nothing is left."""
+        a, b = self.stores["a"].data, self.stores["b"].data
+        assert a == b, f"{where}: {a.keys() ^ b.keys()}"
+        for key, told in self.told.items():
+            if told != "unknown":
+                assert (key in a) == (told == "committed"), f"{where}: {key} was told {told}"
+        for name, store in self.stores.items():
+            assert not store.in_doubt, (where, name)
+            assert not store.associations, (where, name)
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> Iterator[Field]:
+    made = Field(tmp_path)
+    yield made
+    made.server.close()
+
+
+def killed_at(field: Field, points: list[str]) -> None:
+    for number, point in enumerate(points):
+        with field.child(f"p{number}", 1, point) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                field.hear(line)
+                assert len(field.told) < 1000 * (number + 1), f"{point} was never reached"
+            assert process.wait(PATIENCE_S) == -9
+        field.recover()
+        field.check(point)
+    assert "committed" in field.told.values()
+
+
+@pytest.mark.parametrize("point", VITAL)
+def test_killed_around_the_decision(field: Field, point: str) -> None:
+    killed_at(field, [point])
+    assert field.told == {"p0-0-0": "committed", "p0-0-1": "committed"}
+    decided = point != "before force 3"
+    assert ("p0-0-2" in field.stores["a"].data) == decided, "the force is the commit point, exactly"
+
+
+@pytest.mark.slow
+def test_killed_at_any_other_point(field: Field) -> None:
+    killed_at(field, OTHERS)
+
+
+@pytest.mark.slow
+def test_killed_while_it_recovers(field: Field) -> None:
+    """The first is killed with a decision made; the second in the middle of recovering it; the third finishes it."""
+    for number, what in enumerate(("commit a", "commit b")):
+        for when in ("before", "after"):
+            with field.child(f"r{number}{when}", 1, f"before {what} 2") as process:
+                assert process.wait(PATIENCE_S) == -9
+            with field.child("again", 0, f"{when} {what} 1") as process:
+                process.wait(PATIENCE_S)
+            field.recover()
+            field.check(f"{when} {what}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_killed_at_random(field: Field) -> None:
+    random = Random(SEED)
+    for kill in range(KILLS):
+        with field.child(f"k{kill}", 4) as process:
+            assert process.stdout is not None
+            for _ in range(random.randint(1, 150)):
+                field.hear(process.stdout.readline())
+        if random.random() < 0.5:
+            field.recover()
+            field.check(f"seed {SEED}, kill {kill}")
+    field.recover()
+    field.check(f"seed {SEED}, at the end")
+    assert sum(told == "committed" for told in field.told.values()) >= KILLS

@@ -1,0 +1,66 @@
+"""rhea, the AMQP client for node, against the embedded broker: plain traffic, local and global transactions.
+
+What is checked stands in rhea/client.js, from the side of rhea's user; here is what each scenario ends with.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from bench.process import BrokerProcess
+from dtx.resource.credentials import set_password
+
+OPEN_SESAME: Final = "open sesame"
+CERTIFICATES: Final = Path(__file__).with_name("certificates")
+
+
+def run(rhea: Path, port: int, scenario: str, **options: Any) -> Any:
+    """The result of a scenario."""
+    command = ["node", "client.js", str(port), scenario, json.dumps(options)]
+    done = subprocess.run(command, cwd=rhea, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "result"),
+    [
+        ("bodies", 6),
+        ("order", 1000),
+        ("outcomes", []),
+        ("browse", ["one", "two"]),
+        ("commit", ["in the transaction"]),
+        ("rollback", []),
+        ("refusals", ["amqp:transaction:unknown-id", "amqp:not-found"]),
+        ("branch", ["new"]),
+    ],
+)
+def test_scenario(rhea: Path, broker: BrokerProcess, scenario: str, result: Any) -> None:
+    assert run(rhea, broker.port, scenario) == result
+
+
+def test_a_user_with_a_password_over_tls(rhea: Path, tmp_path: Path) -> None:
+    set_password(tmp_path / "users", "shop", OPEN_SESAME, iterations=4096)
+    config = tmp_path / "broker.toml"
+    config.write_text(
+        f'[broker]\nusers = "{tmp_path}/users"\nlisten_tls = ["127.0.0.1:0"]\n'
+        f'certificate = "{CERTIFICATES}/broker.pem"\nkey = "{CERTIFICATES}/broker.key"\n'
+        '[broker.permissions.shop]\nproduce = ["orders"]\ncreate = ["orders"]\n'
+    )
+    broker = BrokerProcess(tmp_path, "--config", str(config))
+    broker.start()
+    try:
+        login = {"transport": "tls", "ca": f"{CERTIFICATES}/ca.pem", "username": "shop", "servername": "localhost"}
+        login["password"] = OPEN_SESAME
+        assert run(rhea, broker.port, "identity", **login) == "amqp:unauthorized-access"
+        with pytest.raises(AssertionError):
+            run(rhea, broker.port, "identity", **{**login, "password": "wrong"})
+        assert "wrong name or password for 'shop'" in broker.errors()
+        assert broker.stop() == 0
+    finally:
+        broker.kill()

@@ -1,0 +1,238 @@
+"""The contract suite's harnesses: PostgreSQL in two phases, PostgreSQL and SQLite as the one that decides."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from sqlalchemy import text
+from sqlalchemy.exc import OperationalError
+
+from rm_db import DecidingDatabase, PostgresResource
+from tests.contract.harness import Capabilities
+from tests.rm_db.proxy import Proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Set as AbstractSet
+    from pathlib import Path
+
+    from rm_db.wire import Wire
+    from tests.postgres import Postgres
+    from xa import Code, DecidingResource, Registrar, ResourceManager, Xid
+
+PATIENCE_S = 60
+
+
+class _Harness:
+    """What all of them share."""
+
+    capabilities = Capabilities(
+        branches_shared=False, joins_active=False, heuristics=False, expires=False, max_prepared=50
+    )
+    open_string: str
+
+    def __init__(self) -> None:
+        self._clients: list[Any] = []
+
+    def write(self, rm: ResourceManager, rmid: int, key: str) -> None:
+        """As `Harness` says."""
+        session = rm.session(rmid)
+        try:
+            session.execute(text("INSERT INTO work VALUES (:key)"), {"key": key})
+        except OperationalError as error:
+            if not error.connection_invalidated:
+                raise
+            # SQLAlchemy has told it in its own words; the resource manager tells it at the end
+
+    def read(self, rm: ResourceManager, rmid: int) -> None:
+        """As `Harness` says."""
+        rm.session(rmid).execute(text("SELECT count(*) FROM work")).scalar_one()
+
+    def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
+        """A database keeps nothing of a branch that an operator has completed."""
+        raise NotImplementedError(f"{xid}, commit={commit}")
+
+    def expire(self, xid: Xid) -> None:
+        """Branches have no timeout of their own."""
+        raise NotImplementedError(str(xid))
+
+
+class PostgresHarness(_Harness):
+    """A database, which several tests may have one after the other, behind a proxy."""
+
+    wrong_open_string = "postgresql://127.0.0.1:1/nowhere?xa_nonsense=1"
+
+    def __init__(self, server: Postgres, url: str, settings: str = "") -> None:
+        super().__init__()
+        self._server = server
+        self.url = url
+        self.proxy = Proxy(url)
+        self.open_string = self.proxy.url + settings
+        self.admin("CREATE TABLE IF NOT EXISTS work (key text PRIMARY KEY)")
+
+    def close(self) -> None:
+        """The end, also of clients that a test has not closed."""
+        for rm in self._clients:
+            let_go(rm)
+        self.proxy.close()
+
+    def admin(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """What a statement of the superuser answers."""
+        with psycopg.connect(self.url, autocommit=True, options="-c lock_timeout=10s") as connection:
+            cursor = connection.execute(statement.encode(), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def new(self, registrar: Registrar) -> Any:
+        """As `Harness` says."""
+        rm = PostgresResource(registrar)
+        self._clients.append(rm)
+        return rm
+
+    def committed(self) -> AbstractSet[str]:
+        """As `Harness` says."""
+        return {key for (key,) in self.admin("SELECT key FROM work")}
+
+    def crash(self, rm: ResourceManager) -> None:
+        """As `Harness` says: the process is gone, and what it had connected to the server."""
+        self.disconnect(rm)
+        let_go(rm)
+        self._clients.remove(rm)
+
+    def disconnect(self, rm: ResourceManager) -> None:
+        """As `Harness` says."""
+        pids = [wire.pgconn.backend_pid for wire in wires(rm)]
+        self.admin("SELECT pg_terminate_backend(pid, 60000) FROM unnest(%s::int[]) pid", pids)
+
+    def go_down(self) -> None:
+        """As `Harness` says."""
+        self._server.stop(immediate=True)
+
+    def come_back(self) -> None:
+        """As `Harness` says."""
+        self._server.start()
+
+    def leaks(self) -> list[str]:
+        """As `Harness` says."""
+        prepared = self.admin("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+        left = [f"prepared: {gid}" for (gid,) in prepared]
+        for rm in self._clients:
+            left += [f"connection: {wire.pgconn.backend_pid}" for wire in wires(rm)]
+        at_work = self.admin(
+            "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND state <> 'idle' AND application_name = 'xabridge'"
+        )
+        return left + [f"backend at work: {query}" for (query,) in at_work]
+
+
+class PostgresDeciderHarness(PostgresHarness):
+    """The same, deciding."""
+
+    wrong_open_string = "decider+postgresql://127.0.0.1:1/nowhere?xa_pool_size=0"
+
+    def new(self, registrar: Registrar) -> Any:
+        """As `DeciderHarness` says."""
+        rm = DecidingDatabase(registrar)
+        self._clients.append(rm)
+        return rm
+
+    def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
+        """As `DeciderHarness` says."""
+        if before:
+            self.disconnect(rm)
+            return rm.decide(xid, rmid, record)
+        self.proxy.hold_replies()
+        cutter = threading.Thread(target=self._cut_when_decided, args=(xid,))
+        cutter.start()
+        try:
+            return rm.decide(xid, rmid, record)
+        finally:
+            cutter.join()
+
+    def _cut_when_decided(self, xid: Xid) -> None:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            while not connection.execute(
+                "SELECT FROM xabridge_decision WHERE gtrid = %s", [xid.gtrid.hex()]
+            ).fetchall():
+                pass
+        self.proxy.cut()
+
+    def leaks(self) -> list[str]:
+        """As `Harness` says."""
+        rows = self.admin("SELECT gtrid, state FROM xabridge_decision")
+        return super().leaks() + [f"{state}: {gtrid}" for gtrid, state in rows]
+
+
+class SqliteDeciderHarness(_Harness):
+    """A database in a file."""
+
+    wrong_open_string = "sqlite://"
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._path = folder / "work.sqlite"
+        self.open_string = f"sqlite:///{self._path}"
+        self.admin("CREATE TABLE work (key text PRIMARY KEY)")
+
+    def admin(self, statement: str) -> list[tuple[Any, ...]]:
+        """What a statement answers."""
+        with closing(sqlite3.connect(self._path, isolation_level=None)) as connection:
+            return connection.execute(statement).fetchall()
+
+    def new(self, registrar: Registrar) -> DecidingDatabase:
+        """As `DeciderHarness` says."""
+        rm = DecidingDatabase(registrar)
+        self._clients.append(rm)
+        return rm
+
+    def committed(self) -> AbstractSet[str]:
+        """As `Harness` says."""
+        return {key for (key,) in self.admin("SELECT key FROM work")}
+
+    def crash(self, rm: ResourceManager) -> None:
+        """As `Harness` says: the operating system closes the files of the process."""
+        for branch in rm._branches.all():  # type: ignore[attr-defined]
+            branch.work.abandon()
+        rm._place.close()  # type: ignore[attr-defined]
+
+    def disconnect(self, rm: ResourceManager) -> None:
+        """There is no connection to a file."""
+        raise NotImplementedError(rm.name)
+
+    def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
+        """There is no connection to a file."""
+        raise NotImplementedError(f"{rm.name}, {xid}, {rmid}, {record!r}, before={before}")
+
+    def go_down(self) -> None:
+        """A file is always there."""
+        raise NotImplementedError
+
+    def come_back(self) -> None:
+        """A file is always there."""
+        raise NotImplementedError
+
+    def leaks(self) -> list[str]:
+        """As `Harness` says."""
+        rows = self.admin("SELECT gtrid, state FROM xabridge_decision")
+        return [f"{state}: {gtrid}" for gtrid, state in rows]
+
+
+def let_go(rm: Any) -> None:
+    """Closes what a client that is not used any more has connected."""
+    for wire in wires(rm):
+        wire.close()
+    place = getattr(rm, "_place", None)
+    if place is not None:
+        place.table._engine.dispose()
+
+
+def wires(rm: Any) -> list[Wire]:
+    """The connections that an instance has to PostgreSQL."""
+    place = getattr(rm, "_place", None)
+    server = place._server if place is not None else getattr(rm, "_server", None)
+    if server is None:
+        return []
+    working = [branch.work.wire for branch in rm._branches.all() if branch.work is not None]
+    return [*server.pool._idle, *filter(None, working)]

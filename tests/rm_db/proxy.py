@@ -1,0 +1,119 @@
+"""A TCP proxy in front of a database: a network that can be made to lose what a test wants lost."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from typing import Self
+
+_CHUNK = 65536
+
+
+class Proxy:
+    """Forwards to the server of `url`; clients use `self.url`.
+
+    With `replies_held` replies are kept back, requests go through; with `requests_held` requests are kept back.
+    `cut` breaks every connection, for both sides.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "127.0.0.1", parts.port or 5432)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        user = f"{parts.username}@" if parts.username else ""
+        self.url = urlunsplit(parts._replace(netloc=f"{user}127.0.0.1:{self._listener.getsockname()[1]}"))
+        self.replies_flow = threading.Event()
+        self.requests_flow = threading.Event()
+        self.flow()
+        self._lock = threading.Lock()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._threads: list[threading.Thread] = []
+        self._run(self._accept)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def flow(self) -> None:
+        """Everything is forwarded."""
+        self.replies_flow.set()
+        self.requests_flow.set()
+
+    def hold_replies(self) -> None:
+        """From now on the server's words don't arrive."""
+        self.replies_flow.clear()
+
+    def hold_requests(self) -> None:
+        """From now on the client's words don't arrive."""
+        self.requests_flow.clear()
+
+    def cut(self) -> None:
+        """Breaks every connection; what is held is lost. New ones are forwarded again."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            for end in pair:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+        self.flow()
+
+    def close(self) -> None:
+        """The end."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, target: object, *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(self._target)
+            except OSError:
+                client.close()
+                continue
+            pair = (client, server)
+            with self._lock:
+                self._pairs.append(pair)
+            self._run(self._forward, client, server, self.requests_flow, pair)
+            self._run(self._forward, server, client, self.replies_flow, pair)
+
+    def _forward(
+        self,
+        source: socket.socket,
+        target: socket.socket,
+        flows: threading.Event,
+        pair: tuple[socket.socket, socket.socket],
+    ) -> None:
+        try:
+            while octets := source.recv(_CHUNK):
+                flows.wait()
+                with self._lock:
+                    lost = pair not in self._pairs
+                if lost:
+                    break
+                target.sendall(octets)
+        except OSError:
+            pass
+        finally:
+            for end in pair:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            source.close()

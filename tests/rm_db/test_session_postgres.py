@@ -1,0 +1,482 @@
+"""What the application gets of a PostgreSQL branch: SQLAlchemy, its ORM, psycopg."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from psycopg.rows import dict_row
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from tests.contract.client import RMID, Client, elsewhere, new_xid, refused
+from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUSPEND, Code, XaMisuse, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from sqlalchemy import Table
+
+    from rm_db.pg_session import PgConnection
+    from tests.rm_db.harness import PostgresHarness
+
+
+class Base(DeclarativeBase):
+    """The mapped classes of these tests."""
+
+
+class Item(Base):
+    """A row."""
+
+    __tablename__ = "item"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(sa.String(10))
+
+
+ITEMS = cast("Table", Item.__table__)
+
+
+@pytest.fixture(autouse=True)
+def tables(harness: PostgresHarness) -> Iterator[None]:
+    """One table."""
+    harness.admin("CREATE TABLE item (id serial PRIMARY KEY, name varchar(10) NOT NULL)")
+    yield
+    harness.admin("DROP TABLE item")
+
+
+def begin(client: Client) -> tuple[Xid, PgConnection]:
+    """A branch at work, and its session."""
+    xid = new_xid()
+    client.start(xid)
+    session: PgConnection = client.rm.session(RMID)
+    return xid, session
+
+
+def commit(client: Client, xid: Xid) -> None:
+    """Two-phase."""
+    client.end(xid)
+    assert client.prepare(xid) is Code.XA_OK
+    assert client.commit(xid) is Code.XA_OK
+
+
+def names(client: Client) -> list[str]:
+    """What is committed."""
+    return [name for (name,) in client.harness.admin("SELECT name FROM item ORDER BY name")]  # type: ignore[attr-defined]
+
+
+# --- ways to work ---------------------------------------------------------------------------------------------
+def test_the_session_is_a_sqlalchemy_connection(client: Client) -> None:
+    xid, shop = begin(client)
+    assert isinstance(shop, sa.Connection)
+    assert shop.in_transaction()
+    assert not shop.closed
+    made = shop.execute(sa.insert(ITEMS).values(name="core").returning(ITEMS.c.id)).scalar_one()
+    assert shop.execute(sa.select(ITEMS.c.name).where(ITEMS.c.id == made)).scalar_one() == "core"
+    assert shop.scalar(sa.text("SELECT count(*) FROM item")) == 1
+    assert sa.inspect(shop).has_table("item")
+    assert names(client) == []
+    commit(client, xid)
+    assert names(client) == ["core"]
+
+
+def test_all_ways_lead_to_one_transaction(client: Client) -> None:
+    xid, shop = begin(client)
+    shop.execute(sa.insert(ITEMS).values(name="a core"))
+    shop.psycopg.execute("INSERT INTO item (name) VALUES (%s)", ["b psycopg"])
+    shop.orm.add(Item(name="c orm"))
+    shop.orm.flush()
+    assert shop.psycopg.execute("SELECT count(*) FROM item").fetchone() == (3,)
+    assert [item.name for item in shop.orm.scalars(sa.select(Item).order_by(Item.name))] == [
+        "a core",
+        "b psycopg",
+        "c orm",
+    ]
+    assert shop.psycopg is shop.psycopg
+    assert shop.orm is shop.orm
+    commit(client, xid)
+    assert names(client) == ["a core", "b psycopg", "c orm"]
+
+
+def test_the_same_session_for_one_association(client: Client) -> None:
+    xid, shop = begin(client)
+    assert client.rm.session(RMID) is shop
+    client.end(xid, TMSUSPEND)
+    client.start(xid, TMRESUME)
+    assert client.rm.session(RMID) is not shop
+    client.end(xid)
+    client.rollback(xid)
+
+
+def test_end_flushes_the_orm_session(client: Client) -> None:
+    xid, shop = begin(client)
+    shop.orm.add(Item(name="pending"))
+    commit(client, xid)
+    assert names(client) == ["pending"]
+
+
+def test_suspend_flushes_the_orm_session(client: Client) -> None:
+    xid, shop = begin(client)
+    shop.orm.add(Item(name="pending"))
+    client.end(xid, TMSUSPEND)
+    client.start(xid, TMRESUME)
+    commit(client, xid)
+    assert names(client) == ["pending"]
+
+
+def test_end_with_failure_does_not_flush(client: Client) -> None:
+    xid, shop = begin(client)
+    shop.orm.add(Item(name="far too long a name"))
+    assert client.end(xid, TMFAIL) is Code.XA_OK
+    client.rollback(xid)
+
+
+def test_a_flush_that_fails_says_no(client: Client) -> None:
+    xid, shop = begin(client)
+    shop.orm.add(Item(name="far too long a name"))
+    with refused(Code.XA_RBOTHER) as raised:
+        client.end(xid)
+    assert "22001" in raised.value.message
+    client.retrying("rollback", xid)
+    assert names(client) == []
+
+
+def test_a_flush_that_failed_before_says_no(client: Client) -> None:
+    """Even where the error never reached the server: SQLAlchemy gave the transaction up."""
+    xid, shop = begin(client)
+    shop.execute(sa.insert(ITEMS).values(name="first"))
+    shop.orm.add(Item(name=object()))
+    with pytest.raises(sa.exc.StatementError):
+        shop.orm.flush()
+    with refused(Code.XA_RBPROTO):
+        client.end(xid)
+    client.retrying("rollback", xid)
+    assert names(client) == []
+
+
+def test_a_session_of_the_applications_own_on_the_connection(client: Client) -> None:
+    """sessionmaker(bind=tx["shop"]): its commit flushes, and leaves the transaction to its manager."""
+    xid, shop = begin(client)
+    with Session(bind=shop) as mine:
+        mine.add(Item(name="mine"))
+        mine.commit()
+    assert names(client) == []
+    commit(client, xid)
+    assert names(client) == ["mine"]
+
+
+def test_server_side_cursors_and_streams(client: Client) -> None:
+    xid, shop = begin(client)
+    numbers = shop.execution_options(stream_results=True).execute(sa.text("SELECT generate_series(1, 5000)"))
+    assert sum(numbers.scalars()) == 12_502_500
+    with shop.psycopg.cursor("named") as cursor:
+        cursor.execute("SELECT generate_series(1, 10)")
+        assert len(cursor.fetchall()) == 10
+    assert len(list(shop.psycopg.cursor().stream("SELECT generate_series(1, 10)"))) == 10
+    with shop.psycopg.pipeline():
+        shop.psycopg.execute("INSERT INTO item (name) VALUES ('piped')")
+    client.end(xid)
+    assert client.prepare(xid) is Code.XA_OK
+    client.commit(xid)
+    assert names(client) == ["piped"]
+
+
+def test_the_isolation_level_of_one_transaction(client: Client) -> None:
+    xid, shop = begin(client)
+    shop.execution_options(isolation_level="SERIALIZABLE")
+    assert shop.scalar(sa.text("SHOW transaction_isolation")) == "serializable"
+    client.end(xid)
+    client.rollback(xid)
+    xid, shop = begin(client)
+    assert shop.scalar(sa.text("SHOW transaction_isolation")) == "read committed"
+    client.end(xid)
+    client.rollback(xid)
+    xid, shop = begin(client)
+    shop.psycopg.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    shop.psycopg.read_only = True
+    assert shop.scalar(sa.text("SHOW transaction_isolation")) == "repeatable read"
+    with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+        shop.psycopg.execute("INSERT INTO item (name) VALUES ('x')")
+    with refused(Code.XA_RBOTHER):
+        client.end(xid)
+    client.retrying("rollback", xid)
+
+
+# --- savepoints -----------------------------------------------------------------------------------------------
+def test_savepoints(client: Client) -> None:
+    xid, shop = begin(client)
+    with shop.begin_nested():
+        shop.execute(sa.insert(ITEMS).values(name="kept core"))
+    with shop.begin_nested() as savepoint:
+        shop.execute(sa.insert(ITEMS).values(name="lost core"))
+        savepoint.rollback()
+    with shop.orm.begin_nested():
+        shop.orm.add(Item(name="kept orm"))
+    with pytest.raises(sa.exc.DataError), shop.orm.begin_nested():
+        shop.orm.add(Item(name="far too long a name"))
+    with shop.psycopg.transaction():
+        shop.psycopg.execute("INSERT INTO item (name) VALUES ('kept psyco')")
+    with shop.psycopg.transaction(force_rollback=True):
+        shop.psycopg.execute("INSERT INTO item (name) VALUES ('lost')")
+    shop.exec_driver_sql("SAVEPOINT mine")
+    shop.execute(sa.insert(ITEMS).values(name="lost text"))
+    shop.exec_driver_sql("ROLLBACK TO SAVEPOINT mine")
+    commit(client, xid)
+    assert names(client) == ["kept core", "kept orm", "kept psyco"]
+
+
+# --- what is the manager's ------------------------------------------------------------------------------------
+FORBIDDEN: dict[str, Callable[[Any], object]] = {
+    "core commit": lambda shop: shop.commit(),
+    "core rollback": lambda shop: shop.rollback(),
+    "core close": lambda shop: shop.close(),
+    "core begin": lambda shop: shop.begin(),
+    "core begin_twophase": lambda shop: shop.begin_twophase(),
+    "core detach": lambda shop: shop.detach(),
+    "core autocommit": lambda shop: shop.execution_options(isolation_level="AUTOCOMMIT"),
+    "core commit of the root transaction": lambda shop: shop.get_transaction().commit(),
+    "core text": lambda shop: shop.execute(sa.text("COMMIT")),
+    "core driver text": lambda shop: shop.exec_driver_sql("rollback"),
+    "core raw commit": lambda shop: shop.connection.commit(),
+    "core raw driver commit": lambda shop: shop.connection.dbapi_connection.commit(),
+    "orm commit": lambda shop: shop.orm.commit(),
+    "orm rollback": lambda shop: shop.orm.rollback(),
+    "orm close": lambda shop: shop.orm.close(),
+    "orm begin": lambda shop: shop.orm.begin(),
+    "psycopg commit": lambda shop: shop.psycopg.commit(),
+    "psycopg rollback": lambda shop: shop.psycopg.rollback(),
+    "psycopg close": lambda shop: shop.psycopg.close(),
+    "psycopg autocommit": lambda shop: setattr(shop.psycopg, "autocommit", True),
+    "psycopg set_autocommit": lambda shop: shop.psycopg.set_autocommit(True),
+    "psycopg with": lambda shop: shop.psycopg.__enter__(),
+    "psycopg text": lambda shop: shop.psycopg.execute("COMMIT"),
+    "psycopg bytes": lambda shop: shop.psycopg.execute(b"COMMIT"),
+    "psycopg composed": lambda shop: shop.psycopg.execute(
+        psycopg.sql.SQL("SELECT 1; {}").format(psycopg.sql.SQL("END"))
+    ),
+    "psycopg several": lambda shop: shop.psycopg.execute("SELECT 1; COMMIT; SELECT 2"),
+    "psycopg prepare": lambda shop: shop.psycopg.execute("PREPARE TRANSACTION 'mine'"),
+    "psycopg executemany": lambda shop: shop.psycopg.cursor().executemany("COMMIT", [()]),
+    "psycopg tpc": lambda shop: shop.psycopg.tpc_begin("mine"),
+    "psycopg tpc prepare": lambda shop: shop.psycopg.tpc_prepare(),
+    "psycopg tpc commit": lambda shop: shop.psycopg.tpc_commit(),
+    "psycopg tpc rollback": lambda shop: shop.psycopg.tpc_rollback(),
+    "engine": lambda shop: shop.engine.connect(),
+}
+
+
+@pytest.mark.parametrize("attempt", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_the_end_of_the_transaction_is_the_managers(client: Client, attempt: Callable[[Any], object]) -> None:
+    """Refused with its name, and without harm: what was done before and after is committed by the manager."""
+    xid, shop = begin(client)
+    shop.psycopg.execute("INSERT INTO item (name) VALUES ('before')")
+    with pytest.raises(XaMisuse) as raised:
+        attempt(shop)
+    assert raised.value.code is Code.XAER_PROTO
+    assert "transaction" in raised.value.message
+    assert names(client) == []
+    shop.execute(sa.insert(ITEMS).values(name="after"))
+    commit(client, xid)
+    assert names(client) == ["after", "before"]
+
+
+def test_the_message_names_the_transaction_manager(client: Client) -> None:
+    xid, shop = begin(client)
+    with pytest.raises(XaMisuse, match="transaction manager"):
+        shop.commit()
+    client.end(xid)
+    client.rollback(xid)
+
+
+def test_a_raw_commit_that_no_guard_sees_is_not_voted_for(client: Client) -> None:
+    """psycopg's client-side cursors are not ours: the transaction's end is noticed afterwards."""
+    xid, shop = begin(client)
+    psycopg.ClientCursor(shop.psycopg).execute("COMMIT")
+    with pytest.raises(XaMisuse, match="ended the transaction"):
+        shop.psycopg.execute("SELECT 1")
+    with refused(Code.XA_RBPROTO):
+        client.end(xid)
+    client.retrying("rollback", xid)
+
+
+# --- after the association ------------------------------------------------------------------------------------
+def test_a_session_that_is_over_is_refused(client: Client) -> None:
+    """... even while the same connection already serves somebody else."""
+    xid, old = begin(client)
+    views = old.psycopg, old.orm, old.psycopg.cursor()
+    old.execute(sa.insert(ITEMS).values(name="old"))
+    client.end(xid)
+    other, new = begin(client)
+    uses: list[Callable[[], object]] = [
+        lambda: old.execute(sa.insert(ITEMS).values(name="stray")),
+        old.begin_nested,
+        old.commit,
+        lambda: views[0].execute("INSERT INTO item (name) VALUES ('stray')"),
+        views[0].commit,
+        lambda: views[1].execute(sa.insert(ITEMS).values(name="stray")),
+        lambda: views[2].execute("INSERT INTO item (name) VALUES ('stray')"),
+    ]
+    for use in uses:
+        with pytest.raises(XaMisuse, match="over"):
+            use()
+    assert old.closed
+    assert views[0].closed
+    new.execute(sa.insert(ITEMS).values(name="new"))
+    commit_other = client.end(other)
+    assert commit_other is Code.XA_OK
+    client.prepare(xid)
+    client.commit(xid)
+    client.commit(other, TMONEPHASE)
+    assert names(client) == ["new", "old"]
+
+
+def test_a_suspended_session_is_refused(client: Client) -> None:
+    xid, shop = begin(client)
+    client.end(xid, TMSUSPEND)
+    with pytest.raises(XaMisuse):
+        shop.execute(sa.text("SELECT 1"))
+    client.end(xid)
+    client.rollback(xid)
+
+
+def test_a_joined_session_is_another(client: Client) -> None:
+    xid, mine = begin(client)
+    mine.execute(sa.insert(ITEMS).values(name="mine"))
+    client.end(xid)
+    with elsewhere():
+        client.start(xid, TMJOIN)
+        theirs: PgConnection = client.rm.session(RMID)
+        with pytest.raises(XaMisuse):
+            mine.execute(sa.text("SELECT 1"))
+        assert theirs.scalar(sa.text("SELECT count(*) FROM item")) == 1
+        client.end(xid)
+    client.rollback(xid)
+
+
+def test_rows_that_were_read_outlive_the_session(client: Client) -> None:
+    xid, shop = begin(client)
+    result = shop.execute(sa.text("SELECT generate_series(1, 3) AS n"))
+    client.end(xid)
+    client.rollback(xid)
+    assert [row.n for row in result] == [1, 2, 3]
+
+
+# --- nothing leaks into the next transaction --------------------------------------------------------------------
+def pid(shop: PgConnection) -> int:
+    """The server process that works for a session."""
+    return shop.psycopg.pgconn.backend_pid
+
+
+ENDINGS: dict[str, Callable[[Client, Xid], object]] = {
+    "prepared": lambda client, xid: (client.end(xid), client.prepare(xid), client.rollback(xid)),
+    "one phase": lambda client, xid: (client.end(xid), client.commit(xid, TMONEPHASE)),
+    "rolled back": lambda client, xid: (client.end(xid), client.rollback(xid)),
+    "failed": lambda client, xid: (client.end(xid, TMFAIL), client.rollback(xid)),
+}
+STATE: dict[str, tuple[str, str, Any]] = {
+    "settings": ("SET work_mem = '7MB'", "SHOW work_mem", "4MB"),
+    "search path": ("SET search_path = pg_catalog", "SHOW search_path", '"$user", public'),
+    "statement timeout": ("SET statement_timeout = '1h'", "SHOW statement_timeout", "0"),
+    "role": ("SET ROLE pg_monitor", "SELECT current_user", "postgres"),
+    "session user": ("SET SESSION AUTHORIZATION pg_monitor", "SELECT session_user", "postgres"),
+    "isolation": (
+        "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+        "SHOW transaction_isolation",
+        "read committed",
+    ),
+    "advisory locks": (
+        "SELECT pg_advisory_lock(4711)",
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711",
+        0,
+    ),
+    "prepared statements of SQL": ("PREPARE mine AS SELECT 1", "SELECT count(*) FROM pg_prepared_statements", 0),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS)
+@pytest.mark.parametrize(("leave", "look", "clean"), STATE.values(), ids=STATE)
+def test_session_state_does_not_leak(
+    client: Client, ending: Callable[[Client, Xid], object], leave: str, look: str, clean: Any
+) -> None:
+    xid, shop = begin(client)
+    shop.psycopg.execute("INSERT INTO item (name) VALUES ('x')")
+    shop.psycopg.execute(leave.encode())
+    ending(client, xid)
+    xid, shop = begin(client)
+    assert shop.psycopg.execute(look.encode(), prepare=False).fetchone() == (clean,)
+    client.end(xid)
+    client.rollback(xid)
+
+
+@pytest.mark.parametrize(
+    ("leave", "look"),
+    [
+        ("CREATE TEMPORARY TABLE scratch (a int)", "SELECT to_regclass('scratch') IS NULL"),
+        ("DECLARE held CURSOR WITH HOLD FOR SELECT 1", "SELECT count(*) = 0 FROM pg_cursors"),
+        ("LISTEN somebody", "SELECT count(*) = 0 FROM pg_listening_channels()"),
+    ],
+)
+def test_what_only_one_phase_can_commit_does_not_leak_either(client: Client, leave: str, look: str) -> None:
+    xid, shop = begin(client)
+    shop.psycopg.execute(leave.encode())
+    before = pid(shop)
+    client.end(xid)
+    assert client.commit(xid, TMONEPHASE) is Code.XA_OK
+    xid, shop = begin(client)
+    assert pid(shop) == before
+    assert shop.psycopg.execute(look.encode()).fetchone() == (True,)
+    client.end(xid)
+    client.rollback(xid)
+
+
+def test_settings_on_python_objects_do_not_leak(client: Client) -> None:
+    xid, shop = begin(client)
+    shop.psycopg.row_factory = dict_row
+    shop.psycopg.prepare_threshold = 77
+    shop.execution_options(schema_translate_map={None: "elsewhere"})
+    shop.psycopg.adapters.register_loader("int4", psycopg.types.string.TextLoader)
+    assert shop.psycopg.execute("SELECT 1 AS n").fetchone() == {"n": "1"}
+    client.end(xid)
+    client.rollback(xid)
+    xid, shop = begin(client)
+    assert shop.psycopg.execute("SELECT 1 AS n").fetchone() == (1,)
+    assert shop.scalar(sa.select(sa.func.count()).select_from(ITEMS)) == 0
+    client.end(xid)
+    client.rollback(xid)
+
+
+def test_statements_stay_prepared_in_the_server(client: Client) -> None:
+    """What the session has learnt is worth keeping: a statement that is repeated is not parsed again."""
+    for _ in range(8):
+        xid, shop = begin(client)
+        shop.psycopg.execute("INSERT INTO item (name) VALUES (%s)", ["again"])
+        prepared = shop.psycopg.execute("SELECT count(*) FROM pg_prepared_statements", prepare=False).fetchone()
+        commit(client, xid)
+    assert prepared == (1,)
+    assert len(names(client)) == 8
+
+
+def test_a_thread_gets_its_own_connection_back(client: Client) -> None:
+    """Each of several threads works on the same connection all the time, as long as there are enough."""
+    barrier = threading.Barrier(4)
+    seen: list[set[int]] = []
+
+    def work() -> None:
+        pids = set()
+        for _ in range(5):
+            barrier.wait(60)
+            xid, shop = begin(client)
+            shop.psycopg.execute("INSERT INTO item (name) VALUES ('x')")
+            pids.add(pid(shop))
+            barrier.wait(60)
+            commit(client, xid)
+        seen.append(pids)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(pids) for pids in seen] == [1] * 4
+    assert len(set.union(*seen)) == 4

@@ -1,0 +1,21 @@
+"""What the tests of the manager share: a manager over reference stores, with a clock that stands still."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tm.shop import Shop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    """Two stores, `a` and `b`, and managers over them, one after another. Nothing may be leaked at the end."""
+    made = Shop(tmp_path)
+    yield made
+    made.close()

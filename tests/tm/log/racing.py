@@ -1,0 +1,40 @@
+"""A process that decides in a SqlLog: `python -m tests.tm.log.racing URL NODE FIRST COUNT [INCARNATION]`.
+
+With an incarnation it joins; otherwise it takes the node over. It prints "ready" when it has the log and waits
+for a line; then for each gtrid "commit N", "refused N" or "unknown N".
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.tm.log.samples import decision
+from tm.log import DecisionRefused, LogStopped
+from tm.log.sql import SqlLog
+
+
+def main() -> None:
+    url, node, first, count, *incarnation = sys.argv[1:]
+    joins = int(incarnation[0]) if incarnation else None
+    log = SqlLog(url, node, incarnation=joins, take_over=joins is None)
+    tell(f"ready {log.incarnation}")
+    sys.stdin.readline()
+    for sequence in range(int(first), int(first) + int(count)):
+        try:
+            log.decide(decision(sequence, node=node))
+        except DecisionRefused:
+            tell(f"refused {sequence}")
+        except LogStopped:
+            tell(f"unknown {sequence}")
+        else:
+            tell(f"commit {sequence}")
+    log.close()
+
+
+def tell(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

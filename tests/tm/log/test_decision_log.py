@@ -1,0 +1,181 @@
+"""What `DecisionLog` promises, on each kind of log, opened as the transaction manager opens it."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.tm.log.samples import decision, heuristic
+from tm.log import Branch, Decision, LogLocked, LogStopped
+from tm.log.opening import look_at_log, open_log
+from xa import NULL_XID, Code, Gtrid
+
+
+def test_decisions_are_there_when_the_log_is_opened_again(log_url: str, node: str) -> None:
+    log = open_log(log_url, node)
+    first = [decision(sequence, branches=sequence, node=node) for sequence in range(5)]
+    for made in first:
+        log.decide(made)
+    assert list(log.decisions()) == first
+    log.end(first[1].gtrid)
+    log.close()
+    log = open_log(log_url, node)
+    assert list(log.decisions()) == [first[0], *first[2:]]
+    assert log.decision(first[3].gtrid) == first[3]
+    assert log.decision(first[1].gtrid) is None
+    assert log.decision(decision(99, node=node).gtrid) is None
+    log.close()
+
+
+def test_a_decision_that_ended_is_told_no_more(log_url: str, node: str) -> None:
+    log = open_log(log_url, node)
+    log.decide(decision(1, node=node))
+    log.end(decision(1, node=node).gtrid)
+    assert list(log.decisions()) == []
+    assert log.decision(decision(1, node=node).gtrid) is None
+    log.end(decision(1, node=node).gtrid)
+    log.end(decision(2, node=node).gtrid)
+    log.close()
+
+
+def test_many_ends_are_written_before_the_log_is_closed(log_url: str, node: str) -> None:
+    log = open_log(log_url, node)
+    many = [decision(sequence, node=node) for sequence in range(700)]
+    with ThreadPoolExecutor(8) as executor:
+        list(executor.map(log.decide, many))
+    for made in many:
+        log.end(made.gtrid)
+    assert len(look_at_log(log_url, node).decisions) < 650
+    log.close()
+    assert look_at_log(log_url, node).decisions == ()
+
+
+def test_heuristic_outcomes_stay_until_they_are_dropped(log_url: str, node: str) -> None:
+    one, other = heuristic(1, node=node), heuristic(2, Code.XA_HEURMIX, node=node)
+    log = open_log(log_url, node)
+    log.note_heuristic(one)
+    log.note_heuristic(other)
+    log.note_heuristic(one)
+    log.drop_heuristic(heuristic(3, node=node).branch)
+    assert list(log.heuristics()) == [one, other]
+    log.close()
+    log = open_log(log_url, node)
+    assert list(log.heuristics()) == [one, other]
+    log.drop_heuristic(one.branch)
+    assert list(log.heuristics()) == [other]
+    log.close()
+    log = open_log(log_url, node)
+    assert list(log.heuristics()) == [other]
+    log.drop_heuristic(other.branch)
+    log.close()
+
+
+def test_a_log_keeps_its_id_and_counts_its_incarnations(log_url: str, node: str) -> None:
+    seen = []
+    for _ in range(3):
+        log = open_log(log_url, node)
+        seen.append((log.node, log.log_id, log.incarnation))
+        log.close()
+    assert [incarnation for _, _, incarnation in seen] == [1, 2, 3]
+    assert {(name, log_id) for name, log_id, _ in seen} == {(node, seen[0][1])}
+    assert len(seen[0][1]) == 8
+
+
+def test_it_owns_what_was_decided_here_and_nothing_else(log_url: str, node: str) -> None:
+    open_log(log_url, node).close()
+    log = open_log(log_url, node)
+    assert log.owns(Gtrid(node, log.log_id, 1, 17))
+    assert log.owns(Gtrid(node, log.log_id, 2, 1))
+    assert not log.owns(Gtrid(node, log.log_id, 3, 1)), "it is an old copy of the log, or another process has it"
+    assert not log.owns(Gtrid(node, b"anotherl", 1, 17))
+    assert not log.owns(Gtrid("another", log.log_id, 1, 17))
+    log.close()
+
+
+def test_a_closed_log_writes_and_tells_nothing(log_url: str, node: str, caplog: pytest.LogCaptureFixture) -> None:
+    log = open_log(log_url, node)
+    log.decide(decision(1, node=node))
+    log.close()
+    log.close()
+    with caplog.at_level(logging.CRITICAL):
+        log.end(decision(1, node=node).gtrid)
+    for call in (
+        lambda: log.decide(decision(2, node=node)),
+        lambda: log.note_heuristic(heuristic(2, node=node)),
+        lambda: log.drop_heuristic(heuristic(2, node=node).branch),
+        log.decisions,
+        log.heuristics,
+        lambda: log.decision(decision(1, node=node).gtrid),
+    ):
+        with pytest.raises(LogStopped, match="closed"):
+            call()
+    assert look_at_log(log_url, node).decisions == (decision(1, node=node),)
+
+
+def test_a_look_disturbs_nobody(log_url: str, node: str) -> None:
+    log = open_log(log_url, node)
+    log.decide(decision(1, node=node))
+    log.note_heuristic(heuristic(2, node=node))
+    image = look_at_log(log_url, node)
+    assert (image.node, image.log_id, image.incarnation) == (node, log.log_id, log.incarnation)
+    assert image.decisions == (decision(1, node=node),)
+    assert image.heuristics == (heuristic(2, node=node),)
+    log.decide(decision(2, node=node))
+    log.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Decision(b"g", (Branch("n" * 256, decision(1).branches[0].xid),)),
+        Decision(b"g", (Branch("shop", NULL_XID),)),
+        Decision(b"g" * 65, ()),
+        Decision(b"", ()),
+    ],
+)
+def test_what_can_be_no_decision_is_refused_and_harms_nobody(log_url: str, node: str, wrong: Decision) -> None:
+    log = open_log(log_url, node)
+    with pytest.raises(ValueError):
+        log.decide(wrong)
+    log.decide(decision(1, node=node))
+    assert list(log.decisions()) == [decision(1, node=node)]
+    log.close()
+
+
+def test_a_node_id_that_can_be_none_opens_no_log(log_url: str) -> None:
+    with pytest.raises(ValueError, match="node id"):
+        open_log(log_url, "not a node")
+
+
+def test_many_threads_decide_at_once(log_url: str, node: str) -> None:
+    log = open_log(log_url, node)
+    made = [decision(sequence, node=node) for sequence in range(200)]
+    with ThreadPoolExecutor(16) as executor:
+        list(executor.map(log.decide, made))
+    assert {each.gtrid: each for each in log.decisions()} == {each.gtrid: each for each in made}
+    log.close()
+
+
+def test_a_file_log_is_one_process_s(tmp_path: object, node: str) -> None:
+    log = open_log(f"file://{tmp_path}/log", node)
+    with pytest.raises(LogLocked):
+        open_log(f"file://{tmp_path}/log", node)
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("/var/lib/log", "is not a URL"),
+        ("file://var/lib/log", "three slashes"),
+        ("sqlite://", "in memory keeps no decisions"),
+        ("sqlite:///:memory:", "in memory keeps no decisions"),
+        ("mysql://db/log", "PostgreSQL or SQLite"),
+    ],
+)
+def test_a_url_that_names_no_log_is_refused(url: str, why: str) -> None:
+    for call in (open_log, look_at_log):
+        with pytest.raises(ValueError, match=why):
+            call(url, "orders-1")

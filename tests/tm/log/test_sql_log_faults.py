@@ -1,0 +1,383 @@
+"""SqlLog when the connection, the server or the process goes down in the middle of a decision."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sqlite3
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as NoConnection
+
+from tests.tm.log.proxy import Loss, Proxy
+from tests.tm.log.samples import decision, gtrid, heuristic
+from tests.tm.log.waiting import until
+from tm.log import Decision, DecisionRefused, LogFull, LogStopped
+from tm.log.sql import SqlLog
+from tm.log.sql_states import GtridState
+from tm.log.sql_trouble import PAUSES_S, SQLITE, SQLSTATES, Trouble, persistently, told, trouble_of
+from xa import Gtrid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+
+pytestmark = pytest.mark.slow
+
+INSERT = b"INSERT INTO xabridge_gtrid"
+
+
+def no_sleep(_: float) -> None:
+    """Time passes by itself."""
+
+
+@pytest.fixture
+def proxy(postgres: Postgres) -> Iterator[Proxy]:
+    with Proxy(postgres.port) as between:
+        yield between
+
+
+def through(proxy: Proxy, url: str) -> str:
+    parts = urlsplit(url)
+    return f"postgresql://postgres@127.0.0.1:{proxy.port}{parts.path}"
+
+
+# --- the network ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("loss", [Loss.REQUEST, Loss.REPLY])
+def test_a_lost_connection_is_survived(postgres_url: str, proxy: Proxy, node: str, loss: Loss) -> None:
+    """The decision was written or not; asked again it is, and only once."""
+    log = SqlLog(through(proxy, postgres_url), node, sleep=no_sleep)
+    proxy.lose(loss, INSERT, times=2)
+    log.decide(decision(1, node=node))
+    assert list(log.decisions()) == [decision(1, node=node)]
+    assert len(log.entries()) == 1
+    proxy.lose(loss, b"xabridge_heuristic", times=2)
+    log.note_heuristic(heuristic(1, node=node))
+    assert list(log.heuristics()) == [heuristic(1, node=node)]
+    log.close()
+
+
+@pytest.mark.parametrize("loss", [Loss.REQUEST, Loss.REPLY])
+def test_an_unknown_decision_is_settled_before_anything_is_told(
+    postgres_url: str, proxy: Proxy, node: str, loss: Loss
+) -> None:
+    log = SqlLog(through(proxy, postgres_url), node, sleep=no_sleep)
+    log.decide(decision(1, node=node))
+    proxy.lose(loss, INSERT, times=1000)
+    with pytest.raises(LogStopped, match="unknown"):
+        log.decide(decision(2, node=node))
+    for call in (log.decisions, log.entries, lambda: log.decision(gtrid(2, node=node))):
+        with pytest.raises(LogStopped):
+            call()
+    proxy.lose(Loss.NONE, b"")
+    decided = loss is Loss.REPLY
+    assert (decision(2, node=node) in log.decisions()) == decided
+    assert (log.decision(gtrid(2, node=node)) is not None) == decided
+    entry = log.entry(gtrid(2, node=node))
+    assert entry is not None
+    assert entry.state is (GtridState.COMMITTED if decided else GtridState.ABORTED)
+    if not decided:
+        with pytest.raises(DecisionRefused, match="was aborted"):
+            log.decide(decision(2, node=node))
+    log.decide(decision(3, node=node))
+    log.close()
+
+
+def test_an_interrupted_decision_is_settled_before_anything_is_told(postgres_url: str, proxy: Proxy, node: str) -> None:
+    def interrupt(_: float) -> None:
+        proxy.lose(Loss.NONE, b"")
+        raise KeyboardInterrupt
+
+    for number, loss in enumerate((Loss.REQUEST, Loss.REPLY)):
+        log = SqlLog(through(proxy, postgres_url), f"{node}-{number}", sleep=interrupt)
+        proxy.lose(loss, INSERT)
+        made = decision(1, node=log.node)
+        with pytest.raises(KeyboardInterrupt):
+            log.decide(made)
+        assert (log.decision(made.gtrid) == made) == (loss is Loss.REPLY)
+        entry = log.entry(made.gtrid)
+        assert entry is not None
+        assert entry.state is (GtridState.COMMITTED if loss is Loss.REPLY else GtridState.ABORTED)
+        log.close()
+
+
+def test_an_unknown_decision_of_one_who_was_superseded_is_the_other_s_to_resolve(
+    postgres_url: str, proxy: Proxy, node: str
+) -> None:
+    log = SqlLog(through(proxy, postgres_url), node, sleep=no_sleep)
+    proxy.lose(Loss.REPLY, INSERT, times=1000)
+    with pytest.raises(LogStopped):
+        log.decide(decision(1, node=node))
+    new = SqlLog(postgres_url, node, take_over=True)
+    proxy.lose(Loss.NONE, b"")
+    assert list(new.decisions()) == [decision(1, node=node)]
+    with pytest.raises(LogStopped, match="was taken by"):
+        log.decisions()
+    log.close()
+    new.close()
+
+
+# --- the server -------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "immediate"])
+def test_what_was_decided_is_there_after_the_server_went_down(
+    postgres: Postgres, postgres_url: str, node: str, how: str
+) -> None:
+    """Threads decide when it goes down; each decision is durable, refused, or unknown until it is up again."""
+    log = SqlLog(postgres_url, node, sleep=no_sleep, lease_s=3600)
+    told_so: dict[str, list[Decision]] = {"decided": [], "refused": [], "unknown": []}
+    down = threading.Event()
+
+    def work(thread: int) -> None:
+        sequence = thread
+        while not down.is_set():
+            made = decision(sequence, node=node)
+            sequence += 8
+            try:
+                log.decide(made)
+            except DecisionRefused:
+                told_so["refused"].append(made)
+            except LogStopped:
+                told_so["unknown"].append(made)
+            else:
+                told_so["decided"].append(made)
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(told_so["decided"]) >= 50)
+    if how == "kill":
+        postgres.kill()
+    else:
+        postgres.stop(immediate=True)
+    down.set()
+    for thread in threads:
+        thread.join(100)
+    if told_so["unknown"]:
+        with pytest.raises(LogStopped):
+            log.decisions()
+    postgres.start()
+    now = log.decisions()
+    assert all(made in now for made in told_so["decided"])
+    assert not any(made in now for made in told_so["refused"])
+    for made in told_so["unknown"]:
+        entry = log.entry(made.gtrid)
+        assert entry is not None
+        assert entry.state is (GtridState.COMMITTED if made in now else GtridState.ABORTED)
+    assert len(now) <= len(told_so["decided"]) + len(told_so["unknown"])
+    log.close()
+
+
+def test_a_server_that_restarts_is_survived(postgres: Postgres, postgres_url: str, node: str) -> None:
+    """The connections of the pool are stale: nobody notices."""
+    log = SqlLog(postgres_url, node, sleep=no_sleep)
+    log.decide(decision(1, node=node))
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datid > 0"
+        )
+    log.decide(decision(2, node=node))
+    assert len(log.decisions()) == 2
+    log.close()
+
+
+# --- processes --------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def racer(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process of `tests.tm.log.racing` that is ready, and its incarnation."""
+    command = [sys.executable, "-m", "tests.tm.log.racing", *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            word, incarnation = process.stdout.readline().split()
+            assert word == "ready"
+            yield process, int(incarnation)
+        finally:
+            process.kill()
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+def outcomes(process: subprocess.Popen[str]) -> dict[str, set[int]]:
+    """What the process told until it ended."""
+    assert process.stdout is not None
+    found: dict[str, set[int]] = {"commit": set(), "refused": set(), "unknown": set()}
+    for line in process.stdout:
+        word, _, number = line.partition(" ")
+        found[word].add(int(number))
+    return found
+
+
+@pytest.mark.slow
+def test_two_processes_and_each_gtrid_has_one_outcome(database_url: str, node: str) -> None:
+    """One aborts what the other decides, and both hear the same."""
+    count = 300
+    log = SqlLog(database_url, node)
+    aborted: set[int] = set()
+    decided: set[int] = set()
+    with racer(database_url, node, 0, count, log.incarnation) as (process, incarnation):
+        assert incarnation == log.incarnation
+        for sequence in reversed(range(count)):
+            state = log.abort(gtrid(sequence, node=node))
+            (aborted if state is GtridState.ABORTED else decided).add(sequence)
+            if sequence == count - 10:
+                go(process)
+        told = outcomes(process)
+    assert told == {"commit": decided, "refused": aborted, "unknown": set()}
+    assert {Gtrid.decode(made.gtrid).sequence for made in log.decisions()} == decided
+    log.close()
+
+
+@pytest.mark.slow
+def test_a_process_that_slept_while_its_node_was_taken_decides_nothing_more(database_url: str, node: str) -> None:
+    """Three processes, each taking the node from the one before while that one is deciding."""
+    held: set[int] = set()
+    with contextlib.ExitStack() as stack:
+        racers = []
+        for turn in range(3):
+            process, incarnation = stack.enter_context(racer(database_url, node, turn * 10_000, 400))
+            assert incarnation == turn + 1
+            racers.append(process)
+            go(process)
+        told = [outcomes(process) for process in racers]
+    log = SqlLog(database_url, node, take_over=True)
+    now = {Gtrid.decode(made.gtrid).sequence for made in log.decisions()}
+    for each in told:
+        held |= each["commit"]
+        assert not each["refused"] or not each["commit"] or max(each["commit"]) < min(each["refused"])
+    assert held == now
+    assert told[2]["refused"] == set()
+    log.close()
+
+
+@pytest.mark.slow
+def test_a_process_is_killed_while_it_decides(database_url: str, node: str) -> None:
+    """kill -9 at a random moment, again and again; what it said it decided, is there for the next one."""
+    rng = random.Random(20)
+    said: set[int] = set()
+    for turn in range(4):
+        with racer(database_url, node, turn * 10_000, 10_000) as (process, _):
+            go(process)
+            assert process.stdout is not None
+            lines = [process.stdout.readline() for _ in range(rng.randrange(1, 300))]
+            process.kill()
+            lines += process.stdout.readlines()
+        said |= {int(line.split()[1]) for line in lines if line.startswith("commit") and line.endswith("\n")}
+        log = SqlLog(database_url, node, take_over=True)
+        now = {Gtrid.decode(made.gtrid).sequence for made in log.decisions()}
+        assert said <= now
+        assert len(now - said) <= 1
+        said = now
+        log.close()
+
+
+# --- what errors mean -------------------------------------------------------------------------------------------
+def failing(sqlstate: str | None = None, sqlite: int | None = None) -> OperationalError:
+    original: Any
+    if sqlite is not None:
+        original = sqlite3.OperationalError("no")
+        original.sqlite_errorcode = sqlite
+    else:
+        original = psycopg.OperationalError("no")
+        original.sqlstate = sqlstate
+    return OperationalError("INSERT", {}, original)
+
+
+@pytest.mark.parametrize(
+    ("error", "meaning"),
+    [
+        (failing(None), Trouble.LOST),
+        (failing("08006"), Trouble.LOST),
+        (failing("57P01"), Trouble.LOST),
+        (failing("57014"), Trouble.AGAIN),
+        (failing("40001"), Trouble.AGAIN),
+        (failing("40003"), Trouble.LOST),
+        (failing("53300"), Trouble.AGAIN),
+        (failing("53100"), Trouble.FULL),
+        (failing("42501"), Trouble.REFUSED),
+        (failing("XX000"), Trouble.LOST),
+        (failing(sqlite=sqlite3.SQLITE_FULL), Trouble.FULL),
+        (failing(sqlite=sqlite3.SQLITE_BUSY_SNAPSHOT), Trouble.AGAIN),
+        (failing(sqlite=sqlite3.SQLITE_IOERR_FSYNC), Trouble.LOST),
+        (failing(sqlite=sqlite3.SQLITE_READONLY), Trouble.REFUSED),
+        (NoConnection(), Trouble.AGAIN),
+    ],
+)
+def test_the_meaning_of_an_error(error: Exception, meaning: Trouble) -> None:
+    assert trouble_of(error) is meaning  # type: ignore[arg-type]
+
+
+def test_the_tables_name_what_exists() -> None:
+    assert all(len(prefix) <= 5 and prefix.isalnum() for prefix in SQLSTATES)
+    assert all(0 < code < 256 for code in SQLITE)
+
+
+@pytest.mark.parametrize(
+    ("errors", "outcome"),
+    [
+        (["40001", "40P01"], None),
+        (["53100"], LogFull),
+        (["42501"], DecisionRefused),
+        (["08006"], None),
+        (["08006", "42501", "42501", "42501", "42501", "42501", "42501", "42501"], LogStopped),
+        (["08006", *["53100"] * 7], LogStopped),
+        (["40001"] * 8, DecisionRefused),
+        (["08006"] * 8, LogStopped),
+    ],
+)
+def test_what_comes_of_errors_one_after_the_other(errors: list[str], outcome: type[Exception] | None) -> None:
+    """A refusal after a lost connection does not say that the first attempt had no effect."""
+    left = list(errors)
+    slept: list[float] = []
+
+    def action() -> str:
+        if left:
+            raise failing(left.pop(0))
+        return "done"
+
+    if outcome is None:
+        assert persistently(action, "a test", slept.append) == "done"
+    else:
+        with pytest.raises(outcome):
+            persistently(action, "a test", slept.append)
+    assert left == []
+    assert slept == list(PAUSES_S[: len(slept)])
+    assert len(slept) == min(len(errors), len(PAUSES_S)) or outcome in {LogFull, DecisionRefused}
+
+
+def test_what_can_t_be_read_is_not_told() -> None:
+    def action() -> None:
+        raise failing("42501")
+
+    with pytest.raises(LogStopped):
+        told(action, "a test", no_sleep)
+
+
+def test_a_keeper_that_can_t_reach_the_database_tries_again(tmp_path: Path, node: str) -> None:
+    log = SqlLog(f"sqlite:///{tmp_path / 'log.db'}", node, lease_s=0.09)
+    renewed = threading.Event()
+    failures = iter(range(5))
+
+    @event.listens_for(log._database.engine, "before_cursor_execute")
+    def fail(*arguments: Any) -> None:
+        if arguments[2].startswith("UPDATE xabridge_node"):
+            if next(failures, None) is not None:
+                raise sqlite3.OperationalError("no")
+            renewed.set()
+
+    assert renewed.wait(60)
+    log.close()

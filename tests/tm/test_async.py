@@ -1,0 +1,328 @@
+"""Transactions in asyncio: blocks, tasks beside each other, tasks spawned inside one, and cancellation anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tm.wrapped import hooked
+from tm import GlobalState, ProtocolMisuse, RolledBack
+from xa import Code, thread_of_control
+from xa.reference import Fate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.tm.shop import Shop
+
+
+class Gate:
+    """Holds one verb of `a`, in whatever thread it is called, until it is let through."""
+
+    def __init__(self, shop: Shop, verb: str) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+        self._verb = verb
+        shop.wrap["a"] = hooked(self._hold)
+        shop.flags["a"] = 0
+
+    def _hold(self, when: str, verb: str) -> None:
+        if (when, verb) == ("before", self._verb):
+            self.reached.set()
+            assert self._open.wait(30)
+
+    def let_through(self) -> None:
+        self._open.set()
+
+    async def wait(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, 30)
+
+
+def test_a_block_commits(shop: Shop) -> None:
+    async def main() -> None:
+        before = thread_of_control()
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 1)
+            (await tx.aenlist("b")).write("k", 1)
+        assert shop.tm.current_or_none() is None
+        assert thread_of_control() is before
+
+    asyncio.run(main())
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_a_block_that_raises_rolls_back(shop: Shop) -> None:
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 1)
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        asyncio.run(main())
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+def test_a_refusal_is_raised_at_the_end_of_the_block(shop: Shop) -> None:
+    shop["b"].script.plan("prepare", Code.XA_RBDEADLOCK)
+
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 1)
+            tx["b"].write("k", 1)
+
+    with pytest.raises(RolledBack):
+        asyncio.run(main())
+    shop.assert_nothing_left()
+
+
+def test_the_end_may_be_taken_in_the_block(shop: Shop) -> None:
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 1)
+            await tx.acommit()
+            assert shop.tm.current_or_none() is None
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 2)
+            await tx.arollback()
+
+    asyncio.run(main())
+    assert shop.values()["a"] == 1
+    shop.assert_nothing_left()
+
+
+def test_a_reaped_block_hears_it(shop: Shop) -> None:
+    async def main() -> None:
+        async with shop.tm.begin(10) as tx:
+            tx["a"].write("k", 1)
+            shop.clock.pass_by(10)
+            await asyncio.to_thread(shop.tm._reaper.reap)
+
+    with pytest.raises(RolledBack, match="longer than its 10 s"):
+        asyncio.run(main())
+    shop.assert_nothing_left()
+
+
+def test_a_block_left_while_suspended_rolls_back(shop: Shop) -> None:
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 1)
+            shop.tm.suspend()
+
+    with pytest.raises(ProtocolMisuse, match="left suspended"):
+        asyncio.run(main())
+    shop.assert_nothing_left()
+
+
+def test_the_loop_runs_while_a_commit_waits(shop: Shop) -> None:
+    gate = Gate(shop, "prepare")
+
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 1)
+            tx["b"].write("k", 1)
+            committing = asyncio.ensure_future(tx.acommit())
+            await gate.wait()
+            assert not committing.done()
+            gate.let_through()
+            await committing
+
+    asyncio.run(main())
+    assert shop.values() == {"a": 1, "b": 1}
+
+
+def test_tasks_have_transactions_of_their_own(shop: Shop) -> None:
+    async def one(number: int) -> None:
+        async with shop.tm.begin() as tx:
+            for name in "ab":
+                (await tx.aenlist(name)).write(f"k{number}", number)
+                await asyncio.sleep(0)
+                assert shop.tm.get_transaction() is tx
+            if number % 3 == 0:
+                raise LookupError(number)
+
+    async def main() -> None:
+        results = await asyncio.gather(*(one(number) for number in range(20)), return_exceptions=True)
+        assert [isinstance(result, LookupError) for result in results] == [number % 3 == 0 for number in range(20)]
+
+    asyncio.run(main())
+    expected = {f"k{number}": number for number in range(20) if number % 3}
+    assert shop["a"].data == shop["b"].data == expected
+    shop.assert_nothing_left()
+
+
+# --- tasks spawned inside a transaction -----------------------------------------------------------------------------
+def test_a_task_spawned_inside_works_for_the_same_transaction(shop: Shop) -> None:
+    async def child(name: str) -> None:
+        shop.tm[name].write("k", 1)
+
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            await asyncio.gather(child("a"), child("b"))
+            assert set(tx.resources) == {"a", "b"}
+
+    asyncio.run(main())
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_a_spawned_task_may_not_begin_another_but_may_once_it_is_over(shop: Shop) -> None:
+    async def child(go_on: asyncio.Event) -> None:
+        with pytest.raises(ProtocolMisuse, match="complete or suspend it"):
+            shop.tm.begin()
+        await go_on.wait()
+        with pytest.raises(ProtocolMisuse, match="no transaction is active"):
+            shop.tm.get_transaction()
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 2)
+
+    async def main() -> None:
+        go_on = asyncio.Event()
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 1)
+            task = asyncio.ensure_future(child(go_on))
+            await asyncio.sleep(0)
+        go_on.set()
+        await task
+
+    asyncio.run(main())
+    assert shop.values()["a"] == 2
+    shop.assert_nothing_left()
+
+
+def test_a_spawned_task_that_comes_while_it_is_in_use_is_refused_and_harms_nothing(shop: Shop) -> None:
+    gate = Gate(shop, "prepare")
+
+    async def main() -> None:
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 1)
+            tx["b"].write("k", 1)
+            committing = asyncio.ensure_future(tx.acommit())
+            await gate.wait()
+            with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
+                await tx.arollback()
+            with pytest.raises(ProtocolMisuse, match="in use by another thread or task"):
+                tx.set_rollback_only()
+            gate.let_through()
+            await committing
+
+    asyncio.run(main())
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_suspended_and_resumed_in_another_task(shop: Shop) -> None:
+    async def main() -> None:
+        tx = shop.tm.begin()
+        tx["a"].write("k", 1)
+        shop.tm.suspend()
+
+        async def other() -> None:
+            shop.tm.resume(tx)
+            tx["b"].write("k", 1)
+            await tx.acommit()
+
+        await asyncio.create_task(other())
+        assert shop.tm.current_or_none() is None
+
+    asyncio.run(main())
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+# --- cancellation -------------------------------------------------------------------------------------------------
+def cancelled_at(shop: Shop, verb: str, finish: Callable[[], None] = lambda: None) -> GlobalState:
+    """A block that is cancelled while `verb` of `a` is under way; where its transaction stands at the end."""
+    gate = Gate(shop, verb)
+    state: list[GlobalState] = []
+
+    async def block() -> None:
+        tx = shop.tm.begin()
+        try:
+            async with tx:
+                (await tx.aenlist("a")).write("k", 1)
+                (await tx.aenlist("b")).write("k", 1)
+        finally:
+            state.append(tx.status)
+            assert shop.tm.current_or_none() is None
+
+    async def main() -> None:
+        task = asyncio.ensure_future(block())
+        await gate.wait()
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done(), "it ends its work before it lets go"
+        finish()
+        gate.let_through()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    return state[0]
+
+
+@pytest.mark.parametrize("verb", ["start", "end", "prepare", "commit"])
+def test_cancelled_at_any_verb_it_is_all_or_nothing(shop: Shop, verb: str) -> None:
+    state = cancelled_at(shop, verb)
+    assert state is (GlobalState.ROLLED_BACK if verb == "start" else GlobalState.COMMITTED)
+    assert set(shop.values().values()) == {None if verb == "start" else 1}
+    shop.assert_nothing_left()
+
+
+def test_cancelled_while_it_fails_it_is_cancelled_and_rolled_back(shop: Shop) -> None:
+    state = cancelled_at(shop, "prepare", lambda: shop["a"].script.plan("prepare", Code.XA_RBOTHER))
+    assert state is GlobalState.ROLLED_BACK
+    shop.assert_nothing_left()
+
+
+def test_cancelled_while_a_resource_gets_lost_recovery_finishes_it(shop: Shop) -> None:
+    lost = lambda: shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)  # noqa: E731 — one step
+    state = cancelled_at(shop, "commit", lost)
+    assert state is GlobalState.IN_DOUBT
+    assert shop.tm.recover().clean
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_cancelled_in_the_block_it_rolls_back(shop: Shop) -> None:
+    async def block(inside: asyncio.Event) -> None:
+        async with shop.tm.begin() as tx:
+            tx["a"].write("k", 1)
+            inside.set()
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        inside = asyncio.Event()
+        task = asyncio.ensure_future(block(inside))
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+def test_a_timeout_around_a_commit_does_not_tear_it(shop: Shop) -> None:
+    gate = Gate(shop, "commit")
+
+    async def main() -> None:
+        tx = shop.tm.begin()
+        tx["a"].write("k", 1)
+        tx["b"].write("k", 1)
+        asyncio.get_running_loop().call_later(0.05, gate.let_through)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await tx.acommit()
+        assert tx.status is GlobalState.COMMITTED
+
+    asyncio.run(main())
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()

@@ -1,0 +1,477 @@
+"""The completion, driven by hand: every code at every verb and position, what it does next and what it comes to."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tm.staging import DECIDER, Script, Stage
+from tm.log import DecisionRefused, LogFull, LogStopped
+from tm.outcome import (
+    HeuristicCommitted,
+    HeuristicHazard,
+    HeuristicMixed,
+    HeuristicRolledBack,
+    OutcomeUnknown,
+    RolledBack,
+    Verdict,
+    error_of,
+)
+from tm.states import GlobalState
+from tm.verdicts import Verb
+from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code
+
+if TYPE_CHECKING:
+    from tm.log import LogError
+
+V = Verdict
+COMMITTED, ROLLED_BACK, UNKNOWN = V.COMMITTED, V.ROLLED_BACK, V.UNKNOWN
+OK, NOTA, RMFAIL, RMERR, RETRY = Code.XA_OK, Code.XAER_NOTA, Code.XAER_RMFAIL, Code.XAER_RMERR, Code.XA_RETRY
+RDONLY, NOMIGRATE = Code.XA_RDONLY, Code.XA_NOMIGRATE
+HEURCOM, HEURRB, HEURMIX, HEURHAZ = Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURMIX, Code.XA_HEURHAZ
+RB = sorted(ROLLBACK_CODES)
+HEUR = sorted(HEURISTIC_CODES)
+WRONG = [Code.XAER_PROTO, Code.XAER_INVAL, Code.XAER_ASYNC, Code.XAER_DUPID, Code.XAER_OUTSIDE]
+
+GOOD = ["end: a b", "prepare: a b", "force: a b", "commit: a b", "ended"]
+GOOD_DECIDED = ["end: a b d", "prepare: a b", "decide: a b", "commit: a b", "ended in d"]
+
+
+def check(stage: Stage, asked: list[str], verdict: Verdict, *, decided: bool | None, state: GlobalState) -> None:
+    outcome = stage.outcome
+    assert outcome is not None
+    assert stage.asked == asked
+    assert (outcome.verdict, outcome.decided, stage.completion.state) == (verdict, decided, state)
+
+
+def rolled_back(stage: Stage, asked: list[str]) -> None:
+    check(stage, asked, ROLLED_BACK, decided=False, state=GlobalState.ROLLED_BACK)
+    assert stage.outcome is not None
+    assert isinstance(error_of(stage.outcome), RolledBack)
+
+
+def committed(stage: Stage, asked: list[str]) -> None:
+    check(stage, asked, COMMITTED, decided=True, state=GlobalState.COMMITTED)
+    assert stage.outcome is not None
+    assert error_of(stage.outcome) is None
+    assert not stage.outcome.pending
+
+
+# --- the plain ways -----------------------------------------------------------------------------------------
+def test_two_branches_are_prepared_decided_and_committed() -> None:
+    stage = Stage("ab")
+    stage.commit()
+    committed(stage, GOOD)
+    assert stage.states == [
+        GlobalState.ACTIVE,
+        GlobalState.PREPARING,
+        GlobalState.COMMITTING,
+        GlobalState.COMMITTED,
+    ]
+
+
+def test_with_a_decider_it_decides_and_nothing_is_forced_here() -> None:
+    stage = Stage("abd")
+    stage.commit()
+    committed(stage, GOOD_DECIDED)
+
+
+def test_one_branch_is_committed_in_one_phase() -> None:
+    stage = Stage("a")
+    stage.commit()
+    committed(stage, ["end: a", "commit, one phase: a"])
+
+
+def test_the_decider_alone_is_committed_in_one_phase() -> None:
+    stage = Stage("d")
+    stage.commit()
+    committed(stage, ["end: d", "commit, one phase: d"])
+
+
+def test_nothing_is_committed_without_a_word() -> None:
+    stage = Stage("")
+    stage.commit()
+    committed(stage, [])
+
+
+def test_nothing_associated_ends_nothing() -> None:
+    stage = Stage("ab", associated="")
+    stage.commit()
+    committed(stage, GOOD[1:])
+
+
+@pytest.mark.parametrize("names", ["", "a", "ab", "abc", "d", "ad", "abd"])
+def test_a_marked_transaction_is_rolled_back_whoever_takes_part(names: str) -> None:
+    stage = Stage(names, state=GlobalState.MARKED)
+    stage.commit()
+    who = " ".join(names)
+    rolled_back(stage, [f"end: {who}", f"rollback: {who}"] if names else [])
+
+
+@pytest.mark.parametrize("names", ["", "a", "ab", "abc", "d", "ad", "abd"])
+def test_a_rollback_ends_and_rolls_back_everybody(names: str) -> None:
+    stage = Stage(names)
+    stage.rollback()
+    who = " ".join(names)
+    rolled_back(stage, [f"end: {who}", f"rollback: {who}"] if names else [])
+
+
+# --- end ----------------------------------------------------------------------------------------------------
+ENDS_WELL = {OK, RDONLY, NOMIGRATE}
+
+
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@pytest.mark.parametrize(("names", "who"), [("a", "a"), ("ab", "a"), ("ab", "b"), ("abd", "a"), ("abd", "d")])
+def test_a_branch_that_can_not_be_ended_refuses(names: str, who: str, code: Code) -> None:
+    stage = Stage(names, {(Verb.END, who): code})
+    stage.commit()
+    everybody = " ".join(names)
+    if code in ENDS_WELL:
+        committed(stage, {"a": ["end: a", "commit, one phase: a"], "ab": GOOD, "abd": GOOD_DECIDED}[names])
+    else:
+        rolled_back(stage, [f"end: {everybody}", f"rollback: {everybody}"])
+        assert stage.outcome is not None
+        assert [reason.branch and reason.branch.resource for reason in stage.outcome.reasons] == [who]
+
+
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+def test_a_rollback_does_not_mind_how_the_ends_went(code: Code) -> None:
+    stage = Stage("ab", {(Verb.END, "a"): code})
+    stage.rollback()
+    rolled_back(stage, ["end: a b", "rollback: a b"])
+
+
+# --- prepare ------------------------------------------------------------------------------------------------
+GONE = {*RB, NOTA}
+"""After such a vote nothing is left to be rolled back."""
+
+
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@pytest.mark.parametrize("decider", ["", "d"], ids=["log", "decider"])
+@pytest.mark.parametrize("who", ["a", "b"])
+def test_one_vote_of_two(who: str, decider: str, code: Code) -> None:
+    stage = Stage("ab" + decider, {(Verb.PREPARE, who): code})
+    stage.commit()
+    other = "b" if who == "a" else "a"
+    end = f"end: a b {decider}".strip()
+    if code is OK:
+        committed(stage, GOOD_DECIDED if decider else GOOD)
+    elif code is RDONLY and decider:
+        committed(stage, [end, "prepare: a b", f"decide: {other}", f"commit: {other}", "ended in d"])
+    elif code is RDONLY:
+        committed(stage, [end, "prepare: a b", f"commit: {other}"])
+    else:
+        left = [name for name in "ab" if name != who or code not in GONE] + [*decider]
+        rolled_back(stage, [end, "prepare: a b", "rollback: " + " ".join(left)])
+
+
+@pytest.mark.parametrize("decider", ["", "d"], ids=["log", "decider"])
+def test_three_votes(decider: str) -> None:
+    for codes in itertools.product((OK, RDONLY, RB[0], RMERR, RMFAIL), repeat=3):
+        three_votes(codes, decider)
+
+
+def three_votes(codes: tuple[Code, ...], decider: str) -> None:
+    stage = Stage("abc" + decider, {(Verb.PREPARE, n): c for n, c in zip("abc", codes, strict=True)})
+    stage.commit()
+    votes = dict(zip("abc", codes, strict=True))
+    yes = " ".join(name for name in votes if votes[name] is OK)
+    asked = [f"end: a b c {decider}".strip(), "prepare: a b c"]
+    if set(votes.values()) - {OK, RDONLY}:
+        left = [name for name in votes if votes[name] not in (RDONLY, RB[0])] + [*decider]
+        rolled_back(stage, asked + (["rollback: " + " ".join(left)] if left else []))
+    elif not yes:
+        committed(stage, asked + (["commit, one phase: d"] if decider else []))
+    elif decider:
+        committed(stage, [*asked, f"decide: {yes}", f"commit: {yes}", "ended in d"])
+    elif len(yes) == 1:
+        committed(stage, [*asked, f"commit: {yes}"])
+    else:
+        committed(stage, [*asked, f"force: {yes}", f"commit: {yes}", "ended"])
+
+
+# --- the decision -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("error", [LogFull("full"), DecisionRefused("fenced")], ids=repr)
+def test_a_log_that_takes_no_decision_rolls_back(error: LogError) -> None:
+    stage = Stage("ab", force=error)
+    stage.commit()
+    rolled_back(stage, ["end: a b", "prepare: a b", "force: a b", "rollback: a b"])
+
+
+def test_a_force_that_failed_touches_nothing_and_says_unknown() -> None:
+    stage = Stage("ab", force=LogStopped("force failed"))
+    stage.commit()
+    check(stage, ["end: a b", "prepare: a b", "force: a b"], UNKNOWN, decided=None, state=GlobalState.IN_DOUBT)
+    assert stage.outcome is not None
+    assert [b.resource for b in stage.outcome.pending] == ["a", "b"]
+    assert isinstance(error_of(stage.outcome), OutcomeUnknown)
+
+
+DECIDER_ASKED = ["end: a b d", "prepare: a b", "decide: a b"]
+
+
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+def test_what_the_decider_answers(code: Code) -> None:
+    stage = Stage("abd", {(Verb.DECIDE, DECIDER): code})
+    stage.commit()
+    if code is OK:
+        committed(stage, GOOD_DECIDED)
+    elif code in {*RB, RMERR, NOTA}:
+        rolled_back(stage, [*DECIDER_ASKED, "rollback: a b"])
+    elif code in {*WRONG, RETRY, NOMIGRATE}:
+        rolled_back(stage, [*DECIDER_ASKED, "rollback: a b d"])
+    else:
+        check(stage, DECIDER_ASKED, UNKNOWN, decided=None, state=GlobalState.IN_DOUBT)
+        assert stage.outcome is not None
+        assert [b.resource for b in stage.outcome.pending] == ["a", "b"]
+
+
+# --- one phase ----------------------------------------------------------------------------------------------
+ALONE = {
+    HEURRB: (V.HEUR_ROLLED_BACK, HeuristicRolledBack),
+    HEURMIX: (V.MIXED, HeuristicMixed),
+    HEURHAZ: (V.HAZARD, HeuristicHazard),
+}
+
+
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@pytest.mark.parametrize(("names", "script"), [("a", {}), ("d", {}), ("ad", {(Verb.PREPARE, "a"): RDONLY})])
+def test_the_only_branch(names: str, script: Script, code: Code) -> None:
+    who = names[-1]
+    stage = Stage(names, {**script, (Verb.COMMIT_ONE_PHASE, who): code})
+    stage.commit()
+    asked = ["end: " + " ".join(names), *(["prepare: a"] if len(names) > 1 else []), f"commit, one phase: {who}"]
+    if code in {OK, RDONLY}:
+        committed(stage, asked)
+    elif code is HEURCOM:
+        committed(stage, [*asked, f"forget: {who}"])
+    elif code in {*RB, RMERR, NOTA}:
+        rolled_back(stage, asked)
+    elif code in ALONE:
+        check(stage, [*asked, f"note: {who} {code.name}"], ALONE[code][0], decided=True, state=GlobalState.HEURISTIC)
+        assert stage.outcome is not None
+        assert type(error_of(stage.outcome)) is ALONE[code][1]
+    elif code is RMFAIL:
+        check(stage, asked, UNKNOWN, decided=None, state=GlobalState.IN_DOUBT)
+        assert stage.outcome is not None
+        assert not stage.outcome.pending
+    else:
+        rolled_back(stage, [*asked, f"rollback: {who}"])
+
+
+# --- one prepared branch beside read-only ones --------------------------------------------------------------
+SOLO = ["end: a b", "prepare: a b", "commit: a"]
+
+
+def solo(*codes: Code, force: LogError | None = None) -> Stage:
+    script: Script = {(Verb.PREPARE, "b"): RDONLY, (Verb.COMMIT, "a"): codes[0]}
+    if codes[1:]:
+        script[Verb.COMMIT_AGAIN, "a"] = list(codes[1:])
+    stage = Stage("ab", script, force=force)
+    stage.commit()
+    return stage
+
+
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+def test_one_prepared_branch_decides_by_its_own_commit(code: Code) -> None:
+    stage = solo(code)
+    if code in {OK, RDONLY}:
+        committed(stage, SOLO)
+    elif code is HEURCOM:
+        committed(stage, [*SOLO, "forget: a"])
+    elif code in {*RB, RMERR}:
+        rolled_back(stage, SOLO)
+    elif code in ALONE:
+        check(stage, [*SOLO, f"note: a {code.name}"], ALONE[code][0], decided=True, state=GlobalState.HEURISTIC)
+    elif code is NOTA:
+        check(stage, [*SOLO, "note: a XA_HEURHAZ"], V.HAZARD, decided=True, state=GlobalState.HEURISTIC)
+    else:  # it may be committed, or prepared still: recovery has to know that it is to be committed
+        committed(stage, [*SOLO, "force: a", "commit, again: a", "ended"])
+
+
+def test_a_lone_commit_that_was_carried_out_unheard_is_committed() -> None:
+    committed(solo(RMFAIL, NOTA), [*SOLO, "force: a", "commit, again: a", "ended"])
+
+
+@pytest.mark.parametrize("error", [LogFull("full"), DecisionRefused("fenced"), LogStopped("stopped")], ids=repr)
+def test_a_lone_commit_unheard_that_can_not_be_logged_is_unknown(error: LogError) -> None:
+    stage = solo(RMFAIL, force=error)
+    check(stage, [*SOLO, "force: a"], UNKNOWN, decided=None, state=GlobalState.IN_DOUBT)
+    assert stage.outcome is not None
+    assert [b.resource for b in stage.outcome.pending] == ["a"]
+
+
+# --- commit after the decision ------------------------------------------------------------------------------
+AGAIN = {RMFAIL, RETRY, NOMIGRATE, *WRONG}
+NOTED = {**dict.fromkeys([*RB, RMERR, HEURRB], HEURRB), HEURMIX: HEURMIX, HEURHAZ: HEURHAZ, NOTA: HEURHAZ}
+"""Code at commit → the code it is noted under."""
+
+
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@pytest.mark.parametrize("decider", ["", "d"], ids=["log", "decider"])
+@pytest.mark.parametrize("who", ["a", "b"])
+def test_one_commit_of_two(who: str, decider: str, code: Code) -> None:
+    stage = Stage("ab" + decider, {(Verb.COMMIT, who): code})
+    stage.commit()
+    *asked, ended = GOOD_DECIDED if decider else GOOD
+    if code in {OK, RDONLY}:
+        committed(stage, [*asked, ended])
+    elif code is HEURCOM:
+        committed(stage, [*asked, f"forget: {who}", ended])
+    elif code in AGAIN:
+        committed(stage, [*asked, "pause", f"commit, again: {who}", ended])
+    else:
+        noted = NOTED[code]
+        verdict = V.HAZARD if noted is HEURHAZ else V.MIXED
+        check(stage, [*asked, f"note: {who} {noted.name}", ended], verdict, decided=True, state=GlobalState.HEURISTIC)
+
+
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@pytest.mark.parametrize("first", [RMFAIL, RETRY])
+def test_one_commit_asked_again(first: Code, code: Code) -> None:
+    stage = Stage("ab", {(Verb.COMMIT, "b"): first, (Verb.COMMIT_AGAIN, "b"): code})
+    stage.commit()
+    asked = [*GOOD[:-1], "pause", "commit, again: b"]
+    if code in {OK, RDONLY, NOTA}:  # unknown by now: the first was carried out
+        committed(stage, [*asked, "ended"])
+    elif code is HEURCOM:
+        committed(stage, [*asked, "forget: b", "ended"])
+    elif code in AGAIN:
+        check(stage, [*asked, "pause", "commit, again: b"], UNKNOWN, decided=True, state=GlobalState.IN_DOUBT)
+        assert stage.outcome is not None
+        assert [b.resource for b in stage.outcome.pending] == ["b"]
+        assert isinstance(error_of(stage.outcome), OutcomeUnknown)
+    else:
+        noted = NOTED[code]
+        verdict = V.HAZARD if noted is HEURHAZ else V.MIXED
+        check(stage, [*asked, f"note: b {noted.name}", "ended"], verdict, decided=True, state=GlobalState.HEURISTIC)
+
+
+def test_only_those_who_could_not_be_told_are_asked_again() -> None:
+    script: Script = {
+        (Verb.COMMIT, "a"): RMFAIL,
+        (Verb.COMMIT, "c"): RETRY,
+        (Verb.COMMIT_AGAIN, "a"): OK,
+        (Verb.COMMIT_AGAIN, "c"): [RETRY, OK],
+    }
+    stage = Stage("abc", script)
+    stage.commit()
+    asked = ["commit: a b c", "pause", "commit, again: a c", "pause", "commit, again: c", "ended"]
+    committed(stage, ["end: a b c", "prepare: a b c", "force: a b c", *asked])
+
+
+def test_a_decision_is_not_ended_while_a_branch_is_pending_beside_a_damaged_one() -> None:
+    script: Script = {(Verb.COMMIT, "a"): HEURRB, (Verb.COMMIT, "b"): RMFAIL, (Verb.COMMIT_AGAIN, "b"): RMFAIL}
+    stage = Stage("ab", script)
+    outcome = stage.commit()
+    assert "ended" not in stage.asked
+    assert outcome.verdict is V.MIXED
+    assert [b.resource for b in outcome.pending] == ["b"]
+
+
+def test_a_decision_is_not_ended_when_its_damage_could_not_be_noted() -> None:
+    stage = Stage("ab", {(Verb.COMMIT, "a"): HEURRB}, note=LogStopped("stopped"))
+    outcome = stage.commit()
+    assert stage.asked == [*GOOD[:-1], "note: a XA_HEURRB"]
+    assert outcome.verdict is V.MIXED
+
+
+# --- rollback -----------------------------------------------------------------------------------------------
+ROLLS_BACK = {OK, RDONLY, *RB, RMERR, NOTA}
+
+
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@pytest.mark.parametrize(("names", "who"), [("a", "a"), ("ab", "a"), ("ab", "b"), ("abd", "b"), ("abd", "d")])
+def test_what_a_rollback_hears(names: str, who: str, code: Code) -> None:
+    stage = Stage(names, {(Verb.ROLLBACK, who): code})
+    outcome = stage.rollback()
+    everybody = " ".join(names)
+    asked = [f"end: {everybody}", f"rollback: {everybody}"]
+    if code in ROLLS_BACK:
+        rolled_back(stage, asked)
+        assert not outcome.pending
+    elif code is HEURRB:
+        rolled_back(stage, [*asked, f"forget: {who}"])
+    elif code in AGAIN:
+        rolled_back(stage, asked)
+        assert [b.resource for b in outcome.pending] == [who]
+    else:
+        verdict = {HEURCOM: V.HEUR_COMMITTED if names == "a" else V.MIXED, HEURMIX: V.MIXED, HEURHAZ: V.HAZARD}[code]
+        check(stage, [*asked, f"note: {who} {code.name}"], verdict, decided=False, state=GlobalState.HEURISTIC)
+
+
+def test_everything_committed_on_its_own_against_a_rollback() -> None:
+    stage = Stage("ab", {(Verb.ROLLBACK, "a"): HEURCOM, (Verb.ROLLBACK, "b"): HEURCOM})
+    outcome = stage.rollback()
+    assert outcome.verdict is V.HEUR_COMMITTED
+    assert type(error_of(outcome)) is HeuristicCommitted
+
+
+# --- the summary --------------------------------------------------------------------------------------------
+def summary(ends: set[str], *, asked_for: str) -> Verdict:
+    """What became of a whole whose parts came to `ends`, among c(ommitted), r(olled back), m(ixed) and ? (hazard)."""
+    if "m" in ends or {"c", "r"} <= ends:
+        return V.MIXED
+    if "?" in ends:
+        return V.HAZARD
+    if ends == {"r"}:
+        return V.HEUR_ROLLED_BACK if asked_for == "c" else V.ROLLED_BACK
+    if ends == {"c"}:
+        return V.HEUR_COMMITTED if asked_for == "r" else V.COMMITTED
+    raise AssertionError(ends)
+
+
+COMMIT_ENDS = {OK: "c", HEURCOM: "c", HEURRB: "r", HEURMIX: "m", HEURHAZ: "?", NOTA: "?", RMERR: "r", RB[3]: "r"}
+
+
+def test_the_summary_of_three_commits() -> None:
+    for codes in itertools.product(COMMIT_ENDS, repeat=3):
+        stage = Stage("abc", {(Verb.COMMIT, n): c for n, c in zip("abc", codes, strict=True)})
+        outcome = stage.commit()
+        assert outcome.verdict is summary({COMMIT_ENDS[code] for code in codes}, asked_for="c"), codes
+        assert stage.asked[-1] == "ended"
+        damaged = [n for n, c in zip("abc", codes, strict=True) if c not in (OK, HEURCOM)]
+        assert [h.branch.resource for h in outcome.heuristics] == damaged
+        assert [line.split()[1] for line in stage.asked if line.startswith("note")] == damaged
+
+
+def test_the_summary_of_two_commits_behind_a_decider_which_did_commit() -> None:
+    for codes in itertools.product(COMMIT_ENDS, repeat=2):
+        stage = Stage("abd", {(Verb.COMMIT, n): c for n, c in zip("ab", codes, strict=True)})
+        outcome = stage.commit()
+        assert outcome.verdict is summary({"c"} | {COMMIT_ENDS[code] for code in codes}, asked_for="c"), codes
+
+
+ROLLBACK_ENDS = {OK: "r", NOTA: "r", HEURRB: "r", RMFAIL: "r", HEURCOM: "c", HEURMIX: "m", HEURHAZ: "?"}
+
+
+@pytest.mark.parametrize("names", ["abc", "abd"])
+def test_the_summary_of_three_rollbacks(names: str) -> None:
+    for codes in itertools.product(ROLLBACK_ENDS, repeat=3):
+        stage = Stage(names, {(Verb.ROLLBACK, n): c for n, c in zip(names, codes, strict=True)})
+        outcome = stage.rollback()
+        assert outcome.verdict is summary({ROLLBACK_ENDS[code] for code in codes}, asked_for="r"), codes
+
+
+@pytest.mark.parametrize(
+    ("names", "script", "expected"),
+    [
+        ("ab", {(Verb.PREPARE, "a"): RB[0], (Verb.ROLLBACK, "b"): HEURCOM}, V.MIXED),
+        ("abd", {(Verb.DECIDE, "d"): RB[0], (Verb.ROLLBACK, "a"): HEURCOM, (Verb.ROLLBACK, "b"): HEURCOM}, V.MIXED),
+        ("ad", {(Verb.PREPARE, "a"): RMFAIL, (Verb.ROLLBACK, "a"): HEURCOM, (Verb.ROLLBACK, "d"): RMFAIL}, V.MIXED),
+        (  # one who had nothing to commit was not rolled back either
+            "abc",
+            {(Verb.PREPARE, "a"): RDONLY, (Verb.PREPARE, "b"): RMFAIL, (Verb.ROLLBACK, "b"): HEURCOM,
+             (Verb.ROLLBACK, "c"): HEURCOM},
+            V.HEUR_COMMITTED,
+        ),
+    ],
+)  # fmt: skip
+def test_the_summary_counts_those_who_were_rolled_back_by_their_vote(
+    names: str, script: Script, expected: Verdict
+) -> None:
+    outcome = Stage(names, script).commit()
+    assert outcome.verdict is expected
+    assert outcome.decided is False

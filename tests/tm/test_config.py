@@ -1,0 +1,261 @@
+"""Configuration: from the file, from arguments, by entry points; every error names the place, the key and the mend."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+import threading
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.tm.wrapped import Wrapped
+from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
+from tm.resources import GROUP, find_factory, redacted
+from xa.reference import DecidingStore, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GOOD = """
+node = "orders-1"
+log  = "file:///var/lib/xabridge/log"
+timeout_s = 30
+
+[resources]
+broker = "amqps://orders-svc:${BROKER_LOGIN}@broker:5671"
+shop   = { url = "postgresql://orders@db/shop", mode = "two-phase" }
+
+[broker]
+port = 5672
+"""
+
+
+def read(tmp_path: Path, text: str, **environment: str) -> Configuration:
+    path = tmp_path / "xabridge.toml"
+    path.write_text(text, encoding="utf-8")
+    return configuration_from(path, environment)
+
+
+def test_a_good_file(tmp_path: Path) -> None:
+    assert read(tmp_path, GOOD, BROKER_LOGIN="s3cret") == Configuration(
+        "orders-1",
+        "file:///var/lib/xabridge/log",
+        {
+            "broker": ResourceConfig("amqps://orders-svc:s3cret@broker:5671"),
+            "shop": ResourceConfig("postgresql://orders@db/shop", "two-phase"),
+        },
+        30.0,
+    )
+
+
+WRONG = {
+    "no TOML": ("node =", "", "not TOML"),
+    "an unknown key": ('node = "n"\nlogs = "x"', "logs", "unknown key; known are "),
+    "no node": ('log = "file:///x"', "node", "missing; name this node"),
+    "a node that is none": ('node = "two words"', "node", "expected 1 to 32 of the ASCII letters"),
+    "a node that is a number": ("node = 7", "node", "expected text, not 7"),
+    "a log that is a number": ('node = "n"\nlog = 7', "log", "expected text, not 7"),
+    "no table of resources": ('node = "n"\nresources = 7', "resources", "expected a table"),
+    "a resource that is a number": ('node = "n"\n[resources]\na = 7', "resources.a", 'expected "url" or'),
+    "a resource without a url": ('node = "n"\n[resources]\na = {}', "resources.a.url", "where is the resource?"),
+    "an unknown key of a resource": (
+        'node = "n"\n[resources]\na = { url = "x://y", color = "red" }',
+        "resources.a.color",
+        "unknown key",
+    ),
+    "a mode that is none": (
+        'node = "n"\n[resources]\na = { url = "x://y", mode = "one-phase" }',
+        "resources.a.mode",
+        "'one-phase' is neither",
+    ),
+    "a variable that is not set": (
+        'node = "n"\n[resources]\na = "x://u:${NOWHERE}@y"',
+        "resources.a.url",
+        "environment variable NOWHERE is not set",
+    ),
+    "a variable of the log": (
+        'node = "n"\nlog = "file://${NOWHERE}"',
+        "log",
+        "environment variable NOWHERE is not set",
+    ),
+    "no time at all": ('node = "n"\ntimeout_s = 0', "timeout_s", "expected seconds above 0, not 0"),
+    "a time that is text": ('node = "n"\ntimeout_s = "60"', "timeout_s", "expected seconds above 0, not '60'"),
+    "a time that is true": ('node = "n"\ntimeout_s = true', "timeout_s", "expected seconds above 0, not True"),
+    "a time that is no number": ('node = "n"\ntimeout_s = nan', "timeout_s", "expected seconds above 0, not nan"),
+    "a pause without end": ('node = "n"\nrecovery_interval_s = inf', "recovery_interval_s", "not inf"),
+}
+
+
+@pytest.mark.parametrize(("text", "key", "what"), WRONG.values(), ids=WRONG)
+def test_an_error_names_file_key_and_mend(tmp_path: Path, text: str, key: str, what: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        read(tmp_path, text)
+    message = str(error.value)
+    assert message.startswith(f"{tmp_path / 'xabridge.toml'}: {key}")
+    assert what in message
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.toml: no such file; write one"):
+        configuration_from(tmp_path / "nowhere.toml")
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        configuration_from(tmp_path)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "xabridge.toml"
+    path.write_bytes(b'node = "\xff"')
+    with pytest.raises(ConfigurationError, match="UTF-8"):
+        configuration_from(path)
+
+
+# --- what only the manager can see ------------------------------------------------------------------------------------
+def manager(tmp_path: Path, text: str) -> TransactionManager:
+    path = tmp_path / "xabridge.toml"
+    path.write_text(text, encoding="utf-8")
+    return TransactionManager.from_config(path)
+
+
+LATE = {
+    "no log and nobody who decides": ('node = "n"\n[resources]\na = "reference-test://a"', "no log: say where"),
+    "a log that is no URL": ('node = "n"\nlog = "/var/log"', "'/var/log' is not a URL"),
+    "a log with two slashes": ('node = "n"\nlog = "file://var/log"', "three slashes"),
+    "a scheme that nobody has": (
+        'node = "n"\nlog = "file:///x"\n[resources]\na = "gopher://a"',
+        "registered for gopher://",
+    ),
+    "a url that is none": ('node = "n"\nlog = "file:///x"\n[resources]\na = "a:b"', "resource a: 'a:b' is not a URL"),
+    "a name that is too long": (
+        f'node = "n"\nlog = "file:///x"\n[resources]\n{"a" * 49} = "reference-test://a"',
+        "a name has 1 to 48 octets",
+    ),
+    "a name without a letter": (
+        'node = "n"\nlog = "file:///x"\n[resources]\n"" = "reference-test://a"',
+        "1 to 48 octets",
+    ),
+    "a decider that is none": (
+        'node = "n"\nlog = "file:///x"\ndecider = "a"\n[resources]\na = "reference-test://a"',
+        "no resource of that name",
+    ),
+    "a resource manager that is broken": (
+        'node = "n"\nlog = "file:///x"\n[resources]\na = "broken-test://a"',
+        "registered for broken-test:// can't be loaded",
+    ),
+    "a decider where none is registered": (
+        'node = "n"\n[resources]\na = { url = "broken-test://a", mode = "decider" }',
+        "registered for decider+broken-test://",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "what"), LATE.values(), ids=LATE)
+@pytest.mark.usefixtures("registered")
+def test_an_error_behind_the_file_names_the_file_too(tmp_path: Path, text: str, what: str) -> None:
+    before = threading.active_count()
+    with pytest.raises(ConfigurationError) as error:
+        manager(tmp_path, text)
+    assert str(error.value).startswith(f"{tmp_path / 'xabridge.toml'}: ")
+    assert what in str(error.value)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"timeout_s": 0}, {"timeout_s": float("nan")}, {"recovery_interval_s": -1}], ids=str
+)
+def test_arguments_are_checked_too(tmp_path: Path, arguments: Any) -> None:
+    with pytest.raises(ConfigurationError, match="expected seconds above 0"):
+        TransactionManager("orders-1", f"file://{tmp_path}/log", **arguments)
+    with pytest.raises(ConfigurationError, match="node id 'two words'"):
+        TransactionManager("two words", f"file://{tmp_path}/log")
+
+
+# --- entry points -----------------------------------------------------------------------------------------------------
+STORE = ReferenceStore("a")
+DECIDER = DecidingStore("d")
+
+
+class AnyUrl(Wrapped):
+    """A reference resource that takes the open string of its scheme."""
+
+    def open(self, open_string: str, rmid: int) -> Any:
+        self.opened = open_string
+        return self.rm.open(self.rm.identity, rmid)
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A distribution that registers resource managers, as a third party's would."""
+    module = ModuleType("xabridge_test_resources")
+    module.reference = lambda registrar: AnyUrl(ReferenceFactory(STORE)(registrar))  # type: ignore[attr-defined]
+    module.decider = lambda registrar: AnyUrl(ReferenceDeciderFactory(DECIDER)(registrar))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    ours = [
+        importlib.metadata.EntryPoint("reference-test", f"{module.__name__}:reference", GROUP),
+        importlib.metadata.EntryPoint("decider+reference-test", f"{module.__name__}:decider", GROUP),
+        importlib.metadata.EntryPoint("broken-test", f"{module.__name__}:nothing", GROUP),
+    ]
+
+    def entry_points(*, group: str, **selection: Any) -> Any:
+        return importlib.metadata.EntryPoints(ours).select(group=group, **selection)
+
+    monkeypatch.setattr("tm.resources.entry_points", entry_points)
+    yield
+    STORE.committed.clear()
+    DECIDER.committed.clear()
+
+
+@pytest.mark.usefixtures("registered")
+def test_resources_are_found_by_the_scheme_of_their_urls(tmp_path: Path) -> None:
+    text = f"""
+        node = "n"
+        log = "file://{tmp_path}/log"
+        [resources]
+        a = "reference-test://somewhere/a?x=1"
+    """
+    with manager(tmp_path, text) as tm:
+        assert tm.resource("a").rm.opened == "reference-test://somewhere/a?x=1"  # type: ignore[attr-defined]
+        with tm.begin() as tx:
+            tx["a"].write("k", 1)
+    assert STORE.data == {"k": 1}
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_decider_is_found_under_its_own_scheme(tmp_path: Path) -> None:
+    text = """
+        node = "n"
+        [resources]
+        a = "reference-test://a"
+        d = { url = "reference-test://d", mode = "decider" }
+    """
+    with manager(tmp_path, text) as tm:
+        assert tm.log is None
+        with tm.begin() as tx:
+            tx["a"].write("k", 1)
+            tx["d"].write("k", 1)
+    assert STORE.data == DECIDER.data == {"k": 1}
+
+
+@pytest.mark.usefixtures("registered")
+def test_who_is_registered_is_named() -> None:
+    with pytest.raises(
+        ConfigurationError, match=re.escape("(registered: broken-test, decider+reference-test, reference-")
+    ):
+        find_factory("a", ResourceConfig("gopher://a"))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("amqps://svc:s3cret@broker:5671", "amqps://svc:…@broker:5671"),
+        ("amqps://svc:s3@cret@broker:5671", "amqps://svc:…@broker:5671"),
+        ("amqps://broker:5671", "amqps://broker:5671"),
+        ("postgresql://orders@db/shop", "postgresql://orders@db/shop"),
+        ("svc:s3cret@broker", "svc:…@broker"),
+    ],
+)
+def test_no_password_is_shown(url: str, shown: str) -> None:
+    assert redacted(url) == shown

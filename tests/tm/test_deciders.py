@@ -1,0 +1,294 @@
+"""The one that decides: completion, lost answers, restart and the tombstone, without any log of the manager's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.tm.wrapped import hooked
+from tm import (
+    ConfigurationError,
+    GlobalState,
+    HeuristicMixed,
+    ManagerUnusable,
+    OutcomeUnknown,
+    ProtocolMisuse,
+    ResourceConfig,
+    RolledBack,
+)
+from tm.log import Branch
+from tm.record import decode_branches, encode_branches
+from tm.recovery import Action
+from xa import FORMAT_ID, Code, Gtrid, Xid
+from xa.reference import DecidingStore, Fate, ReferenceFactory
+
+if TYPE_CHECKING:
+    from tests.tm.shop import Shop
+    from tm import Transaction
+
+
+@pytest.fixture
+def store(shop: Shop) -> DecidingStore:
+    """`d` decides; `a` and `b` take part."""
+    return shop.add_decider()
+
+
+def write(tx: Transaction, names: str = "abd", key: str = "k") -> None:
+    for name in names:
+        tx[name].write(key, 1)
+
+
+def test_it_decides_and_its_decision_is_ended(shop: Shop, store: DecidingStore) -> None:
+    decisions: list[Any] = []
+
+    def look(when: str, verb: str) -> None:
+        if (when, verb) == ("before", "commit"):
+            decisions.append(store.decided)
+
+    shop.wrap["a"] = hooked(look)
+    with shop.tm.begin() as tx:
+        write(tx)
+        assert Gtrid.decode(tx.gtrid).log_id == store.decider_id
+    assert list(decisions[0]) == [tx.gtrid]
+    assert {branch.resource for branch in decode_branches(decisions[0][tx.gtrid])} == {"a", "b"}
+    assert shop.values() == {"a": 1, "b": 1, "d": 1}
+    assert not store.decided
+    shop.assert_nothing_left()
+
+
+def test_it_takes_part_with_the_decision_alone_where_others_need_one(shop: Shop, store: DecidingStore) -> None:
+    store.script.plan("decide", Code.XA_RBOTHER)
+    with pytest.raises(RolledBack), shop.tm.begin() as tx:
+        write(tx, "ab")
+    assert "d" in tx.resources
+    with shop.tm.begin() as tx:
+        write(tx, "ab")
+    assert shop.values() == {"a": 1, "b": 1, "d": None}
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("names", ["a", "d", ""])
+def test_it_is_not_troubled_where_no_decision_is_needed(shop: Shop, store: DecidingStore, names: str) -> None:
+    store.script.plan("decide", Code.XA_RBOTHER)
+    with shop.tm.begin() as tx:
+        write(tx, names)
+    assert tx.resources == tuple(names)
+    assert store.script.pending()
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("code", [Code.XA_RBINTEGRITY, Code.XAER_RMERR])
+def test_a_no_of_the_decider_rolls_back_everybody(shop: Shop, store: DecidingStore, code: Code) -> None:
+    store.script.plan("decide", code)
+    with pytest.raises(RolledBack, match="d: "), shop.tm.begin() as tx:
+        write(tx)
+    assert set(shop.values().values()) == {None}
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("fate", [Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT], ids=lambda f: f.name)
+def test_a_lost_answer_is_unknown_until_the_decider_settles_it(shop: Shop, store: DecidingStore, fate: Fate) -> None:
+    store.script.plan("decide", None, fate)
+    with pytest.raises(OutcomeUnknown, match="Recovery will find out") as told, shop.tm.begin() as tx:
+        write(tx)
+    assert told.value.outcome is not None
+    assert told.value.outcome.decided is None
+    assert len(shop["a"].in_doubt) == 1
+    report = shop.tm.recover()
+    assert report.clean
+    store.deliver()
+    expected = 1 if fate is Fate.REPLY_LOST else None
+    assert set(shop.values().values()) == {expected}
+    assert shop.tm.recover().clean
+    assert tx.gtrid not in store.decided
+    shop.assert_nothing_left()
+
+
+def test_while_the_decider_is_away_nothing_is_presumed(shop: Shop, store: DecidingStore) -> None:
+    store.script.plan("decide", None, Fate.REPLY_LOST)
+    with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
+        write(tx)
+    store.partition()
+    report = shop.tm.recover()
+    assert "d" in report.unreachable
+    assert shop["a"].in_doubt == [tx.xid("a")]
+    with pytest.raises(RolledBack, match="d: "), shop.tm.begin() as other:
+        write(other, "d")
+    store.heal()
+    assert shop.tm.recover().clean
+    assert set(shop.values().values()) == {1}
+
+
+def test_a_start_without_the_decider_leaves_its_branches_alone_and_begins_nothing(
+    shop: Shop, store: DecidingStore
+) -> None:
+    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    with pytest.raises(OutcomeUnknown, match="is durable"), shop.tm.begin() as tx:
+        write(tx)
+    shop.kill()
+    shop["a"].script.clear()
+    store.partition()
+    shop.open()
+    assert shop["a"].in_doubt == [tx.xid("a")]
+    with pytest.raises(ManagerUnusable, match="d decides, and can't be used"):
+        shop.tm.begin()
+    store.heal()
+    assert shop.tm.recover().clean
+    assert set(shop.values().values()) == {1}
+    with shop.tm.begin() as tx:
+        write(tx)
+    shop.assert_nothing_left()
+
+
+def test_a_decider_taken_out_of_the_configuration_keeps_its_branches(shop: Shop, store: DecidingStore) -> None:
+    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
+        write(tx)
+    shop.kill()
+    shop["a"].script.clear()
+    shop.open(names="ab")
+    report = shop.tm.recover()
+    assert [(f.branch.xid, f.action) for f in report.findings] == [(tx.xid("a"), Action.LEFT_ALONE)]
+    assert store.decider_id.hex() in report.findings[0].why
+    shop.kill()
+    shop.open()
+    assert set(shop.values().values()) == {1}
+    shop.assert_nothing_left()
+
+
+def test_a_restart_finishes_what_was_decided_and_what_was_not(shop: Shop, store: DecidingStore) -> None:
+    class Killed(BaseException):
+        pass
+
+    at = {"verb": "decide"}
+
+    def kill(when: str, verb: str) -> None:
+        if (when, verb) == ("before", at["verb"]):
+            raise Killed
+
+    shop.wrap["d"] = shop.wrap["a"] = hooked(kill, ("decide", "commit"))
+    shop.flags["a"] = 0
+    for verb, expected in (("decide", None), ("commit", 1)):
+        at["verb"] = verb
+        with pytest.raises(Killed), shop.tm.begin() as tx:
+            write(tx, key=verb)
+        at["verb"] = "nothing"
+        shop.restart()
+        assert set(shop.values(verb).values()) == {expected}
+        assert not shop["a"].in_doubt
+        assert tx.gtrid not in store.decided
+
+
+def test_incarnations_differ_from_start_to_start(shop: Shop, store: DecidingStore) -> None:
+    first = shop.tm.begin()
+    first.rollback()
+    shop.restart()
+    second = shop.tm.begin()
+    second.rollback()
+    assert store.incarnation == 2
+    assert first.gtrid != second.gtrid
+
+
+def test_without_a_log_a_heuristic_is_told_and_kept_by_the_resource(shop: Shop, store: DecidingStore) -> None:
+    shop["b"].script.plan("commit", Code.XA_HEURRB)
+    with pytest.raises(HeuristicMixed), shop.tm.begin() as tx:
+        write(tx)
+    assert tx.gtrid in store.decided, "it can't be noted, so the decision stays"
+    assert not shop.tm.recover().clean
+    shop.tm.forget("b", tx.xid("b"))
+    assert shop.tm.recover().clean
+    shop.assert_nothing_left()
+    assert not store.decided
+
+
+def test_the_reaper_rolls_back_the_deciders_work_too(shop: Shop, store: DecidingStore) -> None:
+    tx = shop.tm.begin(10)
+    write(tx)
+    shop.clock.pass_by(10)
+    shop.tm._reaper.reap()
+    assert tx.status is GlobalState.ROLLED_BACK
+    shop.assert_nothing_left()
+    assert not store.data
+
+
+def test_many_pages_of_decisions_are_read(shop: Shop, store: DecidingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tm.recoverer.PAGE", 2)
+    gtrids = []
+    for number in range(7):
+        shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
+            for name in "abd":
+                tx[name].write(f"k{number}", 1)
+        gtrids.append(tx.gtrid)
+    assert sorted(store.decided) == gtrids
+    report = shop.tm.recover()
+    assert sorted(report.ended) == gtrids
+    assert len(shop["a"].data) == 7
+    shop.assert_nothing_left()
+
+
+def test_a_record_that_can_not_be_read_presumes_nothing(shop: Shop, store: DecidingStore) -> None:
+    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
+        write(tx)
+    good = store.decided[tx.gtrid]
+    store._decisions[tx.gtrid] = good[:-1] + bytes([good[-1] ^ 1])
+    report = shop.tm.recover()
+    assert not report.clean
+    assert "can't be read" in report.findings[0].why
+    assert shop["a"].in_doubt
+    store._decisions[tx.gtrid] = good
+    assert shop.tm.recover().clean
+    assert set(shop.values().values()) == {1}
+
+
+# --- two of them, or one that is none ---------------------------------------------------------------------------------
+def test_two_deciders_need_a_word(shop: Shop, store: DecidingStore) -> None:
+    shop.stores["e"] = DecidingStore("e", decider_id=b"\0\0\0\0\0\0\0\2")
+    shop.flags["e"] = 0
+    with pytest.raises(ConfigurationError, match=r'd and e are both .*say which decides \(decider = "…"\)'):
+        shop.open()
+    shop.open(decider="e")
+    with (
+        pytest.raises(ProtocolMisuse, match="d can't take part, since e is the one that decides"),
+        shop.tm.begin() as tx,
+    ):
+        write(tx, "ad")
+    assert store.data == {}
+    with shop.tm.begin() as tx:
+        write(tx, "abe")
+    assert Gtrid.decode(tx.gtrid).log_id == b"\0\0\0\0\0\0\0\2"
+    shop.assert_nothing_left()
+
+
+def test_a_decider_that_is_not_configured_as_one(shop: Shop) -> None:
+    with pytest.raises(ConfigurationError, match='decider = "a": no resource of that name has mode = "decider"'):
+        shop.open(decider="a")
+
+
+def test_a_resource_that_can_not_decide(shop: Shop) -> None:
+    config = ResourceConfig("reference://a", "decider", ReferenceFactory(shop["a"]))
+    with pytest.raises(ConfigurationError, match="a: xabridge reference can't be the one that decides"):
+        shop.open(resources={"a": config})
+
+
+# --- the record -----------------------------------------------------------------------------------------------------
+RECORD = (Branch("shop", Xid(FORMAT_ID, b"g", b"shop")), Branch("bröker", Xid(0, b"\xff" * 64, b"\0" * 64)))
+
+
+def test_a_record_says_what_it_was_made_of() -> None:
+    assert decode_branches(encode_branches(RECORD)) == RECORD
+    assert decode_branches(encode_branches(())) == ()
+
+
+def test_a_record_that_was_changed_anywhere_or_cut_is_none() -> None:
+    record = encode_branches(RECORD)
+    for at in range(len(record)):
+        for bit in range(8):
+            changed = bytearray(record)
+            changed[at] ^= 1 << bit
+            with pytest.raises(ValueError, match="record"):
+                decode_branches(bytes(changed))
+        with pytest.raises(ValueError, match="record"):
+            decode_branches(record[:at])

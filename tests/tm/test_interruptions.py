@@ -1,0 +1,204 @@
+"""KeyboardInterrupt before and after every effect of a completion: recovery finishes it, and nothing is left.
+
+Each test runs the same transaction again and again, interrupted at the first point, the second, … until one run
+meets no interruption any more. The points are the verbs of the resource managers and the steps of the log's disk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tm.log.disk import Disk
+from tests.tm.shop import NODE, Shop
+from tests.tm.wrapped import DECIDER_VERBS, VERBS, Interrupter, hooked
+from tm import RolledBack
+from tm.log import FileLog
+from tm.log.journal import LEAST_SEGMENT_SIZE
+from xa import TMUSEASYNC, Code, xa_error
+from xa.reference import Fate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST = 200
+
+
+class Run:
+    """One transaction over fresh stores, interrupted at point `at`."""
+
+    def __init__(self, folder: Path, at: int, names: str, *, flags: int, decider: bool = False) -> None:
+        self.interrupter = Interrupter()
+        self.interrupter.at = at
+        self.shop = Shop(folder, names)
+        if decider:
+            self.shop.add_decider()
+        for name in self.shop.stores:
+            self.shop.flags[name] = flags
+            self.shop.wrap[name] = hooked(self.interrupter.hit, VERBS + DECIDER_VERBS if name == "d" else VERBS)
+        self.disk = Disk()
+        if decider:
+            self.tm = self.shop.open()
+        else:
+            log = FileLog("", NODE, files=self.disk, segment_size=LEAST_SEGMENT_SIZE)
+            self.tm = self.shop.open(log=log)
+            self.disk.trouble = lambda _, what: self.interrupter.hit("log", what)
+
+    def interrupted(self, *, doomed: bool = False) -> bool:
+        """Whether the transaction was interrupted."""
+        tx = self.tm.begin()
+        for name in self.shop.stores:
+            tx[name].write("k", 1)
+        if doomed:
+            tx.set_rollback_only()
+        self.interrupter.armed = True
+        try:
+            tx.commit()
+        except KeyboardInterrupt:
+            return True
+        except RolledBack:
+            assert doomed
+        finally:
+            self.interrupter.armed = False
+        return False
+
+    def check(self) -> dict[str, object]:
+        """Recovery has finished everything, alike everywhere, and the manager and its log can be used on."""
+        where = self.interrupter.where[-1:]
+        assert self.tm.current_or_none() is None, where
+        for _ in range(2):
+            report = self.tm.recover()
+        assert report.clean, (where, report)
+        values = self.shop.values()
+        assert len(set(values.values())) == 1, (where, values)
+        self.shop.assert_nothing_left()
+        with self.tm.begin() as tx:
+            for name in self.shop.stores:
+                tx[name].write("again", 2)
+        assert set(self.shop.values("again").values()) == {2}, where
+        self.shop.assert_nothing_left()
+        self.tm.close()
+        if self.tm.log is not None:
+            self.disk.locked = False
+            assert not FileLog("", NODE, files=self.disk, segment_size=LEAST_SEGMENT_SIZE).decisions()
+        return values
+
+
+@pytest.mark.parametrize("flags", [TMUSEASYNC, 0], ids=["overlapped", "one after another"])
+@pytest.mark.parametrize(
+    ("names", "decider", "doomed"),
+    [("ab", False, False), ("abc", False, False), ("ab", False, True), ("a", False, False), ("ab", True, False),
+     ("ab", True, True)],
+    ids=["two", "three", "two, rolled back", "one phase", "decider", "decider, rolled back"],
+)  # fmt: skip
+def test_interrupted_at_every_point(tmp_path: Path, names: str, decider: bool, doomed: bool, flags: int) -> None:
+    came_to = set()
+    for at in range(1, MOST):
+        run = Run(tmp_path / str(at), at, names, flags=flags, decider=decider)
+        interrupted = run.interrupted(doomed=doomed)
+        came_to.add(tuple(run.check().values()))
+        if not interrupted:
+            assert at > 4 * len(names)
+            break
+    else:
+        pytest.fail(f"{MOST} points and no end")
+    assert len(came_to) == (1 if doomed else 2), "some of them committed, some rolled back"
+
+
+def test_interrupted_while_it_waits_for_the_next_try(shop: Shop) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    tm = shop.open(sleep=interrupted)
+    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST)
+    with pytest.raises(KeyboardInterrupt), tm.begin() as tx:
+        for name in "ab":
+            tx[name].write("k", 1)
+    assert tx.outcome is not None
+    assert tx.outcome.decided is True
+    tm.recover()
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_interrupted_twice_it_is_left_to_recovery(shop: Shop) -> None:
+    """The first interruption leaves the block, which rolls back; the second breaks that off."""
+    interrupter = Interrupter()
+    interrupter.at = 1
+    shop.wrap["b"] = hooked(interrupter.hit)
+    with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
+        for name in "ab":
+            tx[name].write("k", 1)
+        interrupter.armed = True
+        raise KeyboardInterrupt
+    interrupter.armed = False
+    assert shop.tm.current_or_none() is None
+    assert tx.outcome is not None
+    assert tx.outcome.decided is False
+    assert shop.tm.recover().clean
+    shop.assert_nothing_left()
+
+
+def test_what_is_left_waits_until_its_resource_is_back(shop: Shop) -> None:
+    shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST)
+    tx = shop.tm.begin()
+    for name in "ab":
+        tx[name].write("k", 1)
+    tx.rollback()
+    assert tx.outcome is not None
+    assert [branch.resource for branch in tx.outcome.pending] == ["b"]
+    assert shop["b"].branches, "in no scan, for it is not prepared"
+    assert not shop["b"].in_doubt
+    shop["b"].partition()
+    report = shop.tm.recover()
+    assert not report.clean
+    assert "b" in report.unreachable
+    shop["b"].heal()
+    assert shop.tm.recover().clean
+    shop.assert_nothing_left()
+
+
+def test_a_commit_in_one_phase_that_got_lost_is_not_left_open(shop: Shop) -> None:
+    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST)
+    tx = shop.tm.begin()
+    tx["a"].write("k", 1)
+    with pytest.raises(Exception, match="only this resource knows"):
+        tx.commit()
+    assert shop["a"].locked_keys
+    report = shop.tm.recover()
+    assert [finding.action.value for finding in report.findings] == ["rolled back"]
+    shop.assert_nothing_left()
+
+
+def test_what_is_left_and_was_completed_on_its_own_is_noted(shop: Shop) -> None:
+    shop["b"].script.plan("prepare", None, Fate.REPLY_LOST)
+    shop["b"].script.plan("rollback", None, Fate.REQUEST_LOST)
+    tx = shop.tm.begin()
+    for name in "ab":
+        tx[name].write("k", 1)
+    with pytest.raises(RolledBack):
+        tx.commit()
+    shop["b"].complete_heuristically(tx.xid("b"), Code.XA_HEURCOM)
+    report = shop.tm.recover()
+    assert [finding.action.value for finding in report.findings] == ["completed on its own, noted"]
+    assert shop.tm.log is not None
+    assert len(shop.tm.log.heuristics()) == 1
+    shop.tm.forget("b", tx.xid("b"))
+    shop.assert_nothing_left()
+
+
+def test_a_session_that_lost_its_connection_unheard_leaves_nothing(shop: Shop) -> None:
+    error = type(xa_error(Code.XAER_RMFAIL))
+    with pytest.raises(error), shop.tm.begin() as tx:
+        for name in "ab":
+            tx[name].write("k", 1)
+        shop["a"].script.plan("work", None, Fate.REQUEST_LOST)
+        tx["a"].write("k", 2)
+    assert tx.outcome is not None
+    assert not tx.outcome.pending
+    shop.assert_nothing_left()
+    with shop.tm.begin() as tx:
+        for name in "ab":
+            tx[name].write("k", 3)
+    assert shop.values() == {"a": 3, "b": 3}

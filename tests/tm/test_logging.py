@@ -1,0 +1,255 @@
+"""Every line that the manager logs about a transaction names it, the way people read it.
+
+Each line in the source is either provoked here, and then looked at, or stands in ABOUT_NO_TRANSACTION.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tm
+from tests.tm.two_resources import TwoResources
+from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, leftovers
+from tm.reaper import Reaper
+from tm.tx import TxInterface
+from xa import Code, Xid
+from xa.reference import (
+    DecidingStore,
+    Fate,
+    ReferenceDeciderFactory,
+    ReferenceFactory,
+    ReferenceResource,
+    ReferenceStore,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xa import Handle
+
+ABOUT_NO_TRANSACTION = {
+    "%s could not be opened: %s": "a resource",
+    "%s could not be closed: %s": "a resource",
+    "%s can't be used: %s": "a resource",
+    "recovery: %s can't be reached: %s": "a resource",
+    "%s: %s can't be opened, and takes no part: %s": "a resource; in tx_begin the transaction is named too",
+    "%s: close raised what its contract does not name": "a resource",
+    "recovery: the decisions in %s can't be read: %s": "a decider",
+    "recovery can't read the log: %s": "the log",
+    "a recovery pass met what it did not expect; there will be another": "a pass",
+    "tx_open: %s": "the manager",
+    "tx_begin: no transaction can begin: %s": "the manager",
+    "tx_begin: a resource manager is at work outside any transaction in this thread of control": "says it itself",
+}
+
+
+def formats() -> dict[str, str]:
+    """The format of every line that tm's loggers write (those of tm.log are about a log) → where."""
+    found = {}
+    root = Path(tm.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if path.parent.name == "log":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id == "logger"
+                and node.func.attr != "isEnabledFor"
+            ):
+                message = node.args[1 if node.func.attr == "log" else 0]
+                assert isinstance(message, ast.Constant), f"{path}:{node.lineno}: the format is no constant"
+                found[str(message.value)] = f"{path.relative_to(root)}:{node.lineno}"
+    return found
+
+
+class Interrupted(BaseException):
+    """Stands for a signal."""
+
+
+class InterruptedResource(ReferenceResource):
+    """Its commit is interrupted."""
+
+    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        raise Interrupted(xid, rmid, flags)
+
+
+class BrokenTransaction(Transaction):
+    """Can't be rolled back."""
+
+    __slots__ = ()
+
+    def expire(self, now: float) -> bool:
+        raise RuntimeError(f"broken at {now}")
+
+
+def attempt(both: TwoResources, **commit: Any) -> Transaction:
+    """A transaction with work at both, that ends as it may."""
+    transaction = both.manager.begin()
+    try:
+        both.write()
+        transaction.commit(**commit)
+    except TransactionError:
+        pass
+    return transaction
+
+
+# --- failure paths, each with the transaction that it is about ---------------------------------------------------
+def committed(both: TwoResources) -> None:
+    attempt(both)
+
+
+def refused(both: TwoResources) -> None:
+    both.two.script.plan("prepare", Code.XA_RBDEADLOCK)
+    attempt(both)
+
+
+def recovered(both: TwoResources) -> None:
+    both.two.script.plan("commit", fate=Fate.REQUEST_LOST, times=3)
+    attempt(both)
+    both.manager.recover()
+
+
+def completed_on_its_own(both: TwoResources) -> None:
+    both.two.script.plan("commit", Code.XA_HEURRB)
+    transaction = attempt(both)
+    both.manager.recover()
+    both.manager.forget("two", transaction.xid("two"))
+
+
+def log_stopped(both: TwoResources) -> None:
+    both.log.fault = "failed, lost"
+    attempt(both)
+    with pytest.raises(TransactionError):
+        both.manager.begin()
+
+
+def promise_broken(both: TwoResources) -> None:
+    both.two.script.plan("prepare", Code.XA_RDONLY)  # with writes pending: the reference raises ValueError
+    attempt(both)
+
+
+def expired(both: TwoResources) -> None:
+    transaction = both.manager.begin()
+    both.write()
+    transaction.expire(both.clock.now + 1e6)
+    both.manager.detach(transaction)
+
+
+def reaper_in_trouble(both: TwoResources) -> None:
+    both.manager.begin().rollback()
+    broken = BrokenTransaction(both.manager, both.manager.begin().gtrid, 0, 1, None)
+    Reaper({broken.gtrid: broken}, both.clock).reap()
+    both.manager.get_transaction().rollback()
+
+
+def callback_failed(both: TwoResources) -> None:
+    transaction = both.manager.begin()
+    both.write()
+    transaction.register_synchronization(after=lambda _: 1 / 0)
+    transaction.commit()
+
+
+def alive_at_shutdown(both: TwoResources) -> None:
+    transaction = both.manager.begin()
+    both.write()
+    both.manager.close(timeout_s=0)
+    both.manager.detach(transaction)
+
+
+def interrupted_in_the_background(_: TwoResources) -> None:
+    with TwoResources(factory=lambda store: lambda registrar: InterruptedResource(store, registrar, 0)) as both:
+        attempt(both, wait="logged")
+        both.manager.close()
+
+
+def end_not_noted(_: TwoResources) -> None:
+    store, other = DecidingStore("decides"), ReferenceStore("other")
+    manager = TransactionManager(
+        "node-1",
+        None,
+        {
+            "decides": ResourceConfig(store.url, mode="decider", factory=ReferenceDeciderFactory(store)),
+            "other": ResourceConfig(other.url, factory=ReferenceFactory(other)),
+        },
+        background=False,
+    )
+    store.script.plan("end_decisions", fate=Fate.REQUEST_LOST)
+    with manager.begin() as transaction:
+        transaction["decides"].write("key", 1)
+        transaction["other"].write("key", 1)
+    manager.close(timeout_s=0)
+
+
+def through_tx(both: TwoResources) -> None:
+    tx = TxInterface(both.manager)
+    tx.tx_open()
+    with both.manager.begin():
+        tx.tx_begin()
+    both.two.script.plan("start", Code.XAER_RMERR)
+    both.one.script.plan("rollback", Code.XA_HEURMIX)
+    tx.tx_begin()
+    tx.tx_begin()
+    both.write()
+    both.two.script.plan("prepare", Code.XA_RBDEADLOCK)
+    tx.tx_commit()
+
+
+def given_up(both: TwoResources) -> None:
+    """More is left to roll back than a process remembers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leftovers, "MOST", 1)
+        for _ in range(2):
+            transaction = both.manager.begin()
+            both.manager["one"].write("key", "value")
+            both.one.script.plan("rollback", None, Fate.REQUEST_LOST)
+            transaction.rollback()
+
+
+PATHS: list[Callable[[TwoResources], None]] = [
+    committed,
+    refused,
+    recovered,
+    completed_on_its_own,
+    log_stopped,
+    promise_broken,
+    expired,
+    reaper_in_trouble,
+    callback_failed,
+    alive_at_shutdown,
+    interrupted_in_the_background,
+    end_not_noted,
+    through_tx,
+    given_up,
+]
+
+
+def records_of(path: Callable[[TwoResources], None], caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    with caplog.at_level(logging.DEBUG, logger="xabridge"), TwoResources() as both:
+        caplog.clear()
+        path(both)
+        return [record for record in caplog.records if record.name.startswith("xabridge.tm")]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
+def test_every_line_names_its_transaction(
+    path: Callable[[TwoResources], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    records = records_of(path, caplog)
+    about = [record for record in records if record.msg not in ABOUT_NO_TRANSACTION]
+    assert about
+    for record in about:
+        assert "node-1·" in record.getMessage(), (record.pathname, record.lineno, record.getMessage())
+
+
+def test_every_line_of_the_source_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+    seen = {record.msg for path in PATHS for record in records_of(path, caplog)}
+    written = formats()
+    assert ABOUT_NO_TRANSACTION.keys() <= written.keys()
+    assert {text: where for text, where in written.items() if text not in seen | ABOUT_NO_TRANSACTION.keys()} == {}

@@ -1,0 +1,568 @@
+"""The manager: outages and their back-off, resource managers that break their promises, logs that fill up or stop,
+shutdown, restart."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.tm.log.disk import Disk
+from tests.tm.shop import NODE, Shop
+from tests.tm.wrapped import Wrapped, hooked
+from tm import (
+    ConfigurationError,
+    GlobalState,
+    ManagerUnusable,
+    OutcomeUnknown,
+    ProtocolMisuse,
+    RolledBack,
+    TransactionManager,
+)
+from tm.log import FileLog, LogLocked, LogStopped
+from tm.log.journal import LEAST_SEGMENT_SIZE
+from tm.recovery import Action
+from xa import Code, ResourceUnavailable, Xid
+from xa.reference import Fate
+
+if TYPE_CHECKING:
+    from tm import Transaction
+
+
+def write(tx: Transaction, value: object = 1, names: str = "ab") -> None:
+    for name in names:
+        tx[name].write("k", value)
+
+
+def disk_log(disk: Disk) -> FileLog:
+    return FileLog("", NODE, files=disk, segment_size=LEAST_SEGMENT_SIZE)
+
+
+# --- a resource that can't be reached -------------------------------------------------------------------------------
+def test_it_starts_without_a_resource_and_takes_it_when_it_is_back(shop: Shop) -> None:
+    shop["b"].partition()
+    tm = shop.open()
+    assert tm.last_report is not None
+    assert set(tm.last_report.unreachable) == {"b"}
+    with tm.begin() as tx:
+        write(tx, 1, "a")
+    with pytest.raises(RolledBack, match=r"b: .* \(next try in 0\.[0-9] s\)"), tm.begin() as tx:
+        write(tx, 2)
+    assert shop.values() == {"a": 1, "b": None}
+    shop["b"].heal()
+    with pytest.raises(RolledBack, match="next try in"), tm.begin() as tx:
+        write(tx, 3)
+    shop.clock.pass_by(0.2)
+    with tm.begin() as tx:
+        write(tx, 4)
+    assert shop.values() == {"a": 4, "b": 4}
+    shop.assert_nothing_left()
+
+
+def test_the_back_off_doubles_up_to_its_bound_and_begins_anew_after_a_success(shop: Shop) -> None:
+    shop["b"].partition()
+    resource = shop.open().resource("b")
+    waits = []
+    for _ in range(14):
+        shop.clock.pass_by(1000)
+        with pytest.raises(ResourceUnavailable):
+            resource.mend()
+        waits.append(resource._retry_at - shop.clock.now)
+    assert waits[:3] == pytest.approx([0.1, 0.2, 0.4], abs=0.01) or waits[0] < waits[1] < waits[2]
+    assert waits[-1] == waits[-2] == 30.0
+    shop["b"].heal()
+    shop.clock.pass_by(30)
+    resource.mend()
+    shop["b"].partition()
+    resource.lost("again")
+    with pytest.raises(ResourceUnavailable):
+        resource.mend()
+    assert resource._retry_at - shop.clock.now == pytest.approx(0.05)
+    shop["b"].heal()
+
+
+def test_recover_on_demand_does_not_wait_for_the_back_off(shop: Shop) -> None:
+    shop["b"].partition()
+    tm = shop.open()
+    shop["b"].heal()
+    assert tm.recover().clean
+
+
+LOSSES = [Fate.REQUEST_LOST, Fate.REPLY_LOST]
+
+
+@pytest.mark.parametrize("fate", LOSSES, ids=lambda fate: fate.name)
+@pytest.mark.parametrize("verb", ["open", "start", "work", "end", "prepare", "commit", "rollback"])
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_a_connection_lost_at_any_verb(shop: Shop, verb: str, fate: Fate, names: str) -> None:
+    """Whatever the application is told: both did, or none, and nothing is left; and what it is told is true."""
+    if verb == "open":
+        shop["a"].script.plan(verb, None, fate)
+    tm = shop.tm
+    if verb == "rollback":
+        shop["a"].script.plan("prepare" if names == "ab" else "commit", Code.XA_RBOTHER)
+        shop["b"].script.plan("rollback", None, fate)
+    if verb != "open":
+        shop["a"].script.plan(verb, None, fate)
+    told: BaseException | None = None
+    try:
+        with tm.begin() as tx:
+            write(tx, 1, names)
+    except (RolledBack, OutcomeUnknown, ResourceUnavailable) as error:
+        told = error
+    shop.clock.pass_by(1)
+    for _ in range(2):
+        report = tm.recover()
+    assert report.clean
+    values = {shop[name].data.get("k") for name in names}
+    assert len(values) == 1
+    if told is None:
+        assert values == {1}
+    elif isinstance(told, RolledBack):
+        assert values == {None}
+    shop["a"].script.clear()
+    shop["b"].script.clear()
+    shop.assert_nothing_left()
+    with tm.begin() as tx:
+        write(tx, 2)
+    assert shop.values() == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize("verb", ["start", "end", "prepare", "commit"])
+def test_a_resource_that_goes_away_for_a_while(shop: Shop, verb: str) -> None:
+    def away(when: str, at: str) -> None:
+        if (when, at) == ("before", verb) and shop["b"].reachable:
+            shop["b"].partition()
+
+    shop.wrap["b"] = hooked(away)
+    shop.open()
+    with pytest.raises((RolledBack, OutcomeUnknown)) as told, shop.tm.begin() as tx:
+        write(tx)
+    assert set(shop.tm.recover().unreachable) == {"b"}
+    del shop.wrap["b"]
+    shop["b"].heal()
+    shop.restart()
+    decided = isinstance(told.value, OutcomeUnknown)
+    assert decided == (verb == "commit")
+    assert shop.values() == dict.fromkeys("ab", 1 if decided else None)
+    assert not shop["b"].in_doubt
+    assert not shop["a"].branches
+
+
+def test_the_unknown_outcome_names_who_is_missing_and_recovery_finishes_it(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "xabridge")
+    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    with pytest.raises(OutcomeUnknown, match="The decision is COMMIT and is durable") as told, shop.tm.begin() as tx:
+        write(tx)
+        xid = tx.xid("b")
+    assert "could not be completed on b" in str(told.value)
+    assert told.value.outcome is not None
+    assert told.value.outcome.decided is True
+    assert shop.clock.slept == [0.01, 0.1]
+    report = shop.tm.recover()
+    (finding,) = report.findings
+    assert (finding.branch.xid, finding.action) == (xid, Action.COMMITTED)
+    assert report.ended == [tx.gtrid]
+    assert f"xid {xid}" in caplog.text
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+# --- resource managers that break their promises ----------------------------------------------------------------
+class Broken(Exception):
+    """Not an XaError."""
+
+
+VERBS = ("start", "session", "end", "prepare", "commit", "rollback", "complete")
+
+
+@pytest.mark.parametrize("flags", [0, None], ids=["synchronous", "overlapped"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_an_exception_that_is_no_xa_error_is_taken_for_a_lost_connection(
+    shop: Shop, caplog: pytest.LogCaptureFixture, verb: str, when: str, flags: int | None
+) -> None:
+    broken: list[str] = []
+
+    def hook(at: str, called: str) -> None:
+        if (at, called) == (when, verb) and not broken:
+            broken.append(verb)
+            raise Broken("what is this?")
+
+    shop.wrap["a"] = hooked(hook, VERBS)
+    if flags is not None:
+        shop.flags["a"] = flags
+    shop.open()
+    if verb == "rollback":
+        shop["b"].script.plan("prepare", Code.XA_RBOTHER)
+    told: Exception | None = None
+    try:
+        with shop.tm.begin() as tx:
+            write(tx)
+    except (RolledBack, OutcomeUnknown) as error:
+        told = error
+    assert broken or (verb == "complete" and flags == 0)
+    if broken:
+        assert "what is this?" in caplog.text
+    for _ in range(2):
+        assert shop.tm.recover().clean
+    values = shop.values()
+    assert len(set(values.values())) == 1
+    if told is None or isinstance(told, RolledBack):
+        assert set(values.values()) == {1 if told is None else None}
+    shop.assert_nothing_left_at_stores()
+
+
+@pytest.mark.parametrize("answer", [None, 0, "XA_OK", True], ids=repr)
+@pytest.mark.parametrize("verb", ["prepare", "commit", "rollback", "end"])
+def test_an_answer_that_is_no_code_is_no_yes(shop: Shop, verb: str, answer: object) -> None:
+    class Sloppy(Wrapped):
+        asked = 0
+
+        def __getattr__(self, name: str) -> Any:
+            if name != verb:
+                return getattr(self.rm, name)
+
+            def sloppy(*arguments: Any) -> Any:
+                self.asked += 1
+                return getattr(self.rm, name)(*arguments) if self.asked > 1 else answer
+
+            return sloppy
+
+    shop.wrap["a"] = Sloppy
+    shop.flags["a"] = 0
+    shop.open()
+    if verb == "rollback":
+        shop["b"].script.plan("prepare", Code.XA_RBOTHER)
+    try:
+        with shop.tm.begin() as tx:
+            write(tx)
+    except (RolledBack, OutcomeUnknown):
+        assert verb != "commit", "it is asked again"
+    for _ in range(2):
+        shop.tm.recover()
+    assert len(set(shop.values().values())) == 1
+    assert not shop["a"].in_doubt
+    assert not shop["b"].branches
+
+
+@pytest.mark.parametrize("where", ["open", "recover", "close"])
+def test_an_exception_at_start_or_shutdown_keeps_nobody_from_anything(
+    shop: Shop, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    def hook(_: str, verb: str) -> None:
+        raise Broken(f"{verb} is broken")
+
+    shop.wrap["a"] = hooked(hook, (where,))
+    tm = shop.open()
+    assert tm.last_report is not None
+    if where != "close":
+        assert set(tm.last_report.unreachable) == {"a"}
+    with tm.begin() as tx:
+        write(tx, 1, "b")
+    tm.close()
+    assert f"{where} is broken" in caplog.text
+    disk = FileLog(shop.folder / "log", NODE)
+    disk.close()
+
+
+def test_a_scan_that_never_ends_is_ended(shop: Shop) -> None:
+    foreign = [Xid(4711, str(number).encode()) for number in range(1000)]
+
+    class Endless(Wrapped):
+        def recover(self, *_: Any) -> Any:
+            return foreign
+
+    shop.wrap["a"] = Endless
+    assert shop.open().recover().clean
+
+
+def test_more_branches_than_may_be_outstanding_are_asked_one_after_another(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xa.reference.client.MAX_OUTSTANDING", 3)
+    gtrids = []
+    for number in range(10):
+        shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
+            tx["a"].write(f"k{number}", 1)
+            tx["b"].write(f"k{number}", 1)
+        gtrids.append(tx.gtrid)
+    report = shop.tm.recover()
+    assert report.clean
+    assert set(report.ended) == set(gtrids)
+    assert len(shop["b"].data) == 10
+    shop.assert_nothing_left()
+
+
+def test_too_many_outstanding_votes_refuse_nobody(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xa.reference.client.MAX_OUTSTANDING", 0)
+    with shop.tm.begin() as tx:
+        write(tx)
+    assert shop.values() == {"a": 1, "b": 1}
+
+
+# --- the log --------------------------------------------------------------------------------------------------------
+def test_a_full_log_rolls_back_and_can_be_used_when_there_is_room(shop: Shop) -> None:
+    disk = Disk()
+    tm = shop.open(log=disk_log(disk))
+    disk.capacity = 0
+    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=1000)  # so that decisions stay, and need room
+    refused, told = 0, []
+    for number in range(100):
+        try:
+            with tm.begin() as tx:
+                tx["a"].write(f"{number}", 1)
+                tx["b"].write(f"{number}", 1)
+        except OutcomeUnknown:
+            continue
+        except RolledBack as error:
+            told.append(str(error))
+            refused += 1
+            if refused == 3:
+                break
+    assert refused == 3
+    assert all("no space" in message for message in told)
+    assert tx.status is GlobalState.ROLLED_BACK
+    disk.capacity = 1 << 30
+    shop["a"].script.clear()
+    shop.clock.pass_by(1)
+    assert tm.recover().clean
+    assert shop["a"].data == shop["b"].data
+    with tm.begin() as tx:
+        write(tx)
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("moment", ["write", "written", "force", "forced"])
+def test_a_log_that_stops_leaves_the_manager_unusable_and_a_restart_recovers(shop: Shop, moment: str) -> None:
+    disk = Disk()
+    tm = shop.open(log=disk_log(disk))
+
+    def fail(_: int, what: str) -> None:
+        if what == moment:
+            raise OSError(5, "Input/output error")
+
+    tx = tm.begin()
+    write(tx)
+    disk.trouble = fail
+    with pytest.raises(OutcomeUnknown, match="Input/output error") as told:
+        tx.commit()
+    disk.trouble = None
+    assert told.value.outcome is not None
+    assert told.value.outcome.decided is None
+    with pytest.raises(ManagerUnusable, match="start this process anew"):
+        tm.begin()
+    with pytest.raises(LogStopped):
+        tm.recover()
+    assert len(shop["a"].in_doubt) == len(shop["b"].in_doubt) == 1, "nobody presumes anything meanwhile"
+    shop.kill()
+    disk.locked = False
+    shop.open(log=disk_log(disk))
+    assert len(set(shop.values().values())) == 1
+    shop.assert_nothing_left()
+    with shop.tm.begin() as tx:
+        write(tx, 2)
+    assert shop.values() == {"a": 2, "b": 2}
+
+
+def test_a_transaction_under_way_when_the_log_stops_touches_nothing_prepared(shop: Shop) -> None:
+    disk = Disk()
+    tm = shop.open(log=disk_log(disk))
+    first = tm.begin()
+    write(first)
+    tm.suspend()
+    second = tm.begin()
+    second["a"].write("j", 1)
+    second["b"].write("j", 1)
+
+    def fail(_: int, what: str) -> None:
+        raise OSError(5, what)
+
+    disk.trouble = fail
+    with pytest.raises(OutcomeUnknown):
+        second.commit()
+    disk.trouble = None
+    tm.resume(first)
+    with pytest.raises(OutcomeUnknown):
+        first.commit()
+    shop.kill()
+    disk.locked = False
+    shop.open(log=disk_log(disk))
+    shop.assert_nothing_left()
+    assert shop["a"].data == shop["b"].data
+
+
+def test_the_log_is_let_go_when_construction_fails(shop: Shop) -> None:
+    class Interrupting(Wrapped):
+        def recover(self, *_: Any) -> Any:
+            raise KeyboardInterrupt
+
+    shop.wrap["a"] = Interrupting
+    with pytest.raises(KeyboardInterrupt):
+        shop.open(log=shop.log_url)
+    del shop.wrap["a"]
+    shop.open(log=shop.log_url)
+
+
+def test_a_second_manager_of_the_same_log_is_refused(shop: Shop) -> None:
+    shop.open(log=shop.log_url)
+    with pytest.raises(LogLocked):
+        TransactionManager(NODE, shop.log_url, {"a": shop.config("a")}, background=False)
+
+
+def test_a_log_of_another_node_is_refused(shop: Shop) -> None:
+    log = FileLog(shop.folder / "log", "orders-2")
+    with pytest.raises(ConfigurationError, match="that of node orders-2, not of orders-1"):
+        shop.open(log=log)
+    log.close()
+
+
+# --- restart --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("verb", ["prepare", "commit"])
+def test_killed_it_recovers_at_the_next_start(shop: Shop, verb: str) -> None:
+    class Killed(BaseException):
+        pass
+
+    def kill(when: str, at: str) -> None:
+        if (when, at) == ("before", verb):
+            raise Killed
+
+    shop.wrap["b"] = hooked(kill)
+    shop.flags["b"] = 0
+    shop.open()
+    with pytest.raises(Killed), shop.tm.begin() as tx:
+        write(tx)
+    del shop.wrap["b"]
+    shop.restart()
+    assert shop.values() == dict.fromkeys("ab", 1 if verb == "commit" else None)
+    assert not shop["a"].in_doubt
+    assert not shop["b"].in_doubt
+
+
+def test_another_node_leaves_the_branches_of_the_first_alone(shop: Shop) -> None:
+    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
+        write(tx)
+    shop.kill()
+    other = shop.open(node="orders-2", log=FileLog(shop.folder / "log2", "orders-2"))
+    report = other.recover()
+    assert [(f.branch.xid, f.action) for f in report.findings] == [(tx.xid("b"), Action.LEFT_ALONE)]
+    assert "orders-1" in report.findings[0].why
+    shop.kill()
+    shop.open(log=FileLog(shop.folder / "log3", NODE))
+    assert shop["b"].in_doubt, "the same node with an empty disk knows nothing"
+    shop.kill()
+    shop.open()
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_recovery_runs_by_itself_when_something_is_left(shop: Shop) -> None:
+    done = threading.Event()
+
+    def told(when: str, verb: str) -> None:
+        if (when, verb) == ("after", "commit"):
+            done.set()
+
+    shop.wrap["b"] = hooked(told)
+    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    tm = shop.open(background=True)
+    with pytest.raises(OutcomeUnknown), tm.begin() as tx:
+        write(tx)
+    assert done.wait(30)
+    tm.close()
+    assert shop.values() == {"a": 1, "b": 1}
+
+
+def test_the_recovery_thread_survives_what_it_does_not_expect(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tm = shop.open(background=True, recovery_interval_s=0.01)
+    passes = threading.Semaphore(0)
+    genuine = tm._recoverer.run_once
+
+    def run_once() -> Any:
+        passes.release()
+        raise Broken("unheard of")
+
+    monkeypatch.setattr(tm._recoverer, "run_once", run_once)
+    for _ in range(3):
+        assert passes.acquire(timeout=30)
+    monkeypatch.setattr(tm._recoverer, "run_once", genuine)
+    tm.close()
+    assert "unheard of" in caplog.text
+
+
+# --- contexts and threads -----------------------------------------------------------------------------------------
+def test_a_finished_transaction_is_nobodys_current_one(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    inherited = contextvars.copy_context()
+    tx.rollback()
+    assert inherited.run(shop.tm.current_or_none) is None
+    with pytest.raises(ProtocolMisuse, match="no transaction is active"):
+        inherited.run(shop.tm.get_transaction)
+
+
+def test_two_managers_do_not_share_their_current_transactions(shop: Shop, tmp_path: Any) -> None:
+    (tmp_path / "other").mkdir()
+    other = Shop(tmp_path / "other", "c")
+    other.open(node="orders-2", log=FileLog(tmp_path / "other" / "log", "orders-2"))
+    with shop.tm.begin() as tx:
+        write(tx)
+        assert other.tm.current_or_none() is None
+    assert shop.values() == {"a": 1, "b": 1}
+    other.close()
+
+
+# --- shutdown -------------------------------------------------------------------------------------------------------
+def test_closed_it_takes_no_more_transactions(shop: Shop) -> None:
+    shop.tm.close()
+    shop.tm.close()
+    with pytest.raises(ManagerUnusable, match="is closed"):
+        shop.tm.begin()
+
+
+def test_close_waits_for_what_is_under_way(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    write(tx)
+    closing = threading.Thread(target=shop.tm.close)
+    closing.start()
+    while not shop.tm._closed:
+        closing.join(0.001)
+    with pytest.raises(ManagerUnusable):
+        contextvars.Context().run(shop.tm.begin)
+    tx.commit()
+    closing.join()
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left_at_stores()
+
+
+def test_close_gives_up_in_the_end_and_what_is_late_is_not_committed(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    tm = shop.tm
+    with pytest.raises((RolledBack, OutcomeUnknown)), tm.begin() as tx:
+        write(tx)
+        tm.close(timeout_s=0.02)
+        assert "still active at shutdown" in caplog.text
+    shop.kill()
+    shop.open()
+    assert len(set(shop.values().values())) == 1
+    assert not shop["a"].in_doubt
+    assert not shop["b"].in_doubt
+
+
+def test_close_ends_its_threads_and_lets_everything_go(shop: Shop) -> None:
+    before = set(threading.enumerate())
+    with shop.open(background=True, log=shop.log_url) as tm, tm.begin() as tx:
+        write(tx)
+        tx.commit(wait="logged")
+    assert set(threading.enumerate()) <= before
+    FileLog(shop.folder / "log", NODE).close()

@@ -1,0 +1,310 @@
+"""`@tm.transactional`: what a function meets, begins and leaves; the same table for functions and coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tm import GlobalState, OutcomeUnknown, Propagation, ProtocolMisuse, RolledBack
+from xa import Code
+from xa.reference import Fate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.tm.shop import Shop
+    from tm import Transaction
+
+P = Propagation
+SAME, NEW, NONE, REFUSED = "the caller's", "a new one", "none", "refused"
+TABLE = {
+    P.REQUIRED: (SAME, NEW),
+    P.REQUIRES_NEW: (NEW, NEW),
+    P.MANDATORY: (SAME, REFUSED),
+    P.SUPPORTS: (SAME, NONE),
+    P.NOT_SUPPORTED: (NONE, NONE),
+    P.NEVER: (REFUSED, NONE),
+}
+"""Propagation → in what the function runs, called inside a transaction and without one."""
+
+KINDS = ["function", "coroutine"]
+
+
+def decorated(shop: Shop, kind: str, work: Callable[[], object], **settings: Any) -> Callable[[], Any]:
+    """`work` made transactional, as a function or as a coroutine function, called in the same way."""
+    if kind == "function":
+
+        @shop.tm.transactional(**settings)  # type: ignore[untyped-decorator]  # it decorates both kinds
+        def plain() -> object:
+            return work()
+
+        return plain  # type: ignore[no-any-return]  # as above
+
+    @shop.tm.transactional(**settings)  # type: ignore[untyped-decorator]  # as above
+    async def coroutine() -> object:
+        await asyncio.sleep(0)
+        return work()
+
+    async def in_this_task() -> object:
+        return await coroutine()
+
+    def call() -> Any:
+        with asyncio.Runner() as runner:
+            return runner.run(in_this_task())
+
+    return call
+
+
+def met(shop: Shop, caller: Transaction | None) -> str:
+    found = shop.tm.current_or_none()
+    return NONE if found is None else SAME if found is caller else NEW
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize("propagation", list(P), ids=lambda p: p.name)
+def test_in_what_it_runs(shop: Shop, propagation: Propagation, inside: bool, kind: str) -> None:
+    expected = TABLE[propagation][0 if inside else 1]
+    caller = shop.tm.begin() if inside else None
+    if caller is not None:
+        caller["b"].write("k", 1)
+    seen: list[str] = []
+
+    def work() -> str:
+        seen.append(met(shop, caller))
+        if shop.tm.current_or_none() is not None:
+            shop.tm["a"].write("k", 1)
+        return "done"
+
+    call = decorated(shop, kind, work, propagation=propagation)
+    if expected == REFUSED:
+        with pytest.raises(ProtocolMisuse, match=f"is {propagation.name} and was called"):
+            call()
+        assert not seen
+    else:
+        assert call() == "done"
+        assert seen == [expected]
+        assert shop.values()["a"] == (1 if expected == NEW else None)
+    assert shop.tm.current_or_none() is caller
+    if caller is not None:
+        assert caller.status is GlobalState.ACTIVE
+        assert caller["b"].read("k") == 1
+        caller.commit()
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "outside"])
+@pytest.mark.parametrize("propagation", [p for p in P if REFUSED not in TABLE[p]], ids=lambda p: p.name)
+def test_what_an_exception_does(shop: Shop, propagation: Propagation, inside: bool, kind: str) -> None:
+    runs_in = TABLE[propagation][0 if inside else 1]
+    caller = shop.tm.begin() if inside else None
+
+    def work() -> None:
+        if shop.tm.current_or_none() is not None:
+            shop.tm["a"].write("k", 1)
+        raise LookupError("no such customer")
+
+    with pytest.raises(LookupError):
+        decorated(shop, kind, work, propagation=propagation)()
+    assert shop.tm.current_or_none() is caller
+    if caller is not None:
+        assert caller.status is (GlobalState.MARKED if runs_in == SAME else GlobalState.ACTIVE)
+        if runs_in == SAME:
+            with pytest.raises(RolledBack, match="LookupError: no such customer"):
+                caller.commit()
+        else:
+            caller.commit()
+    assert shop.values()["a"] is None
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("raised", "written"), [(LookupError("x"), 1), (ValueError("x"), None)], ids=repr)
+def test_rollback_on(shop: Shop, raised: Exception, written: int | None, kind: str) -> None:
+    def work() -> None:
+        shop.tm["a"].write("k", 1)
+        raise raised
+
+    with pytest.raises(type(raised)):
+        decorated(shop, kind, work, rollback_on=(ValueError,))()
+    assert shop.values()["a"] == written
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rollback_on_inside_the_callers(shop: Shop, kind: str) -> None:
+    def work() -> None:
+        raise LookupError("x")
+
+    with shop.tm.begin() as tx:
+        tx["a"].write("k", 1)
+        with pytest.raises(LookupError):
+            decorated(shop, kind, work, rollback_on=(ValueError,))()
+        assert tx.status is GlobalState.ACTIVE
+    assert shop.values()["a"] == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_retries_run_it_again_in_a_new_transaction(shop: Shop, kind: str) -> None:
+    shop["a"].script.plan("prepare", Code.XA_RBDEADLOCK, times=2)
+    seen = []
+
+    def work() -> int:
+        tx = shop.tm.get_transaction()
+        seen.append(tx.gtrid)
+        tx["a"].append("k", len(seen))
+        tx["b"].write("k", len(seen))
+        return len(seen)
+
+    assert decorated(shop, kind, work, retries=3)() == 3
+    assert len(set(seen)) == 3
+    assert shop.values() == {"a": (3,), "b": 3}
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_retries_come_to_an_end(shop: Shop, kind: str) -> None:
+    shop["a"].script.plan("prepare", Code.XA_RBDEADLOCK, times=3)
+    seen = []
+
+    def work() -> None:
+        seen.append(1)
+        shop.tm["a"].write("k", 1)
+        shop.tm["b"].write("k", 1)
+
+    with pytest.raises(RolledBack):
+        decorated(shop, kind, work, retries=2)()
+    assert len(seen) == 3
+    assert shop.tm.current_or_none() is None
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_known_is_not_retried(shop: Shop, kind: str) -> None:
+    shop["a"].script.plan("commit", None, Fate.REPLY_LOST)
+    seen = []
+
+    def work() -> None:
+        seen.append(1)
+        shop.tm["a"].write("k", 1)
+
+    with pytest.raises(OutcomeUnknown):
+        decorated(shop, kind, work, retries=5)()
+    assert len(seen) == 1
+    assert shop.values()["a"] == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_committed_is_not_done_twice_because_another_was_rolled_back(shop: Shop, kind: str) -> None:
+    """The RolledBack comes from a transaction of the function's own, and does not roll this one back."""
+    seen = []
+
+    def work() -> None:
+        seen.append(1)
+        shop.tm["a"].append("k", 1)
+        raise RolledBack("another one")
+
+    with pytest.raises(RolledBack, match="another one"):
+        decorated(shop, kind, work, retries=5, rollback_on=(ValueError,))()
+    assert len(seen) == 1
+    assert shop.values()["a"] == (1,)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_retries_inside_the_callers_transaction_would_keep_the_first_try(shop: Shop, kind: str) -> None:
+    seen = []
+
+    def work() -> None:
+        seen.append(1)
+        raise RolledBack("x")
+
+    with pytest.raises(RolledBack), shop.tm.begin():
+        decorated(shop, kind, work, retries=5)()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "returns"])
+def test_a_caller_that_can_not_be_resumed_hides_nothing(shop: Shop, kind: str, fails: bool) -> None:
+    caller = shop.tm.begin()
+    caller["a"].write("k", 1)
+
+    def work() -> str:
+        shop["a"].expire(caller.xid("a"))
+        if fails:
+            raise LookupError("mine")
+        shop.tm["b"].write("k", 2)
+        return "done"
+
+    call = decorated(shop, kind, work, propagation=P.REQUIRES_NEW)
+    if fails:
+        with pytest.raises(LookupError, match="mine"):
+            call()
+    else:
+        assert call() == "done"
+        assert shop.values()["b"] == 2
+    assert shop.tm.current_or_none() is caller
+    with pytest.raises(RolledBack):
+        caller.commit()
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_function_may_complete_its_transaction_itself(shop: Shop, kind: str) -> None:
+    def work() -> None:
+        tx = shop.tm.get_transaction()
+        tx["a"].write("k", 1)
+        tx.commit()
+
+    decorated(shop, kind, work)()
+    assert shop.values()["a"] == 1
+    shop.assert_nothing_left()
+
+
+def test_nested_functions_share_one_transaction(shop: Shop) -> None:
+    @shop.tm.transactional
+    def inner() -> bytes:
+        shop.tm["b"].write("k", 1)
+        gtrid: bytes = shop.tm.get_transaction().gtrid
+        return gtrid
+
+    @shop.tm.transactional
+    def outer() -> bool:
+        shop.tm["a"].write("k", 1)
+        same: bool = inner() == shop.tm.get_transaction().gtrid
+        return same
+
+    assert outer()
+    assert shop.values() == {"a": 1, "b": 1}
+
+
+def test_the_decorated_keep_their_names_kinds_and_arguments(shop: Shop) -> None:
+    @shop.tm.transactional
+    def plain(a: int, *, b: int) -> int:
+        """Adds."""
+        return a + b
+
+    @shop.tm.transactional(timeout_s=5)
+    async def coroutine(a: int) -> float:
+        return a + shop.tm.get_transaction().timeout_s
+
+    assert plain(1, b=2) == 3
+    assert (plain.__name__, plain.__doc__) == ("plain", "Adds.")
+    assert inspect.iscoroutinefunction(coroutine)
+    assert asyncio.run(coroutine(1)) == 6
+
+
+def test_generator_functions_are_refused_since_they_would_run_too_late(shop: Shop) -> None:
+    def generator() -> Any:
+        yield 1
+
+    async def asynchronous_generator() -> Any:
+        yield 1
+
+    for function in (generator, asynchronous_generator):
+        with pytest.raises(ProtocolMisuse, match="generator function"):
+            shop.tm.transactional(function)

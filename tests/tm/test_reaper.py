@@ -1,0 +1,202 @@
+"""Timeouts: the reaper rolls back what is not prepared, and never touches what is."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tm.wrapped import hooked
+from tm import GlobalState, OutcomeUnknown, RolledBack
+from xa import Code
+from xa.reference import Fate
+
+if TYPE_CHECKING:
+    from tests.tm.shop import Shop
+    from tm import Transaction
+
+
+def begun(shop: Shop, timeout_s: float = 10) -> Transaction:
+    tx = shop.tm.begin(timeout_s)
+    for name in "ab":
+        tx[name].write("k", 1)
+    return tx
+
+
+def reap(shop: Shop, seconds: float) -> None:
+    shop.clock.pass_by(seconds)
+    shop.tm._reaper.reap()
+
+
+def test_nothing_is_reaped_before_its_time(shop: Shop) -> None:
+    tx = begun(shop)
+    reap(shop, 9.9)
+    assert tx.status is GlobalState.ACTIVE
+    tx.commit()
+    assert shop.values() == {"a": 1, "b": 1}
+
+
+def test_what_takes_too_long_is_rolled_back_and_its_block_hears_it(shop: Shop) -> None:
+    with pytest.raises(RolledBack, match="longer than its 10 s"), shop.tm.begin(10) as tx:
+        tx["a"].write("k", 1)
+        reap(shop, 10)
+        assert tx.status is GlobalState.ROLLED_BACK
+        shop.assert_nothing_left()
+        with pytest.raises(RolledBack, match="longer than its 10 s"):
+            tx["b"]
+    assert shop.tm.current_or_none() is None
+    assert shop.values() == {"a": None, "b": None}
+
+
+def test_the_default_timeout_is_the_managers(shop: Shop) -> None:
+    shop.open(timeout_s=5)
+    tx = shop.tm.begin()
+    reap(shop, 5)
+    assert tx.expired
+
+
+def test_a_block_that_rolls_back_anyway_keeps_its_own_exception(shop: Shop) -> None:
+    with pytest.raises(ValueError, match="mine"), shop.tm.begin(10) as tx:
+        tx["a"].write("k", 1)
+        reap(shop, 10)
+        raise ValueError("mine")
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_an_explicit_end_of_a_reaped_transaction(shop: Shop, end: str) -> None:
+    tx = begun(shop)
+    reap(shop, 10)
+    if end == "commit":
+        with pytest.raises(RolledBack, match="longer than its 10 s"):
+            tx.commit()
+    else:
+        tx.rollback()  # as asked
+    assert shop.tm.current_or_none() is None
+    shop.assert_nothing_left()
+
+
+def test_a_suspended_transaction_is_reaped_too(shop: Shop) -> None:
+    tx = begun(shop)
+    shop.tm.suspend()
+    reap(shop, 10)
+    shop.assert_nothing_left()
+    shop.tm.resume(tx)
+    with pytest.raises(RolledBack):
+        tx.commit()
+
+
+def test_a_marked_transaction_is_reaped_too(shop: Shop) -> None:
+    tx = begun(shop)
+    tx.set_rollback_only()
+    reap(shop, 10)
+    shop.assert_nothing_left()
+
+
+def test_others_are_not_touched(shop: Shop) -> None:
+    short = begun(shop, 1)
+    shop.tm.suspend()
+    long = shop.tm.begin(100)
+    long["a"].write("j", 1)
+    reap(shop, 10)
+    assert short.expired
+    assert not long.expired
+    long.commit()
+    assert shop["a"].data == {"j": 1}
+
+
+@pytest.mark.parametrize("verb", ["end", "prepare", "commit"])
+def test_what_is_on_its_way_is_never_touched(shop: Shop, verb: str) -> None:
+    """The reaper comes in the middle of each verb of a completion; the transaction is long overdue."""
+    calls = []
+
+    def late(when: str, at: str) -> None:
+        if at == verb:
+            calls.append(when)
+            reap(shop, 1000)
+
+    shop.wrap["a"] = shop.wrap["b"] = hooked(late)
+    with shop.tm.begin(10) as tx:
+        for name in "ab":
+            tx[name].write("k", 1)
+    assert calls
+    assert not tx.expired
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_what_is_in_doubt_is_never_touched(shop: Shop) -> None:
+    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    tx = begun(shop)
+    with pytest.raises(OutcomeUnknown):
+        tx.commit()
+    reap(shop, 1000)
+    assert shop["b"].in_doubt == [tx.xid("b")]
+    shop.tm.recover()
+    assert shop.values() == {"a": 1, "b": 1}
+
+
+def test_a_commit_that_meets_the_reaper_at_work_waits_and_hears_it(shop: Shop) -> None:
+    """Not a misuse: the application has used its transaction from one thread only."""
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def slow(when: str, verb: str) -> None:
+        if (when, verb) == ("before", "rollback") and threading.current_thread() is reaper:
+            at_work.set()
+            assert go_on.wait(30)
+
+    shop.wrap["a"] = hooked(slow)
+    tx = begun(shop)
+    shop.clock.pass_by(10)
+    reaper = threading.Thread(target=shop.tm._reaper.reap)
+    reaper.start()
+    assert at_work.wait(30)
+    releaser = threading.Timer(0.05, go_on.set)
+    releaser.start()
+    with pytest.raises(RolledBack, match="longer than its 10 s"):
+        tx.commit()
+    reaper.join()
+    releaser.join()
+    shop.assert_nothing_left()
+
+
+def test_a_resource_that_fails_keeps_the_reaper_from_nobody(shop: Shop) -> None:
+    shop["a"].script.plan("rollback", None, Fate.REQUEST_LOST)
+    first = begun(shop)
+    shop.tm.suspend()
+    second = shop.tm.begin(10)
+    second["a"].write("j", 1)
+    reap(shop, 10)
+    assert first.expired
+    assert second.expired
+    assert shop.tm.recover().clean
+    shop.assert_nothing_left()
+
+
+def test_the_branch_may_have_its_own_timeout_too(shop: Shop) -> None:
+    tx = begun(shop)
+    shop["a"].expire(tx.xid("a"))
+    with pytest.raises(RolledBack, match="a: "):
+        tx.commit()
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+def test_the_thread_reaps_by_itself(shop: Shop) -> None:
+    ended = threading.Event()
+    tx = shop.open(background=True).begin(10)
+    tx["a"].write("k", 1)
+    tx.register_synchronization(after=lambda _: ended.set())
+    shop.clock.pass_by(10)
+    assert ended.wait(30)
+    assert tx.expired
+    tx.rollback()
+
+
+def test_a_heuristic_of_a_reaped_branch_is_noted(shop: Shop) -> None:
+    shop["a"].script.plan("rollback", Code.XA_HEURCOM)
+    tx = begun(shop)
+    reap(shop, 10)
+    assert tx.status is GlobalState.HEURISTIC
+    assert shop.tm.log is not None
+    assert len(shop.tm.log.heuristics()) == 1

@@ -1,0 +1,345 @@
+"""The recovery pass, driven by hand: whose branches it resolves, how, in which order, and what its report says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.tm.staging import as_answer
+from tm.effects import Call, End, Note
+from tm.log import Branch, Decision, LogFull
+from tm.recovery import Action, Decisions, Ownership, ReadDecisions, ReadLive, Scan, Settle, recover
+from tm.verdicts import MEANING, Meaning, Verb
+from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
+
+if TYPE_CHECKING:
+    from tm.recovery import Report
+
+NODE, LOG, DECIDER = "orders-1", b"the log.", b"decider."
+
+
+def gtrid(sequence: int = 1, *, node: str = NODE, log: bytes = LOG, incarnation: int = 1) -> bytes:
+    return Gtrid(node, log, incarnation, sequence).encode()
+
+
+def branch(resource: str, of: bytes) -> Branch:
+    return Branch(resource, Xid(FORMAT_ID, of, resource.encode()))
+
+
+class Pass:
+    """One pass over what is set; `asked` has a line per effect."""
+
+    def __init__(self, **scanned: list[Branch] | XaError) -> None:
+        self.scanned: dict[str, Any] = {
+            name: found if isinstance(found, XaError) else [b.xid for b in found] for name, found in scanned.items()
+        }
+        self.before = self.now = Decisions({}, {}, frozenset())
+        self.live: frozenset[bytes] = frozenset()
+        self.deciders: dict[bytes, str] = {}
+        self.words: dict[bytes, Decision | XaError | None] = {}
+        self.answers: dict[tuple[Verb, Branch], Code] = {}
+        self.note: LogFull | None = None
+        self.asked: list[str] = []
+
+    def logged(self, *decided: Decision, before: bool = True, now: bool = True) -> Pass:
+        decisions = Decisions({d.gtrid: d for d in decided}, {}, frozenset())
+        if before:
+            self.before = decisions
+        if now:
+            self.now = decisions
+        return self
+
+    def run(self) -> Report:
+        steps = recover(Ownership(NODE, LOG, 7, self.deciders))
+        answer: Any = None
+        while True:
+            try:
+                effect = steps.send(answer)
+            except StopIteration as stop:
+                report: Report = stop.value
+                return report
+            answer = self._answer(effect)
+
+    def _answer(self, effect: object) -> Any:
+        match effect:
+            case ReadDecisions():
+                self.asked.append("read decisions")
+                return self.before
+            case Scan():
+                self.asked.append("scan")
+                return self.scanned
+            case ReadLive():
+                self.asked.append("read live and decisions")
+                return self.live, self.now
+            case Settle():
+                self.asked.append(f"settle {Gtrid.decode(effect.gtrid).sequence} in {effect.decider}")
+                return self.words.get(effect.gtrid)
+            case Call():
+                who = " ".join(f"{b.resource}{Gtrid.decode(b.xid.gtrid).sequence}" for b in effect.branches)
+                self.asked.append(f"{effect.verb.value}: {who}")
+                return [as_answer(self.answers.get((effect.verb, b), Code.XA_OK)) for b in effect.branches]
+            case Note():
+                self.asked.append(f"note {effect.heuristic.branch.resource} {effect.heuristic.code.name}")
+                return self.note
+            case End():
+                where = f" in {effect.decider}" if effect.decider else ""
+                self.asked.append(f"ended {Gtrid.decode(effect.decision.gtrid).sequence}{where}")
+                return None
+        raise AssertionError(effect)
+
+
+ORDER = ["read decisions", "scan", "read live and decisions"]
+A, B = branch("a", gtrid()), branch("b", gtrid())
+DECISION = Decision(gtrid(), (A, B))
+
+
+def actions(report: Report) -> dict[str, Action]:
+    return {finding.branch.resource: finding.action for finding in report.findings}
+
+
+def reason(report: Report) -> str:
+    (finding,) = report.findings
+    return finding.why
+
+
+# --- what is ours -------------------------------------------------------------------------------------------
+def test_nothing_found_asks_nothing() -> None:
+    one = Pass(a=[], b=[])
+    report = one.run()
+    assert one.asked == ORDER
+    assert report.clean
+    assert not report.findings
+
+
+def test_a_branch_without_a_decision_is_rolled_back() -> None:
+    one = Pass(a=[A], b=[B])
+    report = one.run()
+    assert one.asked == [*ORDER, "rollback: a1 b1"]
+    assert actions(report) == {"a": Action.ROLLED_BACK, "b": Action.ROLLED_BACK}
+    assert "presumed" in report.findings[0].why
+    assert report.clean
+
+
+def test_a_decided_branch_is_committed_and_its_decision_ended() -> None:
+    one = Pass(a=[A], b=[B]).logged(DECISION)
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: a1 b1", "ended 1"]
+    assert actions(report) == {"a": Action.COMMITTED, "b": Action.COMMITTED}
+    assert report.ended == [gtrid()]
+
+
+def test_a_decision_made_during_the_scan_counts_and_is_not_ended_by_this_pass() -> None:
+    one = Pass(a=[A], b=[]).logged(DECISION, before=False)
+    one.run()
+    assert one.asked == [*ORDER, "commit, again: a1"]
+
+
+FOREIGN = {
+    "another product's format id": Branch("a", Xid(4711, gtrid(), b"a")),
+    "octets of somebody else's": Branch("a", Xid(FORMAT_ID, b"\xff" * 20, b"a")),
+    "too short a tail": Branch("a", Xid(FORMAT_ID, gtrid()[:-1], b"a")),
+    "no separator": Branch("a", Xid(FORMAT_ID, b"x" * 30, b"a")),
+}
+
+
+@pytest.mark.parametrize("found", FOREIGN.values(), ids=FOREIGN)
+def test_what_another_manager_made_is_not_touched_nor_listed(found: Branch) -> None:
+    one = Pass(a=[found])
+    report = one.run()
+    assert one.asked == ORDER
+    assert not report.findings
+
+
+NOT_OURS = {
+    "another node": (gtrid(node="orders-2"), "orders-2"),
+    "a node whose name begins like ours": (gtrid(node="orders-10"), "orders-10"),
+    "another log": (gtrid(log=b"elsewhr."), b"elsewhr.".hex()),
+    "a decider taken out of the configuration": (gtrid(log=DECIDER), DECIDER.hex()),
+    "a later opening of the log, of which this is an old copy": (gtrid(incarnation=8), "old copy"),
+}
+
+
+@pytest.mark.parametrize(("of", "why"), NOT_OURS.values(), ids=NOT_OURS)
+def test_what_is_decided_elsewhere_is_left_alone_and_says_why(of: bytes, why: str) -> None:
+    one = Pass(a=[branch("a", of)])
+    report = one.run()
+    assert one.asked == ORDER
+    assert actions(report) == {"a": Action.LEFT_ALONE}
+    assert why in reason(report)
+    assert report.clean
+
+
+def test_an_earlier_opening_of_the_log_is_ours() -> None:
+    one = Pass(a=[branch("a", gtrid(incarnation=7)), branch("a", gtrid(2, incarnation=1))])
+    one.run()
+    assert one.asked == [*ORDER, "rollback: a1 a2"]
+
+
+def test_what_lives_is_not_touched() -> None:
+    one = Pass(a=[A], b=[B]).logged(DECISION)
+    one.live = frozenset({gtrid()})
+    report = one.run()
+    assert one.asked == ORDER
+    assert not report.findings
+    assert not report.ended
+
+
+def test_a_live_transaction_does_not_protect_its_neighbours() -> None:
+    one = Pass(a=[A, branch("a", gtrid(2))])
+    one.live = frozenset({gtrid()})
+    one.run()
+    assert one.asked == [*ORDER, "rollback: a2"]
+
+
+# --- who could not be reached ---------------------------------------------------------------------------------
+def test_the_unreachable_are_named_and_keep_their_decisions() -> None:
+    one = Pass(a=[A], b=xa_error(Code.XAER_RMFAIL, "connection refused, 127.0.0.1:5433")).logged(DECISION)
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: a1"]
+    assert report.unreachable == {"b": "connection refused, 127.0.0.1:5433"}
+    assert not report.clean
+    assert not report.ended
+
+
+def test_a_decision_that_names_an_unconfigured_resource_stays_and_is_told() -> None:
+    one = Pass(a=[A]).logged(DECISION)
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: a1"]
+    assert "not configured" in report.unreachable["b"]
+    assert not report.clean
+
+
+def test_a_resource_with_a_new_name_has_its_branches_committed() -> None:
+    """The exact xids decide, not the names; whether the old name hides more can't be known, so the decision stays."""
+    one = Pass(a=[A], renamed=[Branch("renamed", B.xid)]).logged(DECISION)
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: a1 renamed1"]
+    assert "b" in report.unreachable
+    assert not report.ended
+
+
+def test_a_branch_that_can_not_be_told_stays_pending_with_its_decision() -> None:
+    one = Pass(a=[A], b=[B]).logged(DECISION)
+    one.answers[Verb.COMMIT_AGAIN, B] = Code.XAER_RMFAIL
+    report = one.run()
+    assert actions(report) == {"a": Action.COMMITTED, "b": Action.PENDING}
+    assert "decided to commit" in report.findings[1].why
+    assert not report.clean
+    assert not report.ended
+
+
+def test_an_other_decision_is_ended_beside_a_pending_one() -> None:
+    second = Decision(gtrid(2), (branch("a", gtrid(2)), branch("b", gtrid(2))))
+    one = Pass(a=[A], b=[B, second.branches[1]]).logged(DECISION, second)
+    one.answers[Verb.COMMIT_AGAIN, B] = Code.XA_RETRY
+    assert one.run().ended == [gtrid(2)]
+
+
+# --- heuristics -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["a", "renamed"])
+def test_a_noted_heuristic_waits_to_be_forgotten_whatever_the_resource_is_called_now(name: str) -> None:
+    one = Pass(**{name: [Branch(name, A.xid)]})
+    one.now = Decisions({}, {}, frozenset({A.xid}))
+    report = one.run()
+    assert one.asked == ORDER
+    assert actions(report) == {name: Action.LEFT_ALONE}
+    assert "forgotten" in reason(report)
+
+
+def test_a_decision_whose_last_branch_is_noted_is_ended() -> None:
+    one = Pass(a=[A], b=[])
+    one.before = Decisions({gtrid(): DECISION}, {}, frozenset({A.xid}))
+    one.now = one.before
+    assert one.run().ended == [gtrid()]
+
+
+def test_a_heuristic_that_can_not_be_noted_stays_pending() -> None:
+    one = Pass(a=[A], b=[B]).logged(DECISION)
+    one.answers[Verb.COMMIT_AGAIN, A] = Code.XA_HEURRB
+    one.note = LogFull("no space left")
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: a1 b1", "note a XA_HEURRB"]
+    assert actions(report) == {"a": Action.PENDING, "b": Action.COMMITTED}
+    assert not report.ended
+
+
+@pytest.mark.parametrize("verb", [Verb.COMMIT_AGAIN, Verb.ROLLBACK])
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+def test_every_answer_to_what_recovery_asks(verb: Verb, code: Code) -> None:
+    one = Pass(a=[A], b=[])
+    if verb is Verb.COMMIT_AGAIN:
+        one.logged(DECISION)
+    one.answers[verb, A] = code
+    report = one.run()
+    agreed = Meaning.HEUR_COMMITTED if verb is Verb.COMMIT_AGAIN else Meaning.HEUR_ROLLED_BACK
+    meaning = MEANING[verb][code]
+    asked = [*ORDER, f"{verb.value}: a1"]
+    if meaning is Meaning.DONE:
+        expected = Action.COMMITTED if verb is Verb.COMMIT_AGAIN else Action.ROLLED_BACK
+    elif meaning is Meaning.LATER:
+        expected = Action.PENDING
+    elif meaning is agreed:
+        expected = Action.FORGOTTEN
+        asked.append("forget: a1")
+    else:
+        expected = Action.HEURISTIC
+        asked.append(one.asked[4])
+        assert asked[-1].startswith("note a XA_HEUR")
+    assert actions(report) == {"a": expected}
+    assert report.clean == (expected is not Action.PENDING)
+    over = verb is Verb.COMMIT_AGAIN and expected is not Action.PENDING
+    assert one.asked == asked + ["ended 1"] * over
+
+
+# --- deciders ---------------------------------------------------------------------------------------------------
+D1 = gtrid(log=DECIDER)
+DA, DB = branch("a", D1), branch("b", D1)
+IN_DECIDER = Decision(D1, (DA, DB))
+
+
+def with_decider(**scanned: list[Branch] | XaError) -> Pass:
+    one = Pass(**scanned, d=[])
+    one.deciders = {DECIDER: "d"}
+    return one
+
+
+def test_the_decider_is_asked_once_per_transaction_before_anything_is_presumed() -> None:
+    one = with_decider(a=[DA], b=[DB])
+    report = one.run()
+    assert one.asked == [*ORDER, "settle 1 in d", "rollback: a1 b1"]
+    assert "will take none" in report.findings[0].why
+
+
+def test_what_the_decider_has_decided_after_all_is_committed() -> None:
+    one = with_decider(a=[DA], b=[DB])
+    one.words[D1] = IN_DECIDER
+    report = one.run()
+    assert one.asked == [*ORDER, "settle 1 in d", "commit, again: a1 b1"]
+    assert "in d" in report.findings[0].why
+
+
+def test_a_decider_that_can_not_tell_keeps_the_branches_pending() -> None:
+    one = with_decider(a=[DA], b=[DB])
+    one.words[D1] = xa_error(Code.XA_RETRY, "it decides at this moment")
+    report = one.run()
+    assert one.asked == [*ORDER, "settle 1 in d"]
+    assert set(actions(report).values()) == {Action.PENDING}
+    assert "decides at this moment" in report.findings[0].why
+
+
+def test_a_decision_in_the_decider_is_ended_there() -> None:
+    one = with_decider(a=[DA], b=[])
+    one.before = one.now = Decisions({}, {"d": {D1: IN_DECIDER}}, frozenset())
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: a1", "ended 1 in d"]
+    assert report.ended == [D1]
+
+
+def test_decisions_of_an_unreachable_decider_end_nothing_and_presume_nothing() -> None:
+    one = with_decider(a=[DA], b=[])
+    one.scanned["d"] = xa_error(Code.XAER_RMFAIL, "gone")
+    one.words[D1] = xa_error(Code.XAER_RMFAIL, "gone")
+    report = one.run()
+    assert one.asked == [*ORDER, "settle 1 in d"]
+    assert report.unreachable == {"d": "gone"}

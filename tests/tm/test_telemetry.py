@@ -1,0 +1,406 @@
+"""Telemetry: what reaches OpenTelemetry's exporters, and that nothing happens where it was not asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from tests.simulation.log import Disk, SimulatedLog
+from tests.tm.two_resources import HeldResource, TwoResources
+from tm import (
+    ConfigurationError,
+    HeuristicMixed,
+    OutcomeUnknown,
+    ResourceConfig,
+    RolledBack,
+    TransactionError,
+    TransactionManager,
+    configuration_from,
+)
+from tm.telemetry import METRICS, metrics_table, opentelemetry
+from tm.telemetry.metrics import NODE
+from xa import TMREGISTER, TMUSEASYNC, Code
+from xa.reference import DecidingStore, Fate, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+
+
+class Exported:
+    """What the SDK's exporters in memory got."""
+
+    def __init__(self) -> None:
+        self.reader = InMemoryMetricReader()
+        self.exporter = InMemorySpanExporter()
+        self.meters = MeterProvider([self.reader])
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.telemetry = opentelemetry(self.meters, self.tracers)
+
+    def close(self) -> None:
+        self.meters.shutdown()
+        self.tracers.shutdown()
+
+    def points(self) -> dict[str, list[tuple[dict[str, Any], Any]]]:
+        """Metric → its points: attributes, and the value (counters, gauges) or count (histograms)."""
+        data = self.reader.get_metrics_data()
+        found: dict[str, list[tuple[dict[str, Any], Any]]] = {}
+        for metric in (
+            [m for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics] if data is not None else []
+        ):
+            found[metric.name] = [
+                (dict(point.attributes or {}), point.count if hasattr(point, "count") else point.value)
+                for point in metric.data.data_points
+            ]
+        return found
+
+    def value(self, name: str, **attributes: Any) -> Any:
+        """The sum over the points that have these attributes (xabridge. left out of their names)."""
+        wanted = {f"xabridge.{key}": value for key, value in attributes.items()}
+        return sum(value for has, value in self.points().get(f"xabridge.{name}", []) if wanted.items() <= has.items())
+
+    def spans(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.exporter.get_finished_spans() if span.name == f"xabridge.{name}"]
+
+
+@pytest.fixture
+def exported() -> Iterator[Exported]:
+    exported = Exported()
+    yield exported
+    exported.close()
+
+
+@pytest.fixture
+def both(exported: Exported) -> Iterator[TwoResources]:
+    with TwoResources(telemetry=exported.telemetry) as two:
+        yield two
+
+
+def transact(both: TwoResources, key: str = "key") -> str:
+    """A transaction with work at both; how it is called."""
+    with both.manager.begin() as transaction:
+        both.write(key)
+    return str(transaction)
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+# --- metrics ------------------------------------------------------------------------------------------------
+def test_a_commit(both: TwoResources, exported: Exported) -> None:
+    transact(both)
+    transact(both)
+    assert exported.value("transactions.begun") == 2
+    assert exported.value("transactions.completed") == 2
+    assert exported.value("transactions.completed", outcome="committed") == 2
+    assert exported.value("transaction.duration", outcome="committed") == 2
+    assert exported.value("phase.duration", phase="prepare") == 2
+    assert exported.value("phase.duration", phase="commit") == 2
+    assert exported.value("phase.duration", phase="rollback") == 0
+    assert exported.value("log.force.duration", record="decision", failed=False) == 2
+    for resource in ("one", "two"):
+        for verb in ("start", "end", "prepare", "commit"):
+            assert exported.value("resource.verb.duration", resource=resource, verb=verb) == 2, (resource, verb)
+    assert exported.value("resource.verb.failures") == 0
+    assert exported.value("transactions.in_doubt") == 0
+
+
+def test_every_point_has_the_attributes_of_the_table(both: TwoResources, exported: Exported) -> None:
+    transact(both)
+    both.two.script.plan("commit", Code.XA_HEURRB)
+    with pytest.raises(HeuristicMixed):
+        transact(both)
+    both.manager.recover()
+    points = exported.points()
+    assert set(points) == {metric.name for metric in METRICS}
+    for metric in METRICS:
+        for has, _ in points[metric.name]:
+            assert set(has) == {NODE, *metric.attributes}, metric.name
+            assert has[NODE] == "node-1"
+    assert exported.value("transactions.completed", outcome="mixed") == 1
+    assert exported.value("log.force.duration", record="heuristic") == 1
+    assert exported.value("resource.verb.failures", resource="two", verb="commit", code="XA_HEURRB") == 1
+
+
+def test_a_refusal(both: TwoResources, exported: Exported) -> None:
+    both.two.script.plan("prepare", Code.XA_RBDEADLOCK)
+    with pytest.raises(RolledBack):
+        transact(both)
+    assert exported.value("transactions.completed", outcome="rolled_back") == 1
+    assert exported.value("phase.duration", phase="rollback") == 1
+    assert exported.value("log.force.duration") == 0
+    assert exported.value("resource.verb.failures") == 1
+    assert exported.value("resource.verb.failures", resource="two", verb="prepare", code="XA_RBDEADLOCK") == 1
+
+
+def test_a_force_that_fails(both: TwoResources, exported: Exported) -> None:
+    both.log.fault = "full"
+    with pytest.raises(RolledBack):
+        transact(both)
+    assert exported.value("log.force.duration", record="decision", failed=True) == 1
+    assert exported.value("log.force.duration", failed=False) == 0
+
+
+def test_in_doubt_until_recovery_has_finished_it(both: TwoResources, exported: Exported) -> None:
+    both.two.script.plan("commit", fate=Fate.REQUEST_LOST, times=3)
+    with pytest.raises(OutcomeUnknown):
+        transact(both)
+    assert exported.value("transactions.completed", outcome="unknown") == 1
+    assert exported.value("transactions.in_doubt") == 1
+    both.two.partition()
+    assert not both.manager.recover().clean
+    assert exported.value("transactions.in_doubt") == 1
+    assert exported.value("recovery.passes", clean=False) == 1
+    both.two.heal()
+    assert both.manager.recover().clean
+    assert exported.value("transactions.in_doubt") == 0
+    assert exported.value("recovery.findings", resource="two", action="committed") == 1
+    assert exported.value("recovery.passes", clean=True) == 2  # with that of the start
+    assert exported.value("recovery.duration") == 3
+
+
+def test_in_doubt_while_a_rollback_could_not_be_told(both: TwoResources, exported: Exported) -> None:
+    """Nothing of it is in the log, and its resource manager can't be scanned."""
+    both.log.fault = "full"
+    both.two.script.plan("rollback", fate=Fate.REQUEST_LOST)
+    with pytest.raises(RolledBack):
+        transact(both)
+    both.two.partition()
+    both.manager.recover()
+    assert exported.value("transactions.in_doubt") == 1
+    both.two.heal()
+    both.manager.recover()
+    assert exported.value("transactions.in_doubt") == 0
+    assert exported.value("recovery.findings", resource="two", action="rolled_back") == 1
+
+
+def test_in_doubt_from_the_process_before(exported: Exported) -> None:
+    """The decision is in the log, the branch at a resource manager that can't be reached."""
+    disk = Disk(b"two-res.")
+    store, other = ReferenceStore("one"), ReferenceStore("two")
+    resources = {s.name: ResourceConfig(s.url, factory=ReferenceFactory(s)) for s in (store, other)}
+    settings: dict[str, Any] = {"background": False, "sleep": lambda _: None}
+    first = TransactionManager("node-1", SimulatedLog(disk, "node-1"), resources, **settings)
+    store.script.plan("commit", fate=Fate.REQUEST_LOST, times=3)
+    transaction = first.begin()
+    transaction["one"].write("key", 1)
+    transaction["two"].write("key", 1)
+    with pytest.raises(OutcomeUnknown):
+        transaction.commit()
+    first.close(timeout_s=0)
+    store.partition()
+    second = TransactionManager(
+        "node-1", SimulatedLog(disk, "node-1"), resources, telemetry=exported.telemetry, **settings
+    )
+    assert exported.value("transactions.in_doubt") == 1
+    store.heal()
+    second.recover()
+    assert exported.value("transactions.in_doubt") == 0
+    second.close(timeout_s=0)
+    assert "xabridge.transactions.in_doubt" not in exported.points()
+
+
+def test_what_lives_is_not_in_doubt(exported: Exported) -> None:
+    """Decided, and its branches are being told at this moment."""
+    gate = threading.Event()
+    with TwoResources(
+        factory=lambda store: lambda registrar: HeldResource(store, registrar, gate), telemetry=exported.telemetry
+    ) as both:
+        transaction = both.manager.begin()
+        both.write()
+        transaction.commit(wait="logged")
+        report = both.manager.recover()
+        assert len(both.one.in_doubt) == len(both.two.in_doubt) == 1
+        assert report.clean
+        assert exported.value("transactions.in_doubt") == 0
+        gate.set()
+        both.manager.close()
+        assert both.one.data == both.two.data == {"key": "value"}
+
+
+def test_two_managers_share_one_telemetry(both: TwoResources, exported: Exported) -> None:
+    store = DecidingStore("decides")
+    other = ReferenceStore("other")
+    manager = TransactionManager(
+        "node-2",
+        None,
+        {
+            "decides": ResourceConfig(store.url, mode="decider", factory=ReferenceDeciderFactory(store)),
+            "other": ResourceConfig(other.url, factory=ReferenceFactory(other)),
+        },
+        background=False,
+        telemetry=exported.telemetry,
+    )
+    with manager.begin() as transaction:
+        transaction["decides"].write("key", 1)
+        transaction["other"].write("key", 1)
+    transact(both)
+    manager.recover()
+    manager.close(timeout_s=0)
+    assert exported.value("transactions.completed", node="node-1") == 1
+    assert exported.value("transactions.completed", node="node-2") == 1
+    assert exported.value("resource.verb.duration", resource="decides", verb="decide") == 1
+    assert exported.value("resource.verb.duration", resource="decides", verb="end_decisions") == 1
+    assert exported.value("resource.verb.duration", resource="decides", verb="decisions") >= 1
+    assert exported.value("resource.verb.failures") == 0
+    outcomes = {attributes(s)["xabridge.resource"]: attributes(s)["xabridge.outcome"] for s in exported.spans("branch")}
+    assert outcomes == dict.fromkeys(("decides", "other", "one", "two"), "committed")
+
+
+# --- spans --------------------------------------------------------------------------------------------------
+def test_spans_of_a_commit(both: TwoResources, exported: Exported) -> None:
+    with exported.tracers.get_tracer("application").start_as_current_span("xabridge.request") as request:
+        name = transact(both)
+    (span,) = exported.spans("transaction")
+    assert span.parent is not None
+    assert span.parent.span_id == request.get_span_context().span_id
+    assert attributes(span) == {
+        "xabridge.gtrid": name,
+        "xabridge.node": "node-1",
+        "xabridge.outcome": "committed",
+    }
+    assert span.status.status_code is StatusCode.UNSET
+    branches = exported.spans("branch")
+    assert [attributes(branch)["xabridge.resource"] for branch in branches] == ["one", "two"]
+    for branch in branches:
+        assert branch.parent is not None
+        assert branch.context is not None
+        assert span.context is not None
+        assert branch.parent.span_id == span.context.span_id
+        assert branch.context.trace_id == request.get_span_context().trace_id
+        assert [event.name for event in branch.events] == ["start", "end", "prepare", "commit"]
+        assert {dict(event.attributes or {})["xabridge.code"] for event in branch.events} == {"XA_OK"}
+        assert attributes(branch)["xabridge.outcome"] == "committed"
+        assert attributes(branch)["xabridge.node"] == "node-1"
+    assert len({attributes(branch)["xabridge.xid"] for branch in branches}) == 2
+
+
+@pytest.mark.parametrize(
+    ("verb", "code", "outcomes", "failed"),
+    [
+        ("prepare", Code.XA_RBOTHER, ("rolled_back", "rolled_back"), False),
+        ("commit", Code.XA_HEURMIX, ("committed", "XA_HEURMIX"), True),
+        ("commit", None, ("committed", "in_doubt"), True),
+    ],
+)
+def test_outcomes_of_branches(
+    both: TwoResources, exported: Exported, verb: str, code: Code | None, outcomes: tuple[str, str], failed: bool
+) -> None:
+    fate = Fate.ARRIVES if code is not None else Fate.REQUEST_LOST
+    both.two.script.plan(verb, code, fate, times=1 if code is not None else 3)
+    with pytest.raises(TransactionError):
+        transact(both)
+    one, two = sorted(exported.spans("branch"), key=lambda span: attributes(span)["xabridge.resource"])
+    assert (attributes(one)["xabridge.outcome"], attributes(two)["xabridge.outcome"]) == outcomes
+    assert (two.status.status_code is StatusCode.ERROR) == failed
+    (span,) = exported.spans("transaction")
+    assert (span.status.status_code is StatusCode.ERROR) == failed
+
+
+def test_a_branch_that_only_read(both: TwoResources, exported: Exported) -> None:
+    both.two.script.plan("prepare", Code.XA_RDONLY)
+    with both.manager.begin() as transaction:
+        transaction["one"].write("key", 1)
+        transaction.enlist("two")
+    outcomes = [attributes(branch)["xabridge.outcome"] for branch in exported.spans("branch")]
+    assert outcomes == ["committed", "read_only"]
+    assert exported.value("resource.verb.failures") == 0
+
+
+def test_a_broken_promise(both: TwoResources, exported: Exported) -> None:
+    """A resource manager raises what its contract does not name."""
+    both.two.script.plan("prepare", Code.XA_RDONLY)  # with writes pending, which the reference refuses with ValueError
+    with pytest.raises(RolledBack):
+        transact(both)
+    assert exported.value("resource.verb.failures", resource="two", verb="prepare", code="RAISED") == 1
+
+
+def test_a_branch_that_registers_itself(exported: Exported) -> None:
+    with TwoResources(TMREGISTER | TMUSEASYNC, telemetry=exported.telemetry) as both:
+        transact(both)
+        assert both.one.data == {"key": "value"}
+    assert [attributes(branch)["xabridge.outcome"] for branch in exported.spans("branch")] == ["committed"] * 2
+
+
+def test_a_timeout_ends_its_spans(both: TwoResources, exported: Exported) -> None:
+    transaction = both.manager.begin()
+    both.write()
+    transaction.expire(both.clock.now + 1e6)
+    assert [attributes(span)["xabridge.outcome"] for span in exported.spans("transaction")] == ["rolled_back"]
+    assert [attributes(span)["xabridge.outcome"] for span in exported.spans("branch")] == ["rolled_back"] * 2
+    both.manager.detach(transaction)
+
+
+def test_nothing_is_kept_of_what_is_over(both: TwoResources) -> None:
+    for number in range(20):
+        transact(both, f"key {number}")
+    recorder = both.manager._recorder
+    assert recorder is not None
+    assert not recorder._traces
+    assert not recorder._left
+    assert all(not vars(resource.rm)["_sent"] for resource in both.manager.resources.values())
+
+
+# --- asked for, or not --------------------------------------------------------------------------------------
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def test_nothing_is_imported_that_was_not_asked_for() -> None:
+    done = run("import sys, tm, tm.telemetry; print([m for m in sys.modules if 'opentelemetry' in m])")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_missing_extra_is_told() -> None:
+    done = run(
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "from tm import ConfigurationError\nfrom tm.telemetry import opentelemetry\n"
+        "try: opentelemetry()\nexcept ConfigurationError as error: print(error)"
+    )
+    assert 'pip install "xabridge[otel]"' in done.stdout, done.stderr
+
+
+def test_without_telemetry_nothing_stands_between() -> None:
+    with TwoResources() as both:
+        assert both.manager._recorder is None
+        assert type(both.manager._performer).__module__ == "tm.performer"
+        assert {type(r.rm).__module__ for r in both.manager.resources.values()} == {"xa.reference.resource"}
+
+
+@pytest.mark.parametrize(("line", "asked"), [("", False), ("telemetry = false", False), ("telemetry = true", True)])
+def test_the_configuration_asks(tmp_path: Path, line: str, asked: bool) -> None:
+    path = tmp_path / "xabridge.toml"
+    path.write_text(f'node = "orders-1"\nlog = "file://{tmp_path}/log"\n{line}\n')
+    assert configuration_from(path).telemetry is asked
+    with TransactionManager.from_config(path) as manager:
+        assert (manager._recorder is not None) is asked
+
+
+def test_a_wrong_value_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "xabridge.toml"
+    path.write_text('node = "orders-1"\ntelemetry = "yes"\n')
+    with pytest.raises(ConfigurationError, match="telemetry: expected true or false, not 'yes'"):
+        configuration_from(path)
+
+
+def test_the_documented_table_is_the_codes() -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    documented = [
+        line for line in text.splitlines() if line.startswith(("| metric ", "| `xabridge.")) and line.count("|") == 6
+    ]
+    made = [line for line in metrics_table().splitlines() if not line.startswith("|---")]
+    assert documented == made

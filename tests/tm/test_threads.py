@@ -1,0 +1,156 @@
+"""64 threads of transactions over a FileLog, with resource managers that refuse, get lost and time out now and then.
+
+Every transaction writes a key of its own into both stores: afterwards it is in both or in none, as its thread was
+told, and nothing is left anywhere. XABRIDGE_THREADS_SEED runs another one.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tm.shop import Shop
+from tm import OutcomeUnknown, RolledBack
+from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable
+from xa.reference import Fate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tm import Transaction
+
+SEED = int(os.environ.get("XABRIDGE_THREADS_SEED", "1"))
+THREADS = 64
+FAULTS: list[tuple[str, Code | None, Fate]] = [
+    ("work", None, Fate.REQUEST_LOST),
+    ("work", Code.XA_RBDEADLOCK, Fate.ARRIVES),
+    ("end", None, Fate.REQUEST_LOST),
+    ("end", Code.XA_RBTIMEOUT, Fate.ARRIVES),
+    ("prepare", Code.XA_RBINTEGRITY, Fate.ARRIVES),
+    ("prepare", Code.XAER_RMERR, Fate.ARRIVES),
+    ("prepare", None, Fate.REQUEST_LOST),
+    ("prepare", None, Fate.REPLY_LOST),
+    ("commit", None, Fate.REQUEST_LOST),
+    ("commit", None, Fate.REPLY_LOST),
+    ("commit", Code.XA_RETRY, Fate.ARRIVES),
+    ("rollback", None, Fate.REQUEST_LOST),
+    ("rollback", None, Fate.REPLY_LOST),
+]
+
+
+class Crowd:
+    """The threads, and what each transaction was told."""
+
+    def __init__(self, shop: Shop, seed: int, each: int, names: str) -> None:
+        self.shop = shop
+        self.seed = seed
+        self.each = each
+        self.names = names
+        self.told: dict[str, str] = {}
+        self.failed: list[BaseException] = []
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._work, args=(number,)) for number in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _work(self, number: int) -> None:
+        random = Random(f"{self.seed}-{number}")
+        try:
+            for count in range(self.each):
+                key = f"{number}-{count}"
+                self.told[key] = self._transaction(random, key)
+        except BaseException as error:  # noqa: BLE001 — told to the test
+            self.failed.append(error)
+
+    def _transaction(self, random: Random, key: str) -> str:
+        tm = self.shop.tm
+        tx: Transaction | None = None
+        try:
+            with tm.begin() as tx:
+                for name in random.sample(self.names, len(self.names)):
+                    tx[name].write(key, 1)
+                    if random.random() < 0.15:
+                        self._fault(random, name, tx)
+                if random.random() < 0.1:
+                    tm.suspend()
+                    tm.resume(tx)
+                if random.random() < 0.1:
+                    tx.set_rollback_only()
+                if random.random() < 0.1:
+                    raise LookupError(key)  # noqa: TRY301 — what an application does
+                if random.random() < 0.2:
+                    tx.commit(wait="logged")
+        except (RolledBack, LookupError):
+            return "rolled back"
+        except OutcomeUnknown:
+            return "unknown"
+        except ResourceUnavailable:  # from the session; the block was rolled back
+            return "rolled back"
+        assert tx is not None
+        return "committed"
+
+    def _fault(self, random: Random, name: str, tx: Transaction) -> None:
+        store = self.shop[name]
+        verb, answer, fate = random.choice(FAULTS)
+        with store.lock:
+            store.script.plan(verb, answer, fate, xid=tx.xid(name))
+
+
+@pytest.mark.parametrize(("each", "flags"), [(8, TMUSEASYNC), (8, 0), (8, TMUSEASYNC | TMREGISTER)], ids=str)
+def test_a_crowd(tmp_path: Path, each: int, flags: int) -> None:
+    crowd_of(tmp_path, each, flags, decider=False)
+
+
+def test_a_crowd_with_a_decider(tmp_path: Path) -> None:
+    crowd_of(tmp_path, 8, TMUSEASYNC, decider=True)
+
+
+@pytest.mark.slow
+def test_a_long_crowd(tmp_path: Path) -> None:
+    crowd_of(tmp_path, 100, TMUSEASYNC, decider=False)
+
+
+def crowd_of(folder: Path, each: int, flags: int, *, decider: bool) -> None:
+    before = set(threading.enumerate())
+    shop = Shop(folder)
+    shop.flags["a"] = flags
+    if decider:
+        shop.add_decider()
+    arguments = {} if decider else {"log": shop.log_url}
+    tm = shop.open(background=True, recovery_interval_s=0.05, **arguments)
+    crowd = Crowd(shop, SEED, each, "".join(shop.stores))
+    crowd.run()
+    assert not crowd.failed, f"seed {SEED}: {crowd.failed}"
+    tm._driver.stop()
+    for store in shop.stores.values():
+        store.script.clear()
+    shop.clock.pass_by(100)
+    for _ in range(3):
+        report = tm.recover()
+    assert report.clean, report
+    for key, told in crowd.told.items():
+        values = set(shop.values(key).values())
+        assert len(values) == 1, f"seed {SEED}: {key} was told {told}, {shop.values(key)}"
+        if told != "unknown":
+            assert values == {1 if told == "committed" else None}, f"seed {SEED}: {key} was told {told}"
+    assert set(Counter(crowd.told.values())) >= {"committed", "rolled back"}
+    assert len(crowd.told) == THREADS * each
+    shop.assert_nothing_left()
+    gc.collect()
+    for client in shop.clients.values():
+        assert not client._current
+        assert not client._suspended
+        assert not client._outside
+    for resource in tm.resources.values():
+        assert len(resource._lost) <= 1, "threads of control that are gone are forgotten"
+    tm.close()
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,649 @@
+"""One transaction: its block, its resources, its marks and synchronizations, and what the application is told."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.tm.wrapped import Wrapped
+from tm import (
+    GlobalState,
+    HeuristicMixed,
+    ManagerUnusable,
+    Outcome,
+    OutcomeUnknown,
+    ProtocolMisuse,
+    RolledBack,
+    TransactionError,
+    Verdict,
+)
+from xa import Code, XaError, thread_of_control
+from xa.reference import Fate
+from xa.tables import BranchState
+
+if TYPE_CHECKING:
+    from tests.tm.shop import Shop
+    from tm import Transaction
+
+
+def write(tx: Transaction, value: object = 1, names: str = "ab") -> None:
+    for name in names:
+        tx[name].write("k", value)
+
+
+# --- the block --------------------------------------------------------------------------------------------------
+def test_a_block_that_ends_commits_everything(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        write(tx)
+        assert shop.values() == {"a": None, "b": None}
+    assert shop.values() == {"a": 1, "b": 1}
+    assert tx.status is GlobalState.COMMITTED
+    assert tx.outcome is not None
+    assert tx.outcome.verdict is Verdict.COMMITTED
+    assert shop.tm.current_or_none() is None
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3), GeneratorExit()], ids=repr)
+def test_whatever_leaves_the_block_rolls_back_and_goes_on(shop: Shop, error: BaseException) -> None:
+    before = thread_of_control()
+    with pytest.raises(type(error)) as raised, shop.tm.begin() as tx:
+        write(tx)
+        raise error
+    assert raised.value is error
+    assert shop.values() == {"a": None, "b": None}
+    assert tx.status is GlobalState.ROLLED_BACK
+    assert shop.tm.current_or_none() is None
+    assert thread_of_control() is before
+    shop.assert_nothing_left()
+
+
+def test_an_empty_block_commits_nothing(shop: Shop) -> None:
+    with shop.tm.begin():
+        pass
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("names", ["a", "b", "ab"])
+def test_a_commit_in_the_block(shop: Shop, names: str) -> None:
+    with shop.tm.begin() as tx:
+        write(tx, names=names)
+        tx.commit()
+        assert shop.tm.current_or_none() is None
+        with pytest.raises(ProtocolMisuse, match="too late to enlist a"):
+            tx.enlist("a")
+        with pytest.raises(ProtocolMisuse, match="too late to commit"):
+            tx.commit()
+        with pytest.raises(ProtocolMisuse, match="too late to roll back"):
+            tx.rollback()
+    assert shop.values() == {"a": 1 if "a" in names else None, "b": 1 if "b" in names else None}
+    shop.assert_nothing_left()
+
+
+def test_a_rollback_in_the_block_is_no_error(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.rollback()
+        with pytest.raises(RolledBack):
+            tx.enlist("a")
+        with pytest.raises(RolledBack):
+            tx.commit()
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+def test_an_exception_after_a_commit_in_the_block_changes_nothing(shop: Shop) -> None:
+    with pytest.raises(ValueError, match="late"), shop.tm.begin() as tx:
+        write(tx)
+        tx.commit()
+        raise ValueError("late")
+    assert shop.values() == {"a": 1, "b": 1}
+
+
+def test_another_may_be_begun_in_the_block_once_the_first_is_over(shop: Shop) -> None:
+    with shop.tm.begin() as first:
+        write(first)
+        first.commit()
+        with shop.tm.begin() as second:
+            write(second, 2)
+    assert shop.values() == {"a": 2, "b": 2}
+    assert shop.tm.current_or_none() is None
+
+
+def test_a_nested_begin_is_refused_and_harms_nothing(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        write(tx, names="a")
+        with pytest.raises(ProtocolMisuse, match="complete or suspend it"):
+            shop.tm.begin()
+        write(tx, names="b")
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan")])
+def test_a_transaction_has_some_time(shop: Shop, timeout_s: float) -> None:
+    with pytest.raises(ProtocolMisuse, match="more than 0 seconds"):
+        shop.tm.begin(timeout_s)
+    shop.assert_nothing_left()
+
+
+def test_an_unknown_resource_is_named_with_the_known_ones(shop: Shop) -> None:
+    with pytest.raises(ProtocolMisuse, match=r"'c' is configured \(configured: a, b\)"), shop.tm.begin() as tx:
+        tx["c"]
+    shop.assert_nothing_left()
+
+
+# --- votes ------------------------------------------------------------------------------------------------------
+def test_a_refusal_rolls_back_everybody_and_is_told_with_its_reason(shop: Shop) -> None:
+    shop["b"].script.plan("prepare", Code.XA_RBINTEGRITY)
+    with pytest.raises(RolledBack, match=r"b: .*integrity") as raised, shop.tm.begin() as tx:
+        write(tx)
+    assert "safe to try again" in str(raised.value)
+    assert str(tx) in str(raised.value)
+    assert raised.value.outcome is tx.outcome
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+def test_a_heuristic_is_told_noted_and_forgotten_on_request(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    shop["b"].script.plan("commit", Code.XA_HEURRB)
+    with pytest.raises(HeuristicMixed, match="b \\(XA_HEURRB, xid ") as raised, shop.tm.begin() as tx:
+        write(tx)
+        xid = tx.xid("b")
+    assert shop.values() == {"a": 1, "b": None}
+    assert raised.value.outcome is not None
+    assert [h.code for h in raised.value.outcome.heuristics] == [Code.XA_HEURRB]
+    assert str(xid) in caplog.text
+    assert shop.tm.log is not None
+    assert [h.branch.xid for h in shop.tm.log.heuristics()] == [xid]
+    assert not shop.tm.log.decisions()
+    report = shop.tm.recover()
+    assert [finding.branch.xid for finding in report.findings] == [xid]
+    assert shop["b"].branches == {xid: BranchState.S5}
+
+    shop.restart()
+    assert shop["b"].branches == {xid: BranchState.S5}, "nobody asked for it to be forgotten"
+    shop["b"].script.plan("forget", Code.XAER_RMERR)
+    with pytest.raises(XaError):
+        shop.tm.forget("b", xid)
+    assert shop.tm.log.heuristics(), "not forgotten there, so not here"
+    shop.tm.forget("b", xid)
+    assert not shop.tm.log.heuristics()
+    shop.assert_nothing_left()
+
+
+def test_a_heuristic_of_a_renamed_resource_is_noted_once_and_forgotten_under_its_new_name(shop: Shop) -> None:
+    shop["b"].script.plan("commit", Code.XA_HEURRB)
+    with pytest.raises(HeuristicMixed), shop.tm.begin() as tx:
+        write(tx)
+        xid = tx.xid("b")
+    shop.kill()
+    shop.open(resources={"a": shop.config("a"), "store": shop.config("b")})
+    assert shop.tm.log is not None
+    assert len(shop.tm.log.heuristics()) == 1
+    shop.tm.forget("store", xid)
+    assert not shop.tm.log.heuristics()
+    shop.assert_nothing_left()
+
+
+# --- enlist and delist ------------------------------------------------------------------------------------------
+def test_enlisting_again_gives_the_same_session(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        session = tx.enlist("a")
+        assert tx.enlist("a") is session
+        assert tx["a"] is session
+        assert shop.tm["a"] is session
+        assert tx.resources == ("a",)
+
+
+def test_delisted_with_success_and_enlisted_again_it_joins_its_branch(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        write(tx, 1, "a")
+        tx.delist("a")
+        assert shop["a"].associations == 0
+        assert tx["a"].read("k") == 1
+        write(tx, 2, "b")
+        tx["a"].write("j", 2)
+        assert len(shop["a"].branches) == 1
+    assert shop["a"].data == {"k": 1, "j": 2}
+    shop.assert_nothing_left()
+
+
+def test_delisted_and_not_enlisted_again_it_is_committed_with_the_rest(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.delist("a")
+    assert shop.values() == {"a": 1, "b": 1}
+
+
+def test_delisted_as_suspended_it_is_resumed_or_ended(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.delist("a", "suspend")
+        tx.delist("b", "suspend")
+        assert tx["a"].read("k") == 1
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_a_suspended_association_can_be_delisted_for_good(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.delist("a", "suspend")
+        tx.delist("a", "success")
+        tx["a"].write("j", 1)
+    assert shop["a"].data == {"k": 1, "j": 1}
+
+
+def test_delisted_as_failed_the_transaction_can_only_be_rolled_back(shop: Shop) -> None:
+    with pytest.raises(RolledBack, match="delisted as failed"), shop.tm.begin() as tx:
+        write(tx)
+        tx.delist("a", "fail")
+        assert tx.status is GlobalState.MARKED
+        with pytest.raises(RolledBack, match="can't enlist b"):
+            tx.enlist("b")
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("success", "success"), ("success", "suspend"), ("success", "fail"), ("suspend", "suspend")],
+)
+def test_what_can_not_be_delisted_is_refused_and_harms_nothing(shop: Shop, first: Any, second: Any) -> None:
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.delist("a", first)
+        with pytest.raises(ProtocolMisuse, match="a can't be delisted"):
+            tx.delist("a", second)
+    assert shop.values() == {"a": 1, "b": 1}
+
+
+def test_delisting_what_is_not_enlisted_or_not_known_how(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        write(tx)
+        with pytest.raises(ProtocolMisuse, match="c is not enlisted"):
+            tx.delist("c")
+        with pytest.raises(ProtocolMisuse, match="none of success, suspend, fail"):
+            tx.delist("a", "somehow")  # type: ignore[arg-type]  # the mistake is the point
+    assert shop.values() == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("code", [Code.XA_RBDEADLOCK, Code.XAER_RMERR])
+@pytest.mark.parametrize("how", ["success", "suspend", "fail"])
+def test_a_resource_that_can_not_be_delisted_well_dooms_the_transaction(shop: Shop, how: Any, code: Code) -> None:
+    with pytest.raises(RolledBack), shop.tm.begin() as tx:
+        write(tx)
+        shop["a"].script.plan("end", code)
+        if how == "success":
+            with pytest.raises(RolledBack, match="a: "):
+                tx.delist("a", how)
+        else:
+            tx.delist("a", how)
+        assert tx.status is GlobalState.MARKED
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+def test_two_instances_of_one_resource_share_a_branch(shop: Shop) -> None:
+    tm = shop.open(resources={"a": shop.config("a"), "again": shop.config("a"), "b": shop.config("b")})
+    with tm.begin() as tx:
+        tx["a"].write("k", 1)
+        assert tx["again"].read("k") == 1
+        tx["again"].write("j", 2)
+        tx["b"].write("k", 1)
+        assert tx.xid("a") == tx.xid("again")
+        assert len(shop["a"].branches) == 1
+    assert shop["a"].data == {"k": 1, "j": 2}
+    shop.assert_nothing_left()
+
+
+def test_two_instances_of_one_resource_alone_are_committed_in_one_phase(shop: Shop) -> None:
+    tm = shop.open(resources={"a": shop.config("a"), "again": shop.config("a")})
+    shop["a"].script.plan("prepare", Code.XA_RBOTHER)
+    with tm.begin() as tx:
+        tx["a"].write("k", 1)
+        tx["again"].write("j", 1)
+    assert shop["a"].script.pending(), "nobody was asked to prepare"
+    assert shop["a"].data == {"k": 1, "j": 1}
+
+
+def test_a_branch_of_two_instances_is_recovered_once(shop: Shop) -> None:
+    resources = {"a": shop.config("a"), "again": shop.config("a"), "b": shop.config("b")}
+    tm = shop.open(resources=resources)
+    shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    with pytest.raises(OutcomeUnknown), tm.begin() as tx:
+        tx["a"].write("k", 1)
+        tx["again"].write("j", 1)
+        tx["b"].write("k", 1)
+    tm.recover()
+    assert shop["a"].data == {"k": 1, "j": 1}
+    shop.assert_nothing_left()
+
+
+# --- marks and synchronizations -----------------------------------------------------------------------------------
+def test_set_rollback_only(shop: Shop) -> None:
+    with pytest.raises(RolledBack, match="changed my mind"), shop.tm.begin() as tx:
+        write(tx)
+        tx.set_rollback_only("changed my mind")
+        tx.set_rollback_only("once more")
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+def test_before_completion_may_work_and_after_completion_hears_the_outcome(shop: Shop) -> None:
+    heard: list[Outcome] = []
+    with shop.tm.begin() as tx:
+        write(tx, 1, "a")
+        tx.register_synchronization(lambda: shop.tm["b"].write("k", 2), heard.append)
+    assert shop.values() == {"a": 1, "b": 2}
+    assert [outcome.verdict for outcome in heard] == [Verdict.COMMITTED]
+
+
+def test_before_completion_that_fails_rolls_back(shop: Shop) -> None:
+    heard: list[Outcome] = []
+
+    def fail() -> None:
+        raise LookupError("no such customer")
+
+    with pytest.raises(RolledBack, match="before completion: LookupError: no such customer"), shop.tm.begin() as tx:
+        write(tx)
+        tx.register_synchronization(fail, heard.append)
+    assert shop.values() == {"a": None, "b": None}
+    assert [outcome.verdict for outcome in heard] == [Verdict.ROLLED_BACK]
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("how", ["mark", "roll back", "commit"])
+def test_before_completion_that_takes_the_end_into_its_own_hands(shop: Shop, how: str) -> None:
+    calls = []
+    tx = shop.tm.begin()
+
+    def before() -> None:
+        calls.append(how)
+        {"mark": tx.set_rollback_only, "roll back": tx.rollback, "commit": tx.commit}[how]()
+
+    write(tx)
+    tx.register_synchronization(before)
+    with pytest.raises(ProtocolMisuse if how == "commit" else RolledBack):
+        tx.commit()
+    assert calls == [how]
+    assert shop.values() == dict.fromkeys("ab", 1 if how == "commit" else None)
+    assert shop.tm.current_or_none() is None
+    shop.assert_nothing_left()
+
+
+def test_before_completion_may_register_another(shop: Shop) -> None:
+    calls = []
+    with shop.tm.begin() as tx:
+        tx.register_synchronization(lambda: tx.register_synchronization(lambda: calls.append("second")))
+    assert calls == ["second"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)], ids=repr)
+def test_before_completion_that_is_interrupted_rolls_back_and_goes_on(shop: Shop, error: BaseException) -> None:
+    def interrupted() -> None:
+        raise error
+
+    with pytest.raises(type(error)), shop.tm.begin() as tx:
+        write(tx)
+        tx.register_synchronization(interrupted)
+    assert tx.status is GlobalState.ROLLED_BACK
+    assert shop.tm.current_or_none() is None
+    shop.assert_nothing_left()
+
+
+def test_before_completion_is_not_called_for_a_rollback(shop: Shop) -> None:
+    calls: list[str] = []
+    with pytest.raises(ValueError, match="no"), shop.tm.begin() as tx:
+        tx.register_synchronization(lambda: calls.append("before"))
+        raise ValueError("no")
+    assert not calls
+
+
+def test_after_completion_that_fails_is_logged_and_the_others_are_called(
+    shop: Shop, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[Outcome] = []
+
+    def fail(_: Outcome) -> None:
+        raise LookupError("nobody listens")
+
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.register_synchronization(after=fail)
+        tx.register_synchronization(after=heard.append)
+    assert heard
+    assert "nobody listens" in caplog.text
+    shop.assert_nothing_left()
+
+
+def test_after_completion_that_is_interrupted_leaves_nothing_live(shop: Shop) -> None:
+    def interrupted(_: Outcome) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
+        write(tx)
+        tx.register_synchronization(after=interrupted)
+    assert shop.values() == {"a": 1, "b": 1}
+    assert shop.tm.current_or_none() is None
+    shop.assert_nothing_left()
+
+
+def test_after_completion_may_begin_another(shop: Shop) -> None:
+    def again(_: Outcome) -> None:
+        with shop.tm.begin() as second:
+            write(second, 2)
+
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.register_synchronization(after=again)
+    assert shop.values() == {"a": 2, "b": 2}
+    assert shop.tm.current_or_none() is None
+    shop.assert_nothing_left()
+
+
+def test_a_synchronization_is_refused_when_it_is_too_late(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    tx.commit()
+    with pytest.raises(ProtocolMisuse, match="too late"):
+        tx.register_synchronization(lambda: None)
+
+
+# --- suspend and resume -------------------------------------------------------------------------------------------
+def test_suspended_and_resumed_it_goes_on(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    write(tx)
+    assert shop.tm.suspend() is tx
+    assert shop.tm.current_or_none() is None
+    with pytest.raises(ProtocolMisuse, match="no transaction is active"):
+        shop.tm.get_transaction()
+    with pytest.raises(ProtocolMisuse, match="is suspended: resume it"):
+        tx.enlist("a")
+    with pytest.raises(ProtocolMisuse, match="is suspended: resume it"):
+        tx.commit()
+    with shop.tm.begin() as other:
+        other["a"].write("j", 2)
+    assert shop.tm.current_or_none() is None
+    shop.tm.resume(tx)
+    assert shop.tm.get_transaction() is tx
+    tx["a"].write("i", 3)
+    tx.commit()
+    assert shop["a"].data == {"k": 1, "j": 2, "i": 3}
+    shop.assert_nothing_left()
+
+
+def test_resumed_in_another_thread_it_is_gone_from_the_first(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    write(tx, names="a")
+    shop.tm.suspend()
+    resumed, go_on = threading.Event(), threading.Event()
+
+    def elsewhere() -> None:
+        shop.tm.resume(tx)
+        write(tx, names="b")
+        resumed.set()
+        assert go_on.wait(30)
+        shop.tm.get_transaction().commit()
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    assert resumed.wait(30)
+    assert shop.tm.current_or_none() is None
+    with shop.tm.begin() as other:  # not refused: this thread has none
+        other["a"].write("j", 2)
+    go_on.set()
+    thread.join()
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_resume_refuses_what_is_not_suspended_and_a_context_that_has_one(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    with pytest.raises(ProtocolMisuse, match="is active in this context"):
+        shop.tm.resume(tx)
+    shop.tm.suspend()
+    with shop.tm.begin(), pytest.raises(ProtocolMisuse, match="suspend it first"):
+        shop.tm.resume(tx)
+    shop.tm.resume(tx)
+    tx.rollback()
+    with pytest.raises(ProtocolMisuse, match="is not suspended"):
+        shop.tm.resume(tx)
+
+
+def test_a_resource_that_can_not_be_resumed_dooms_the_transaction(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    write(tx)
+    shop.tm.suspend()
+    shop["a"].expire(tx.xid("a"))
+    with pytest.raises(RolledBack):
+        shop.tm.resume(tx)
+    assert shop.tm.get_transaction() is tx
+    with pytest.raises(RolledBack):
+        tx.commit()
+    assert shop.tm.current_or_none() is None
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("error", [None, ValueError("no")], ids=repr)
+def test_a_block_left_while_suspended_rolls_back(shop: Shop, error: ValueError | None) -> None:
+    with pytest.raises(ProtocolMisuse if error is None else ValueError), shop.tm.begin() as tx:
+        write(tx)
+        shop.tm.suspend()
+        if error is not None:
+            raise error
+    assert tx.status is GlobalState.ROLLED_BACK
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+def test_no_transaction_to_suspend(shop: Shop) -> None:
+    with pytest.raises(ProtocolMisuse, match="no transaction is active"):
+        shop.tm.suspend()
+
+
+# --- two threads --------------------------------------------------------------------------------------------------
+def test_a_second_thread_is_refused_while_one_is_inside_and_harms_nothing(shop: Shop) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(Wrapped):
+        def prepare(self, *arguments: Any) -> Any:
+            inside.set()
+            assert go_on.wait(30)
+            return self.rm.prepare(*arguments)
+
+    shop.wrap["a"] = Slow
+    tx = shop.tm.begin()
+    write(tx)
+    thread = threading.Thread(target=tx.commit)
+    thread.start()
+    assert inside.wait(30)
+    for use in (tx.commit, tx.rollback, lambda: tx.enlist("a"), lambda: tx.delist("a"), tx.set_rollback_only):
+        with pytest.raises(ProtocolMisuse, match="in use by another thread"):
+            use()
+    shop.clock.pass_by(1000)
+    shop.tm._reaper.reap()
+    go_on.set()
+    thread.join()
+    assert tx.status is GlobalState.COMMITTED
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_another_thread_may_use_it_after_the_first(shop: Shop) -> None:
+    tx = shop.tm.begin()
+    write(tx, names="a")
+    failed: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            tx.enlist("b")
+            tx.commit()
+        except BaseException as error:  # noqa: BLE001 — told to the test
+            failed.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert not failed
+    assert shop.values() == {"a": 1, "b": None}
+    assert shop.tm.current_or_none() is None
+    shop.assert_nothing_left()
+
+
+# --- commit(wait="logged") ----------------------------------------------------------------------------------------
+def test_logged_is_told_at_the_decision_and_the_branches_behind_it(shop: Shop) -> None:
+    told, go_on = threading.Event(), threading.Event()
+
+    class Slow(Wrapped):
+        def commit(self, *arguments: Any) -> Any:
+            assert go_on.wait(30)
+            return self.rm.commit(*arguments)
+
+    shop.wrap["a"] = shop.wrap["b"] = Slow
+    with shop.tm.begin() as tx:
+        write(tx)
+        tx.register_synchronization(after=lambda _: told.set())
+        tx.commit(wait="logged")
+        assert tx.status.value == "committing"
+        assert shop.tm.current_or_none() is None
+        assert shop.tm.log is not None
+        assert [decision.gtrid for decision in shop.tm.log.decisions()] == [tx.gtrid]
+        with pytest.raises(ProtocolMisuse, match="committing: too late"):
+            tx.rollback()
+    assert shop.tm.recover().findings == [], "it is live: recovery leaves it to its own completion"
+    assert shop.values() == {"a": None, "b": None}
+    go_on.set()
+    assert told.wait(30)
+    shop.tm._driver.stop()
+    assert shop.values() == {"a": 1, "b": 1}
+    assert tx.status is GlobalState.COMMITTED
+    shop.assert_nothing_left()
+
+
+def test_logged_tells_a_refusal_at_once(shop: Shop) -> None:
+    shop["a"].script.plan("prepare", Code.XA_RBROLLBACK)
+    tx = shop.tm.begin()
+    write(tx)
+    with pytest.raises(RolledBack):
+        tx.commit(wait="logged")
+    shop.assert_nothing_left()
+
+
+# --- what is told -------------------------------------------------------------------------------------------------
+def test_each_error_is_a_transaction_error() -> None:
+    for error in (RolledBack, HeuristicMixed, OutcomeUnknown, ProtocolMisuse, ManagerUnusable):
+        assert issubclass(error, TransactionError)
+
+
+def test_a_code_that_was_returned_is_told_by_its_name(shop: Shop) -> None:
+    class Returns(Wrapped):
+        def prepare(self, *_: Any) -> Any:
+            return Code.XA_RBDEADLOCK
+
+    shop.wrap["a"] = Returns
+    with pytest.raises(RolledBack, match="a: XA_RBDEADLOCK"), shop.tm.begin() as tx:
+        write(tx)

@@ -1,0 +1,77 @@
+"""A manager over two reference resource managers, "one" and "two", and a decision log whose force can go wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.log import Disk, SimulatedLog
+from tm import ResourceConfig, TransactionManager
+from xa import TMUSEASYNC
+from xa.reference import ReferenceFactory, ReferenceResource, ReferenceStore
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+    from typing import Self
+
+    from xa import Code, Handle, Registrar, ResourceFactory, Xid
+
+LOG_ID = b"two-res."
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TwoResources:
+    """No threads, no waiting: what a test does not ask for does not happen."""
+
+    def __init__(
+        self,
+        flags: int = TMUSEASYNC,
+        factory: Callable[[ReferenceStore], ResourceFactory] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.one = ReferenceStore("one")
+        self.two = ReferenceStore("two")
+        self.clock = Clock()
+        self.log = SimulatedLog(Disk(LOG_ID), "node-1")
+        make = factory or (lambda store: ReferenceFactory(store, flags))
+        self.manager = TransactionManager(
+            "node-1",
+            self.log,
+            {store.name: ResourceConfig(store.url, factory=make(store)) for store in (self.one, self.two)},
+            clock=self.clock,
+            sleep=lambda _: None,
+            background=False,
+            **settings,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.manager.close(timeout_s=0)
+
+    def write(self, key: str = "key", value: str = "value") -> None:
+        """Work at both resource managers, in the calling thread's transaction."""
+        self.manager["one"].write(key, value)
+        self.manager["two"].write(key, value)
+
+
+class HeldResource(ReferenceResource):
+    """Commits when the test lets it."""
+
+    def __init__(self, store: ReferenceStore, registrar: Registrar, gate: threading.Event) -> None:
+        super().__init__(store, registrar, 0)
+        self._gate = gate
+
+    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        assert self._gate.wait(30)
+        return super().commit(xid, rmid, flags)

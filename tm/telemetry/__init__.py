@@ -1,0 +1,12 @@
+"""Telemetry of a transaction manager: metrics and traces through the OpenTelemetry API (the extra `otel`).
+
+    tm = TransactionManager("orders-1", log, resources, telemetry=opentelemetry())
+
+Nothing of OpenTelemetry is imported before `opentelemetry` is called, and without telemetry a transaction pays no
+more than a look at an attribute that is None. What is measured stands in `tm.telemetry.metrics`.
+"""
+
+from tm.telemetry.making import opentelemetry
+from tm.telemetry.metrics import METRICS, Metric, metrics_table
+
+__all__ = ["METRICS", "Metric", "metrics_table", "opentelemetry"]

@@ -1,0 +1,229 @@
+"""What stands between the manager and the things that are measured: a resource manager, and the performer.
+
+They are put there only where telemetry was asked for, so that nothing asks for it on the way of a transaction
+without.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+from tm.effects import Call
+from tm.performer import Performer
+from tm.resources import is_decider
+from tm.verdicts import Verb
+from xa import TMONEPHASE, Code, Handle, XaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tm.effects import Effect, Force, Note
+    from tm.log import DecisionLog, LogError
+    from tm.resources import Resource
+    from tm.telemetry.recorder import Recorder
+    from xa import Completion, DecidingResource, DecisionRecord, ResourceManager, Xid
+
+RAISED: Final = "RAISED"
+"""The code of a call that raised what its contract does not name."""
+
+_PHASES: Final = {
+    Verb.PREPARE: "prepare",
+    Verb.COMMIT: "commit",
+    Verb.COMMIT_AGAIN: "commit",
+    Verb.COMMIT_ONE_PHASE: "commit",
+    Verb.ROLLBACK: "rollback",
+}
+
+
+def observed(name: str, rm: ResourceManager, recorder: Recorder) -> ResourceManager:
+    """`rm`, under the name `name`, with its verbs measured."""
+    return ObservedDecider(name, rm, recorder) if is_decider(rm) else ObservedResource(name, rm, recorder)
+
+
+class ObservedResource:
+    """An `xa.ResourceManager` that measures another one. What the other offers beyond the contract is there too."""
+
+    def __init__(self, name: str, rm: ResourceManager, recorder: Recorder) -> None:
+        self._name = name
+        self._rm = rm
+        self._recorder = recorder
+        self._sent: dict[Handle, tuple[str, float, Xid | None]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rm, name)
+
+    @property
+    def name(self) -> str:
+        """As `xa.ResourceManager` says."""
+        return self._rm.name
+
+    @property
+    def flags(self) -> int:
+        """As `xa.ResourceManager` says."""
+        return self._rm.flags
+
+    @property
+    def identity(self) -> str:
+        """As `xa.ResourceManager` says."""
+        return self._rm.identity
+
+    def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._asked("open", None, self._rm.open, open_string, rmid, flags)
+
+    def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._asked("close", None, self._rm.close, close_string, rmid, flags)
+
+    def start(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._asked("start", xid, self._rm.start, xid, rmid, flags)
+
+    def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._asked("end", xid, self._rm.end, xid, rmid, flags)
+
+    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._asked("prepare", xid, self._rm.prepare, xid, rmid, flags)
+
+    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        verb = "commit_one_phase" if flags & TMONEPHASE else "commit"
+        return self._asked(verb, xid, self._rm.commit, xid, rmid, flags)
+
+    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._asked("rollback", xid, self._rm.rollback, xid, rmid, flags)
+
+    def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._asked("forget", xid, self._rm.forget, xid, rmid, flags)
+
+    def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
+        """As `xa.ResourceManager` says."""
+        page: Sequence[Xid] = self._told("recover", self._rm.recover, rmid, flags, count)
+        return page
+
+    def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
+        """As `xa.ResourceManager` says."""
+        completion = self._rm.complete(handle, rmid, flags)
+        sent = self._sent.pop(completion.handle, None)
+        if sent is not None:
+            verb, began, xid = sent
+            self._recorder.verb(self._name, verb, began, completion.code, xid)
+        return completion
+
+    def session(self, rmid: int) -> Any:
+        """As `xa.ResourceManager` says."""
+        return self._rm.session(rmid)
+
+    def _asked(self, verb: str, xid: Xid | None, call: Callable[..., Code | Handle], *arguments: Any) -> Code | Handle:
+        began = perf_counter()
+        try:
+            answer = call(*arguments)
+        except XaError as error:
+            self._recorder.verb(self._name, verb, began, error.code, xid)
+            raise
+        except BaseException:
+            self._recorder.verb(self._name, verb, began, None, xid)
+            raise
+        if isinstance(answer, Handle):
+            self._sent[answer] = verb, began, xid
+        else:
+            self._recorder.verb(self._name, verb, began, answer, xid)
+        return answer
+
+    def _told(self, verb: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """As `_asked`, for what answers no code: what it returns is its success."""
+        began = perf_counter()
+        code: Code | None = None
+        try:
+            told = call(*arguments)
+            code = Code.XA_OK
+        except XaError as error:
+            code = error.code
+            raise
+        finally:
+            self._recorder.verb(self._name, verb, began, code, None)
+        return told
+
+
+class ObservedDecider(ObservedResource):
+    """An `xa.DecidingResource` that measures another one."""
+
+    _rm: DecidingResource
+
+    @property
+    def decider_id(self) -> bytes:
+        """As `xa.DecidingResource` says."""
+        return self._rm.decider_id
+
+    @property
+    def incarnation(self) -> int:
+        """As `xa.DecidingResource` says."""
+        return self._rm.incarnation
+
+    def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
+        """As `xa.DecidingResource` says."""
+        return Code(self._asked("decide", xid, self._rm.decide, xid, rmid, record))
+
+    def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
+        """As `xa.DecidingResource` says."""
+        told: bytes | None = self._told("settle", self._rm.settle, gtrid, rmid)
+        return told
+
+    def decisions(self, rmid: int, after: bytes = b"", count: int = 1000) -> Sequence[DecisionRecord]:
+        """As `xa.DecidingResource` says."""
+        page: Sequence[DecisionRecord] = self._told("decisions", self._rm.decisions, rmid, after, count)
+        return page
+
+    def end_decisions(self, gtrids: Sequence[bytes], rmid: int) -> None:
+        """As `xa.DecidingResource` says."""
+        self._told("end_decisions", self._rm.end_decisions, gtrids, rmid)
+
+
+class ObservedPerformer(Performer):
+    """A Performer whose phases and forces are measured."""
+
+    __slots__ = ("_recorder",)
+
+    def __init__(
+        self,
+        resources: Mapping[str, Resource],
+        log: DecisionLog | None,
+        sleep: Callable[[float], None],
+        recorder: Recorder,
+    ) -> None:
+        super().__init__(resources, log, sleep)
+        self._recorder = recorder
+
+    def perform(self, effect: Effect) -> Any:
+        """As `Performer.perform`."""
+        phase = _PHASES.get(effect.verb) if isinstance(effect, Call) else None
+        if phase is None:
+            return super().perform(effect)
+        began = perf_counter()
+        try:
+            return super().perform(effect)
+        finally:
+            self._recorder.phase(phase, began)
+
+    def force(self, effect: Force) -> LogError | None:
+        """As `Performer.force`."""
+        return self._forced("decision", super().force, effect)
+
+    def note(self, effect: Note) -> LogError | None:
+        """As `Performer.note`."""
+        return self._forced("heuristic", super().note, effect)
+
+    def _forced(self, record: str, force: Callable[[Any], LogError | None], effect: Force | Note) -> LogError | None:
+        began = perf_counter()
+        failed = True
+        try:
+            refused = force(effect)
+            failed = refused is not None
+        finally:
+            self._recorder.forced(record, began, failed=failed)
+        return refused
