@@ -1,0 +1,505 @@
+"""AmqpResource: the xa_switch of an AMQP 1.0 broker with distributed transactions."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.protocol.commands import MAX_PAGE, Commit, Forget, GetTimeout, Prepare, Recover, Rollback
+from dtx.protocol.conditions import RefusedError
+from dtx.protocol.replies import Recovered
+from rm_amqp.association import Association
+from rm_amqp.connected import R1, Connected, refusal_error
+from rm_amqp.loss import ConnectionLost, TimedOut
+from rm_amqp.session import Session
+from rm_amqp.settings import parse
+from rm_amqp.standing import MAX_OUTSTANDING, Operation, Scan
+from xa import (
+    ROLLBACK_CODES,
+    TMASYNC,
+    TMENDRSCAN,
+    TMFAIL,
+    TMJOIN,
+    TMMIGRATE,
+    TMMULTIPLE,
+    TMNOWAIT,
+    TMONEPHASE,
+    TMREGISTER,
+    TMRESUME,
+    TMSTARTRSCAN,
+    TMSUSPEND,
+    TMUSEASYNC,
+    AxCode,
+    Code,
+    Completion,
+    Handle,
+    XaError,
+    check_flags,
+    xa_error,
+)
+from xa.machine import advance
+from xa.tables import (
+    ASSOCIATION,
+    ASYNC,
+    REGISTRATION,
+    RESOURCE,
+    AssociationState,
+    AssociationVerb,
+    AsyncState,
+    AsyncVerb,
+    RegistrationVerb,
+    ResourceVerb,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dtx.protocol.commands import Coordination
+    from rm_amqp.pool import Seat
+    from rm_amqp.standing import Standing
+    from xa import Registrar, Xid
+
+T0, T1, T2 = AssociationState.T0, AssociationState.T1, AssociationState.T2
+_AX_STARTS: Final = {AxCode.TM_OK: 0, AxCode.TM_JOIN: TMJOIN, AxCode.TM_RESUME: TMRESUME}
+_AX_ERRORS: Final = {
+    AxCode.TMER_TMERR: Code.XAER_RMERR,
+    AxCode.TMER_INVAL: Code.XAER_INVAL,
+    AxCode.TMER_PROTO: Code.XAER_PROTO,
+}
+
+
+class AmqpResource(Connected):
+    """One instance. `flags` are the switch's: TMUSEASYNC, and TMREGISTER for one that registers dynamically.
+
+    An association can be resumed only in the thread of control that suspended it, whose channel it is on: end with
+    TMMIGRATE answers XA_NOMIGRATE. open, close, start and end with TMASYNC are carried out before they return.
+    """
+
+    name = "xabridge amqp"
+
+    def __init__(self, registrar: Registrar | None = None, flags: int = TMUSEASYNC, **surroundings: Any) -> None:
+        if flags & ~(TMREGISTER | TMUSEASYNC):
+            raise ValueError(f"not switch flags of this resource manager: {flags:#x}")
+        if flags & TMREGISTER and registrar is None:
+            raise ValueError("TMREGISTER needs a registrar")
+        super().__init__(**surroundings)
+        self.flags = flags
+        self._registrar = registrar
+        self._numbers = count(1)
+        self._operations: dict[int, Operation] = {}
+        self._asked: dict[Xid, int] = {}
+
+    @property
+    def identity(self) -> str:
+        """As `xa.ResourceManager` says. Starts that nobody waits for can't be joined in time: with `ahead` every
+        instance stands for itself, and has branches of its own in a transaction."""
+        settings = self.settings
+        return f"{settings.identity}#{self.container}" if settings.ahead else settings.identity
+
+    @property
+    def outstanding(self) -> int:
+        """How many operations wait for `complete`."""
+        return len(self._operations)
+
+    # --- open and close ---------------------------------------------------------------------------------------
+    def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says. The broker is asked over both kinds of channels."""
+        check_flags("open", flags, self.flags)
+        settings = parse(open_string)
+        standing = self._standing()
+        with self._lock:
+            if self._state is R1 and rmid != self._rmid:
+                raise xa_error(Code.XAER_INVAL, f"open: is open under rmid {self._rmid} already, not {rmid}")
+            if self._state is R1 and settings != self._settings:
+                raise xa_error(Code.XAER_INVAL, "open: is open already, with another open string")
+            if self._pool is None or settings != self._settings:
+                self._disconnect()
+                self._use(settings)
+        return self._at_once(standing, "open", None, flags, lambda: self._open(standing, rmid))
+
+    def _open(self, standing: Standing, rmid: int) -> Code:
+        if standing.seat is not None and standing.seat.channel.broken:
+            self._dissociate(standing)
+        try:
+            deadline = self.deadline()
+            if standing.seat is None:
+                self.pool.give(self.pool.take(deadline))
+            self._commanding(deadline)
+        except TimedOut as why:
+            if "channels are in use" not in str(why):  # they are: there is a connection
+                raise self._failed(standing, "open", why, None) from None
+        except ConnectionLost as why:
+            raise self._failed(standing, "open", why, None) from None
+        with self._lock:
+            standing.lost = False
+            self._rmid = rmid
+            self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN)
+        return Code.XA_OK
+
+    def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:  # noqa: ARG002 — says nothing here
+        """As `xa.ResourceManager` says."""
+        check_flags("close", flags, self.flags)
+        standing = self._standing()
+        with self._lock:
+            if self._state is R1:
+                self._check_open("close", rmid)
+                if standing.current is not None and not self._gone(standing):
+                    raise xa_error(Code.XAER_PROTO, "close: this thread is at work; end that first")
+                if self._operations:
+                    raise xa_error(Code.XAER_PROTO, f"close: {len(self._operations)} operations wait for complete")
+        return self._at_once(standing, "close", None, flags, self._close)
+
+    def _close(self) -> Code:
+        self._disconnect()
+        with self._lock:
+            self._state = advance(RESOURCE, self._state, ResourceVerb.CLOSE)
+            for standing in self._standings.values():
+                standing.seat = standing.current = standing.scan = None
+                standing.suspended.clear()
+                standing.lost = False
+        return Code.XA_OK
+
+    @staticmethod
+    def _gone(standing: Standing) -> bool:
+        return standing.seat is None or standing.seat.channel.broken
+
+    # --- association ------------------------------------------------------------------------------------------
+    def start(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        standing = self._enter("start", rmid, flags)
+        if self.flags & TMREGISTER:
+            raise xa_error(Code.XAER_PROTO, "start: this resource manager registers itself (TMREGISTER)", xid)
+        self._check_asked("start", xid, flags)
+        return self._at_once(standing, "start", xid, flags, lambda: self._start(standing, xid, flags))
+
+    def _start(self, standing: Standing, xid: Xid, flags: int) -> Code:
+        if standing.current is not None:
+            if self._gone(standing):
+                raise self._hears_of_loss(standing, "start", standing.current.xid)
+            raise xa_error(Code.XAER_PROTO, f"start: this thread is associated with {standing.current.xid}", xid)
+        own = standing.suspended.get(xid)
+        verb = AssociationVerb.START
+        if flags & TMRESUME:
+            if own is None:
+                raise self._not_associated(standing, "start(TMRESUME)", xid)
+            verb = AssociationVerb.RESUME
+        elif own is not None:
+            raise xa_error(Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid)
+        association = own or Association(xid)
+        seat = standing.seat or self._take(standing, xid, flags)
+        self._run_start(standing, seat, association, verb, join=bool(flags & TMJOIN))
+        return Code.XA_OK
+
+    def _take(self, standing: Standing, xid: Xid, flags: int) -> Seat:
+        try:
+            return self.pool.take(self.deadline(), wait=not flags & TMNOWAIT)
+        except TimedOut as why:
+            if flags & TMNOWAIT:
+                raise xa_error(Code.XA_RETRY, f"start: {why}", xid) from None
+            told = f"start: {why}; end other work, or allow more with channels= in the open string"
+            raise xa_error(Code.XAER_RMERR, told, xid) from None
+        except ConnectionLost as why:
+            raise self._failed(standing, "start", why, xid) from None
+
+    def _run_start(
+        self, standing: Standing, seat: Seat, association: Association, verb: AssociationVerb, *, join: bool
+    ) -> None:
+        xid = association.xid
+        standing.seat = seat
+        try:
+            steps = seat.channel.start(association, verb, self.deadline(), join=join)
+            seat.line.run(steps, later=self.settings.ahead)
+        except RefusedError as error:
+            if association.state is T0:
+                standing.suspended.pop(xid, None)
+            self._leave(standing)
+            raise refusal_error("start", error.refusal, xid) from None
+        except (ConnectionLost, TimedOut) as why:
+            raise self._failed(standing, "start", why, xid) from None
+        except BaseException:  # an interruption: nobody knows what the broker has heard
+            self._lose(standing)
+            raise
+        standing.suspended.pop(xid, None)
+        standing.current = association
+
+    def _leave(self, standing: Standing) -> None:
+        """The thread gives its channel back, where it has no association left."""
+        if not standing.associated and standing.seat is not None:
+            seat, standing.seat = standing.seat, None
+            self.pool.give(seat)
+
+    def _hears_of_loss(self, standing: Standing, verb: str, xid: Xid) -> XaError:
+        lost = standing.seat.channel.core.lost if standing.seat is not None else None
+        self._lose(standing)
+        return xa_error(Code.XAER_RMFAIL, f"{verb}: {lost or 'the connection was lost'}", xid)
+
+    def _not_associated(self, standing: Standing, verb: str, xid: Xid) -> XaError:
+        """XAER_NOTA for an xid that the broker does not know, XAER_PROTO for one that is somebody else's."""
+        try:
+            asked = self._ask(standing, verb, GetTimeout(xid), xid)
+            self._answer(standing, verb, asked, self.deadline(), xid)
+        except XaError as error:
+            if error.code in {Code.XAER_NOTA, Code.XAER_RMFAIL}:
+                return error
+        return xa_error(Code.XAER_PROTO, f"{verb}: this thread has no such association with the branch", xid)
+
+    def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        standing = self._enter("end", rmid, flags)
+        self._check_asked("end", xid, flags)
+        return self._at_once(standing, "end", xid, flags, lambda: self._end(standing, xid, flags))
+
+    def _end(self, standing: Standing, xid: Xid, flags: int) -> Code:
+        association = standing.current
+        if association is None or association.xid != xid:
+            association = standing.suspended.get(xid)
+        if association is None or standing.seat is None:
+            raise self._not_associated(standing, "end", xid)
+        verb = AssociationVerb.END
+        if flags & TMSUSPEND:
+            verb = AssociationVerb.SUSPEND
+        elif flags & TMFAIL:
+            verb = AssociationVerb.END_FAIL
+        refused = ASSOCIATION.refusal(association.state, verb)
+        if refused is not None:
+            raise xa_error(refused, f"end: the association is {association.state.value}", xid)
+        self._run_end(standing, standing.seat, association, verb)
+        if flags & TMMIGRATE:
+            return Code.XA_NOMIGRATE
+        return Code.XA_OK
+
+    def _run_end(self, standing: Standing, seat: Seat, association: Association, verb: AssociationVerb) -> None:
+        xid = association.xid
+        try:
+            seat.line.run(seat.channel.end(association, verb, self.deadline()))
+        except RefusedError as error:
+            self._file(standing, association)
+            told = error.refusal
+            if told.code not in ROLLBACK_CODES:  # it is no branch of ours: nothing of it can be prepared
+                raise xa_error(Code.XAER_RMERR, f"end: {told.description or told.condition}", xid) from None
+            raise refusal_error("end", told, xid) from None
+        except (ConnectionLost, TimedOut) as why:
+            raise self._failed(standing, "end", why, xid) from None
+        except BaseException:  # an interruption: nobody knows what the broker has heard
+            self._lose(standing)
+            raise
+        self._file(standing, association)
+
+    def _file(self, standing: Standing, association: Association) -> None:
+        """Puts the association where its state says that it belongs."""
+        if standing.current is association and association.state is not T1:
+            standing.current = None
+        if association.state is T2:
+            standing.suspended[association.xid] = association
+        else:
+            standing.suspended.pop(association.xid, None)
+        self._leave(standing)
+
+    # --- completion -------------------------------------------------------------------------------------------
+    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._finish("prepare", xid, rmid, flags, Prepare(xid))
+
+    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._finish("commit", xid, rmid, flags, Commit(xid, bool(flags & TMONEPHASE)))
+
+    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._finish("rollback", xid, rmid, flags, Rollback(xid))
+
+    def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        """As `xa.ResourceManager` says."""
+        return self._finish("forget", xid, rmid, flags, Forget(xid))
+
+    def _finish(self, verb: str, xid: Xid, rmid: int, flags: int, command: Coordination) -> Code | Handle:
+        standing = self._enter(verb, rmid, flags)
+        self._check_asked(verb, xid, flags)
+        if not flags & TMASYNC:
+            return self._carry_out(standing, verb, command, xid)
+        asked = self._ask(standing, verb, command, xid)
+        return self._promise(Operation(standing, verb, xid, asked, deadline=self.deadline()))
+
+    def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
+        """As `xa.ResourceManager` says."""
+        standing = self._enter("recover", rmid, flags)
+        if count < 1:
+            raise xa_error(Code.XAER_INVAL, f"recover: count {count} is below 1")
+        if flags & TMSTARTRSCAN:
+            standing.scan = Scan()
+        scan = standing.scan
+        if scan is None:
+            raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
+        found: list[Xid] = []
+        while not scan.over and len(found) < count:
+            command = Recover(scan.after, min(count - len(found), MAX_PAGE))
+            asked = self._ask(standing, "recover", command, None)
+            reply = self._answer(standing, "recover", asked, self.deadline(), None)
+            if not isinstance(reply, Recovered):
+                raise xa_error(Code.XAER_RMERR, "recover: the broker answered something else")
+            found += reply.in_doubt
+            scan.over = not reply.more or not reply.in_doubt
+            if reply.in_doubt:
+                scan.after = reply.in_doubt[-1]
+        if flags & TMENDRSCAN:
+            standing.scan = None
+        return found
+
+    # --- asynchronous operations ------------------------------------------------------------------------------
+    def _check_asked(self, verb: str, xid: Xid, flags: int) -> None:
+        if xid in self._asked:
+            kind = AsyncVerb.ASYNCHRONOUS if flags & TMASYNC else AsyncVerb.SYNCHRONOUS
+            code = ASYNC.refusal(AsyncState.A1, kind) or Code.XAER_PROTO
+            raise xa_error(code, f"{verb}: an operation on this branch waits for complete", xid)
+        if flags & TMASYNC and len(self._operations) >= MAX_OUTSTANDING:
+            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding", xid)
+
+    def _at_once(
+        self, standing: Standing, verb: str, xid: Xid | None, flags: int, carry_out: Callable[[], Code]
+    ) -> Code | Handle:
+        """Carries out a verb; with TMASYNC what came of it is told by complete."""
+        if not flags & TMASYNC:
+            return carry_out()
+        operation = Operation(standing, verb, xid)
+        try:
+            operation.code = carry_out()
+        except XaError as error:
+            operation.code, operation.error = error.code, error
+        return self._promise(operation)
+
+    def _promise(self, operation: Operation) -> Handle:
+        with self._lock:
+            handle = Handle(next(self._numbers))
+            self._operations[handle] = operation
+            if operation.xid is not None:
+                self._asked[operation.xid] = handle
+        return handle
+
+    def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
+        """As `xa.ResourceManager` says."""
+        check_flags("complete", flags, self.flags)
+        if rmid != self._rmid or not self._operations:
+            self._check_open("complete", rmid)
+        if flags & TMMULTIPLE or handle is None:
+            handle = self._any(handle, flags)
+        operation = self._operations.get(handle)
+        if operation is None:
+            refused = ASYNC.refusal(AsyncState.A0, AsyncVerb.COMPLETE) or Code.XAER_INVAL
+            raise xa_error(refused, f"complete: no operation {handle} is outstanding")
+        if operation.code is None and flags & TMNOWAIT and not self._arrived(operation):
+            raise xa_error(Code.XA_RETRY, f"{operation.verb}: it has not completed", operation.xid)
+        self._await(operation)
+        with self._lock:
+            if self._operations.pop(handle, None) is None:
+                raise xa_error(Code.XAER_INVAL, f"complete: operation {handle} was told to somebody else")
+            if operation.xid is not None:
+                self._asked.pop(operation.xid, None)
+        assert operation.code is not None  # noqa: S101 — _await has set it
+        return Completion(handle, operation.code, operation.error)
+
+    def _any(self, handle: Handle | None, flags: int) -> Handle:
+        if handle is not None or not flags & TMMULTIPLE:
+            raise xa_error(Code.XAER_INVAL, "complete: TMMULTIPLE goes with no handle, and no handle with TMMULTIPLE")
+        standing = self._standing()
+        with self._lock:
+            mine = [(number, one) for number, one in self._operations.items() if one.standing is standing]
+        if not mine:
+            raise xa_error(Code.XAER_INVAL, "complete: this thread has no operation outstanding")
+        return Handle(next((number for number, one in mine if one.code is not None or self._arrived(one)), mine[0][0]))
+
+    @staticmethod
+    def _arrived(operation: Operation) -> bool:
+        asked = operation.asked
+        if asked is None:
+            return True
+        asked.line.refresh()
+        return asked.command.core.lost is not None or asked.line.run(asked.command.look(asked.request))
+
+    def _await(self, operation: Operation) -> None:
+        """Waits until it is known what came of the operation, or that nobody knows."""
+        if operation.code is not None or operation.asked is None or operation.xid is None:
+            return
+        verb, xid = operation.verb, operation.xid
+        try:
+            reply = self._answer(operation.standing, verb, operation.asked, operation.deadline, xid)
+            operation.code = self._outcome(verb, reply, xid)
+        except XaError as error:
+            operation.code, operation.error = error.code, error
+
+    # --- work -------------------------------------------------------------------------------------------------
+    def session(self, rmid: int) -> Session:
+        """As `xa.ResourceManager` says."""
+        self._check_open("session", rmid)
+        standing = self._standing()
+        self._check_lost("session", standing)
+        if not self.flags & TMREGISTER and standing.current is None:
+            raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
+        return Session(self, standing)
+
+    def clock(self) -> float:
+        """The time, for deadlines."""
+        return self._clock()
+
+    def begin_work(self, standing: Standing) -> Association | None:
+        """As Workplace says."""
+        self._check_work(standing)
+        if standing.current is None:
+            self._register(standing)
+        return standing.current
+
+    async def begin_work_async(self, standing: Standing) -> Association | None:
+        """As Workplace says."""
+        self._check_work(standing)
+        if standing.current is None:
+            await asyncio.to_thread(self._register, standing)
+        return standing.current
+
+    def _check_work(self, standing: Standing) -> None:
+        if self._standing() is not standing:
+            raise xa_error(Code.XAER_PROTO, "work: this session belongs to another thread of control")
+        self._check_open("work", self._rmid)
+        self._check_lost("work", standing)
+        if standing.current is None:
+            if not self.flags & TMREGISTER:
+                raise xa_error(Code.XAER_PROTO, "work: this thread is associated with no branch; its work has ended")
+        elif standing.current.xid in self._asked:
+            raise xa_error(Code.XAER_PROTO, "work: an operation on this branch waits for complete")
+
+    def _register(self, standing: Standing) -> None:
+        """Asks the transaction manager whose work this is."""
+        assert self._registrar is not None  # noqa: S101 — checked by the constructor
+        answer, xid = self._registrar.ax_reg(self._rmid)
+        if answer in _AX_ERRORS:
+            raise xa_error(_AX_ERRORS[answer], f"ax_reg answered {answer.name}")
+        if not xid.is_null:
+            self._start(standing, xid, _AX_STARTS[answer])
+            return
+        standing.outside = advance(REGISTRATION, standing.outside, RegistrationVerb.REGISTER_NULL)
+        if standing.seat is None:
+            try:
+                standing.seat = self._take(standing, xid, 0)
+            except XaError:
+                self.end_work(standing)
+                raise
+
+    def seat(self, standing: Standing) -> Seat:
+        """As Workplace says."""
+        seat = standing.seat
+        if seat is None:
+            raise xa_error(Code.XAER_PROTO, "work: this thread is associated with no branch; its work has ended")
+        return seat
+
+    def end_work(self, standing: Standing) -> None:
+        """As Workplace says."""
+        assert self._registrar is not None  # noqa: S101 — checked by the constructor
+        standing.outside = advance(REGISTRATION, standing.outside, RegistrationVerb.UNREGISTER)
+        self._leave(standing)
+        answer = self._registrar.ax_unreg(self._rmid)
+        if answer in _AX_ERRORS:
+            raise xa_error(_AX_ERRORS[answer], f"ax_unreg answered {answer.name}")
+
+    def lose_work(self, standing: Standing, why: ConnectionLost | TimedOut) -> XaError:
+        """As Workplace says."""
+        xid = standing.current.xid if standing.current is not None else None
+        return self._failed(standing, "work", why, xid)
