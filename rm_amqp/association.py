@@ -48,13 +48,15 @@ class Held:
 class Association:
     """One association. `state` moves by the table 6-2."""
 
-    __slots__ = ("_fields", "held", "opening", "senders", "state", "txn_id", "xid")
+    __slots__ = ("_fields", "held", "opening", "received", "senders", "state", "txn_id", "xid")
 
     def __init__(self, xid: Xid) -> None:
         self.xid = xid
         self.state = AssociationState.T0
         self.held: dict[int, Held] = {}
         """By the identity of the message, in the order of their receipt."""
+        self.received = False
+        """Whether it ever held a message."""
         self.senders: set[Sender] = set()
         """What was sent through since it is at work."""
         self.opening: Answer | None = None
@@ -77,6 +79,7 @@ class Association:
 
     def hold(self, arrived: Arrived, message: Any) -> None:
         """The application has received this."""
+        self.received = True
         self.held[id(message)] = Held(arrived, message)
         if len(self.held) > MAX_HELD:
             self.tell(MAX_HELD // 2)

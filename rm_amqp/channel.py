@@ -10,7 +10,6 @@ of a branch in which anything that was sent settled went wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.protocol.commands import CONTROL, Declare, Discharge, End, Start
@@ -26,6 +25,8 @@ from xa.machine import Result, advance
 from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rm_amqp.association import Association
     from rm_amqp.core import Core, Steps
     from rm_amqp.links import Answer, Arrived, Link
@@ -53,6 +54,8 @@ class Channel:
         self._senders: dict[str, Sender] = {}
         self._receivers: dict[tuple[str, bool], Receiver] = {}
         self._txn_number = 0
+        self.recall = False
+        """Whether a branch that received here did not commit: what was sent ahead stands behind what came back."""
         self.idle_since = 0.0
         """When it was put back, on the core's clock."""
 
@@ -263,6 +266,7 @@ class Channel:
         """The next message from an address, None where none comes until `deadline`. With `acquire` the branch has
         taken it already when it comes. `patience` bounds what the broker may take to say that there is none."""
         self.check_work(association)
+        yield from self._recalled(association, patience)
         receiver = yield from self._receiver(address, association, patience, acquire=acquire)
         prefetch = 0 if acquire else self._settings.prefetch
         while not receiver.arrived:
@@ -280,9 +284,21 @@ class Channel:
             receiver.flow(prefetch - receiver.credit)
         return receiver.arrived.popleft()
 
+    def _recalled(self, association: Association | None, patience: float) -> Steps[None]:
+        """After a rollback: gives back what was sent ahead, so that messages come in their order again."""
+        if not self.recall:
+            return
+        receivers = [receiver for receiver in self._receivers.values() if receiver.alive and receiver.attached]
+        for receiver in receivers:
+            yield from self._drained(receiver, association, patience)
+            while receiver.arrived:
+                receiver.settle(receiver.arrived.popleft(), None, RELEASED)
+        self.recall = False
+
     def _drained(self, receiver: Receiver, association: Association | None, patience: float) -> Steps[None]:
         """The broker sends what it has, up to the credit, and gives back the rest."""
-        receiver.drain()
+        if receiver.credit > 0 and not receiver.draining:
+            receiver.drain()
         while receiver.draining:
             self._check_link(receiver)
             self.check_work(association)
@@ -295,6 +311,7 @@ class Channel:
     ) -> Steps[list[Arrived]]:
         """The first message that comes until `deadline`, and what else the broker has at once, at most `count`."""
         self.check_work(association)
+        yield from self._recalled(association, patience)
         receiver = yield from self._receiver(address, association, patience, acquire=False)
         missing = count - len(receiver.arrived) - receiver.credit
         if missing > 0:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 READ: Final = 65_536
-FRESH_S: Final = 0.05
 BUSY_S: Final = 0.05
 SPEND_S: Final = 2.0
 """How long a goodbye may take."""
@@ -81,7 +80,7 @@ class Line(Protocol):
         ...
 
     def refresh(self) -> None:
-        """Takes what has come, without waiting, where nobody has looked for a moment."""
+        """Takes what has come, without waiting: a connection that was closed meanwhile is known to be."""
         ...
 
     def close(self) -> None:
@@ -113,7 +112,6 @@ class SocketLine:
         self._asked = False
         """Whether something was written since somebody last waited."""
         self._dropped = False
-        self._read_at = 0.0
 
     # -- steps
     def run(self, steps: Steps[T], *, later: bool = False) -> T:
@@ -241,7 +239,6 @@ class SocketLine:
             self.core.lose(error.strerror or str(error))
             return True
         if octets:
-            self._read_at = self.core.clock()
             self.core.received(octets)
         else:
             self.core.end_of_file()
@@ -251,8 +248,7 @@ class SocketLine:
     def refresh(self) -> None:
         """As Line says."""
         with self._lock:
-            if self.core.clock() >= self._read_at + FRESH_S:
-                self._refresh()
+            self._refresh()
 
     def _refresh(self) -> None:
         if not self._reading:

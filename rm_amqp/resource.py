@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from dtx.protocol.commands import MAX_PAGE, Commit, Forget, GetTimeout, Prepare, Recover, Rollback
-from dtx.protocol.conditions import RefusedError
+from dtx.protocol.commands import MAX_PAGE, Commit, Forget, Prepare, Recover, Rollback
 from dtx.protocol.replies import Recovered
-from rm_amqp.association import Association
-from rm_amqp.connected import R1, Connected, refusal_error
+from rm_amqp.associating import Associating
+from rm_amqp.connected import R1
 from rm_amqp.loss import ConnectionLost, TimedOut
-from rm_amqp.session import Session
 from rm_amqp.settings import parse
 from rm_amqp.standing import MAX_OUTSTANDING, Operation, Scan
 from xa import (
-    ROLLBACK_CODES,
     TMASYNC,
     TMENDRSCAN,
-    TMFAIL,
-    TMJOIN,
-    TMMIGRATE,
     TMMULTIPLE,
     TMNOWAIT,
     TMONEPHASE,
     TMREGISTER,
-    TMRESUME,
     TMSTARTRSCAN,
-    TMSUSPEND,
     TMUSEASYNC,
-    AxCode,
     Code,
     Completion,
     Handle,
@@ -40,15 +30,10 @@ from xa import (
 )
 from xa.machine import advance
 from xa.tables import (
-    ASSOCIATION,
     ASYNC,
-    REGISTRATION,
     RESOURCE,
-    AssociationState,
-    AssociationVerb,
     AsyncState,
     AsyncVerb,
-    RegistrationVerb,
     ResourceVerb,
 )
 
@@ -56,20 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from dtx.protocol.commands import Coordination
-    from rm_amqp.pool import Seat
     from rm_amqp.standing import Standing
     from xa import Registrar, Xid
 
-T0, T1, T2 = AssociationState.T0, AssociationState.T1, AssociationState.T2
-_AX_STARTS: Final = {AxCode.TM_OK: 0, AxCode.TM_JOIN: TMJOIN, AxCode.TM_RESUME: TMRESUME}
-_AX_ERRORS: Final = {
-    AxCode.TMER_TMERR: Code.XAER_RMERR,
-    AxCode.TMER_INVAL: Code.XAER_INVAL,
-    AxCode.TMER_PROTO: Code.XAER_PROTO,
-}
 
-
-class AmqpResource(Connected):
+class AmqpResource(Associating):
     """One instance. `flags` are the switch's: TMUSEASYNC, and TMREGISTER for one that registers dynamically.
 
     An association can be resumed only in the thread of control that suspended it, whose channel it is on: end with
@@ -83,12 +59,9 @@ class AmqpResource(Connected):
             raise ValueError(f"not switch flags of this resource manager: {flags:#x}")
         if flags & TMREGISTER and registrar is None:
             raise ValueError("TMREGISTER needs a registrar")
-        super().__init__(**surroundings)
-        self.flags = flags
-        self._registrar = registrar
+        super().__init__(registrar, flags, **surroundings)
         self._numbers = count(1)
         self._operations: dict[int, Operation] = {}
-        self._asked: dict[Xid, int] = {}
 
     @property
     def identity(self) -> str:
@@ -160,10 +133,6 @@ class AmqpResource(Connected):
                 standing.lost = False
         return Code.XA_OK
 
-    @staticmethod
-    def _gone(standing: Standing) -> bool:
-        return standing.seat is None or standing.seat.channel.broken
-
     # --- association ------------------------------------------------------------------------------------------
     def start(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says."""
@@ -173,128 +142,11 @@ class AmqpResource(Connected):
         self._check_asked("start", xid, flags)
         return self._at_once(standing, "start", xid, flags, lambda: self._start(standing, xid, flags))
 
-    def _start(self, standing: Standing, xid: Xid, flags: int) -> Code:
-        if standing.current is not None:
-            if self._gone(standing):
-                raise self._hears_of_loss(standing, "start", standing.current.xid)
-            raise xa_error(Code.XAER_PROTO, f"start: this thread is associated with {standing.current.xid}", xid)
-        own = standing.suspended.get(xid)
-        verb = AssociationVerb.START
-        if flags & TMRESUME:
-            if own is None:
-                raise self._not_associated(standing, "start(TMRESUME)", xid)
-            verb = AssociationVerb.RESUME
-        elif own is not None:
-            raise xa_error(Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid)
-        association = own or Association(xid)
-        seat = standing.seat or self._take(standing, xid, flags)
-        self._run_start(standing, seat, association, verb, join=bool(flags & TMJOIN))
-        return Code.XA_OK
-
-    def _take(self, standing: Standing, xid: Xid, flags: int) -> Seat:
-        try:
-            return self.pool.take(self.deadline(), wait=not flags & TMNOWAIT)
-        except TimedOut as why:
-            if flags & TMNOWAIT:
-                raise xa_error(Code.XA_RETRY, f"start: {why}", xid) from None
-            told = f"start: {why}; end other work, or allow more with channels= in the open string"
-            raise xa_error(Code.XAER_RMERR, told, xid) from None
-        except ConnectionLost as why:
-            raise self._failed(standing, "start", why, xid) from None
-
-    def _run_start(
-        self, standing: Standing, seat: Seat, association: Association, verb: AssociationVerb, *, join: bool
-    ) -> None:
-        xid = association.xid
-        standing.seat = seat
-        try:
-            steps = seat.channel.start(association, verb, self.deadline(), join=join)
-            seat.line.run(steps, later=self.settings.ahead)
-        except RefusedError as error:
-            if association.state is T0:
-                standing.suspended.pop(xid, None)
-            self._leave(standing)
-            raise refusal_error("start", error.refusal, xid) from None
-        except (ConnectionLost, TimedOut) as why:
-            raise self._failed(standing, "start", why, xid) from None
-        except BaseException:  # an interruption: nobody knows what the broker has heard
-            self._lose(standing)
-            raise
-        standing.suspended.pop(xid, None)
-        standing.current = association
-
-    def _leave(self, standing: Standing) -> None:
-        """The thread gives its channel back, where it has no association left."""
-        if not standing.associated and standing.seat is not None:
-            seat, standing.seat = standing.seat, None
-            self.pool.give(seat)
-
-    def _hears_of_loss(self, standing: Standing, verb: str, xid: Xid) -> XaError:
-        lost = standing.seat.channel.core.lost if standing.seat is not None else None
-        self._lose(standing)
-        return xa_error(Code.XAER_RMFAIL, f"{verb}: {lost or 'the connection was lost'}", xid)
-
-    def _not_associated(self, standing: Standing, verb: str, xid: Xid) -> XaError:
-        """XAER_NOTA for an xid that the broker does not know, XAER_PROTO for one that is somebody else's."""
-        try:
-            asked = self._ask(standing, verb, GetTimeout(xid), xid)
-            self._answer(standing, verb, asked, self.deadline(), xid)
-        except XaError as error:
-            if error.code in {Code.XAER_NOTA, Code.XAER_RMFAIL}:
-                return error
-        return xa_error(Code.XAER_PROTO, f"{verb}: this thread has no such association with the branch", xid)
-
     def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
         """As `xa.ResourceManager` says."""
         standing = self._enter("end", rmid, flags)
         self._check_asked("end", xid, flags)
         return self._at_once(standing, "end", xid, flags, lambda: self._end(standing, xid, flags))
-
-    def _end(self, standing: Standing, xid: Xid, flags: int) -> Code:
-        association = standing.current
-        if association is None or association.xid != xid:
-            association = standing.suspended.get(xid)
-        if association is None or standing.seat is None:
-            raise self._not_associated(standing, "end", xid)
-        verb = AssociationVerb.END
-        if flags & TMSUSPEND:
-            verb = AssociationVerb.SUSPEND
-        elif flags & TMFAIL:
-            verb = AssociationVerb.END_FAIL
-        refused = ASSOCIATION.refusal(association.state, verb)
-        if refused is not None:
-            raise xa_error(refused, f"end: the association is {association.state.value}", xid)
-        self._run_end(standing, standing.seat, association, verb)
-        if flags & TMMIGRATE:
-            return Code.XA_NOMIGRATE
-        return Code.XA_OK
-
-    def _run_end(self, standing: Standing, seat: Seat, association: Association, verb: AssociationVerb) -> None:
-        xid = association.xid
-        try:
-            seat.line.run(seat.channel.end(association, verb, self.deadline()))
-        except RefusedError as error:
-            self._file(standing, association)
-            told = error.refusal
-            if told.code not in ROLLBACK_CODES:  # it is no branch of ours: nothing of it can be prepared
-                raise xa_error(Code.XAER_RMERR, f"end: {told.description or told.condition}", xid) from None
-            raise refusal_error("end", told, xid) from None
-        except (ConnectionLost, TimedOut) as why:
-            raise self._failed(standing, "end", why, xid) from None
-        except BaseException:  # an interruption: nobody knows what the broker has heard
-            self._lose(standing)
-            raise
-        self._file(standing, association)
-
-    def _file(self, standing: Standing, association: Association) -> None:
-        """Puts the association where its state says that it belongs."""
-        if standing.current is association and association.state is not T1:
-            standing.current = None
-        if association.state is T2:
-            standing.suspended[association.xid] = association
-        else:
-            standing.suspended.pop(association.xid, None)
-        self._leave(standing)
 
     # --- completion -------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
@@ -317,7 +169,13 @@ class AmqpResource(Connected):
         standing = self._enter(verb, rmid, flags)
         self._check_asked(verb, xid, flags)
         if not flags & TMASYNC:
-            return self._carry_out(standing, verb, command, xid)
+            try:
+                code = self._carry_out(standing, verb, command, xid)
+            except XaError as error:
+                self._decided(verb, xid, error.code)
+                raise
+            self._decided(verb, xid, code)
+            return code
         asked = self._ask(standing, verb, command, xid)
         return self._promise(Operation(standing, verb, xid, asked, deadline=self.deadline()))
 
@@ -426,80 +284,4 @@ class AmqpResource(Connected):
             operation.code = self._outcome(verb, reply, xid)
         except XaError as error:
             operation.code, operation.error = error.code, error
-
-    # --- work -------------------------------------------------------------------------------------------------
-    def session(self, rmid: int) -> Session:
-        """As `xa.ResourceManager` says."""
-        self._check_open("session", rmid)
-        standing = self._standing()
-        self._check_lost("session", standing)
-        if not self.flags & TMREGISTER and standing.current is None:
-            raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
-        return Session(self, standing)
-
-    def clock(self) -> float:
-        """The time, for deadlines."""
-        return self._clock()
-
-    def begin_work(self, standing: Standing) -> Association | None:
-        """As Workplace says."""
-        self._check_work(standing)
-        if standing.current is None:
-            self._register(standing)
-        return standing.current
-
-    async def begin_work_async(self, standing: Standing) -> Association | None:
-        """As Workplace says."""
-        self._check_work(standing)
-        if standing.current is None:
-            await asyncio.to_thread(self._register, standing)
-        return standing.current
-
-    def _check_work(self, standing: Standing) -> None:
-        if self._standing() is not standing:
-            raise xa_error(Code.XAER_PROTO, "work: this session belongs to another thread of control")
-        self._check_open("work", self._rmid)
-        self._check_lost("work", standing)
-        if standing.current is None:
-            if not self.flags & TMREGISTER:
-                raise xa_error(Code.XAER_PROTO, "work: this thread is associated with no branch; its work has ended")
-        elif standing.current.xid in self._asked:
-            raise xa_error(Code.XAER_PROTO, "work: an operation on this branch waits for complete")
-
-    def _register(self, standing: Standing) -> None:
-        """Asks the transaction manager whose work this is."""
-        assert self._registrar is not None  # noqa: S101 — checked by the constructor
-        answer, xid = self._registrar.ax_reg(self._rmid)
-        if answer in _AX_ERRORS:
-            raise xa_error(_AX_ERRORS[answer], f"ax_reg answered {answer.name}")
-        if not xid.is_null:
-            self._start(standing, xid, _AX_STARTS[answer])
-            return
-        standing.outside = advance(REGISTRATION, standing.outside, RegistrationVerb.REGISTER_NULL)
-        if standing.seat is None:
-            try:
-                standing.seat = self._take(standing, xid, 0)
-            except XaError:
-                self.end_work(standing)
-                raise
-
-    def seat(self, standing: Standing) -> Seat:
-        """As Workplace says."""
-        seat = standing.seat
-        if seat is None:
-            raise xa_error(Code.XAER_PROTO, "work: this thread is associated with no branch; its work has ended")
-        return seat
-
-    def end_work(self, standing: Standing) -> None:
-        """As Workplace says."""
-        assert self._registrar is not None  # noqa: S101 — checked by the constructor
-        standing.outside = advance(REGISTRATION, standing.outside, RegistrationVerb.UNREGISTER)
-        self._leave(standing)
-        answer = self._registrar.ax_unreg(self._rmid)
-        if answer in _AX_ERRORS:
-            raise xa_error(_AX_ERRORS[answer], f"ax_unreg answered {answer.name}")
-
-    def lose_work(self, standing: Standing, why: ConnectionLost | TimedOut) -> XaError:
-        """As Workplace says."""
-        xid = standing.current.xid if standing.current is not None else None
-        return self._failed(standing, "work", why, xid)
+        self._decided(verb, xid, operation.code)

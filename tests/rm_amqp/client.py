@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rm_amqp import AmqpResource, Message, Session
 from tests.contract.client import ScriptedRegistrar
@@ -62,16 +62,16 @@ class Client:
         answer = self.rm.rollback(xid, RMID)
         assert not isinstance(answer, Handle)
 
-    def put(self, queue: str, bodies: Iterable[object]) -> None:
+    def put(self, queue: str, bodies: Iterable[Any]) -> None:
         """Messages that are there."""
         xid = self.start()
         for body in bodies:
             self.session.send(queue, Message(body))
         self.commit(xid)
 
-    def look(self, queue: str) -> list[object]:
+    def look(self, queue: str) -> list[Any]:
         """The bodies of the messages that are available."""
         xid = self.start()
-        found = [message.body for message in self.session.browse(queue)]
+        found: list[Any] = [message.body for message in self.session.browse(queue)]
         self.commit(xid)
         return found

@@ -99,15 +99,15 @@ class EmbeddedBroker:
         self._cut(lambda name: name == core.container)
 
     def _cut(self, chosen: Callable[[str], bool]) -> None:
-        async def run() -> None:
-            peers = [peer for one, peer in self.broker.peers.items() if chosen(one.container)]
+        def abort(broker: Broker) -> list[Any]:
+            peers = [peer for one, peer in broker.peers.items() if chosen(one.container)]
             for peer in peers:
                 peer.abort()
-            while any(peer in self.broker.open_peers for peer in peers):
-                await asyncio.sleep(0)
-            self.broker.flush()
+            return peers
 
-        asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+        peers = self.inside(abort)
+        while self.inside(lambda broker: any(peer in broker.open_peers for peer in peers)):
+            pass
 
     def expire(self, xid: Xid) -> None:
         """The branch's time passes."""

@@ -141,7 +141,7 @@ def test_more_messages_than_are_held_at_a_time(client: Client, queue: str) -> No
     client.put(queue, range(2500))
     for _ in range(2):
         xid = client.start()
-        got = []
+        got: list[Message] = []
         while len(got) < 2500:
             got += client.session.receive_batch(queue, 500, 5)
         assert [message.body for message in got] == list(range(2500))
@@ -202,7 +202,8 @@ def test_messages_keep_their_parts(client: Client, queue: str) -> None:
     xid = client.start()
     got = client.session.receive(queue, 5)
     assert (got.body, got.durable, got.priority, got.subject) == (sent.body, True, 7, "s")
-    assert (got.properties, got.id) == ({"k": "v"}, "m-1")
+    assert repr(got.properties) == "{'k': 'v'}"
+    assert got.id == "m-1"
     client.commit(xid)
 
 
@@ -213,7 +214,7 @@ def test_large_messages(client: Client, queue: str, size: int) -> None:
     client.session.send(queue, Message(body))
     client.commit(xid, two_phase=True)
     xid = client.start()
-    assert bytes(client.session.receive(queue, 20).body) == body
+    assert client.session.receive(queue, 20).body == body
     client.commit(xid)
 
 
