@@ -13,7 +13,7 @@ from dtx.protocol.commands import GetTimeout
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.association import Association
 from rm_amqp.connected import Connected, refusal_error
-from rm_amqp.loss import ConnectionLost, TimedOut
+from rm_amqp.loss import AllInUse, ConnectionLost, TimedOut
 from rm_amqp.session import Session
 from xa import (
     ROLLBACK_CODES,
@@ -82,12 +82,12 @@ class Associating(Connected):
     def _take(self, standing: Standing, xid: Xid, flags: int) -> Seat:
         try:
             return self.pool.take(self.deadline(), wait=not flags & TMNOWAIT)
-        except TimedOut as why:
+        except AllInUse as why:
             if flags & TMNOWAIT:
                 raise xa_error(Code.XA_RETRY, f"start: {why}", xid) from None
             told = f"start: {why}; end other work, or allow more with channels= in the open string"
             raise xa_error(Code.XAER_RMERR, told, xid) from None
-        except ConnectionLost as why:
+        except (ConnectionLost, TimedOut) as why:
             raise self._failed(standing, "start", why, xid) from None
 
     def _run_start(
@@ -125,8 +125,7 @@ class Associating(Connected):
     def _not_associated(self, standing: Standing, verb: str, xid: Xid) -> XaError:
         """XAER_NOTA for an xid that the broker does not know, XAER_PROTO for one that is somebody else's."""
         try:
-            asked = self._ask(standing, verb, GetTimeout(xid), xid)
-            self._answer(standing, verb, asked, self.deadline(), xid)
+            self._reply(standing, verb, GetTimeout(xid), xid)
         except XaError as error:
             if error.code in {Code.XAER_NOTA, Code.XAER_RMFAIL}:
                 return error

@@ -17,7 +17,7 @@ from dtx.protocol.conditions import Condition, RefusedError, refused
 from dtx.protocol.links import DISTRIBUTED, TXN_ID
 from dtx.protocol.messages import value_message
 from dtx.protocol.replies import ACCEPTED, RELEASED
-from rm_amqp.core import established, until
+from rm_amqp.core import until
 from rm_amqp.links import Control, Receiver, Sender
 from rm_amqp.loss import Cause, ConnectionLost, TimedOut
 from xa import ROLLBACK_CODES, Code
@@ -66,8 +66,7 @@ class Channel:
 
     # -- select
     def select(self, deadline: float) -> Steps[None]:
-        """Opens the channel, and verifies that the broker has distributed transactions."""
-        yield from established(self.core, deadline)
+        """Verifies that the broker has distributed transactions."""
         control = self._control
         if not (yield from until(self.core, lambda: control.answered, deadline)):
             self.core.lose("the coordinator did not answer in time", Cause.UNREACHABLE)

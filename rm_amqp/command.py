@@ -15,7 +15,7 @@ from dtx.protocol.links import COORDINATION as ADDRESS
 from dtx.protocol.messages import read_request, request_message
 from dtx.protocol.replies import decode_reply
 from dtx.protocol.values import Ulong
-from rm_amqp.core import established, until
+from rm_amqp.core import until
 from rm_amqp.links import Receiver, Sender
 from rm_amqp.loss import Cause, ConnectionLost, TimedOut
 
@@ -56,7 +56,6 @@ class Command:
 
     def open(self, deadline: float) -> Steps[None]:
         """Waits until requests can be sent."""
-        yield from established(self.core, deadline)
         for link in (self._replies, self._requests):
             if not (yield from until(self.core, lambda link=link: link.answered, deadline)):  # type: ignore[misc]
                 self.core.lose("the broker did not answer in time", Cause.UNREACHABLE)

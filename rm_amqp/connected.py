@@ -43,12 +43,18 @@ T = TypeVar("T")
 R0, R1 = ResourceState.R0, ResourceState.R1
 _CODES: Final = {Cause.UNUSABLE: Code.XAER_RMERR}
 """What a connection that could not be made comes to; XAER_RMFAIL for the other causes."""
+_LEFT: Final = {
+    **dict.fromkeys(("start", "work", "end"), "; the branch was not prepared and is rolled back"),
+    **dict.fromkeys(("prepare", "commit", "rollback"), "; its outcome is unknown here, and recovery finishes it"),
+}
+"""What a lost connection leaves behind, by the verb."""
 
 
 def failure(verb: str, why: ConnectionLost | TimedOut, xid: Xid | None = None) -> XaError:
     """XAER_RMFAIL, or XAER_RMERR for a broker that can be reached and not used."""
     code = _CODES.get(why.cause, Code.XAER_RMFAIL) if isinstance(why, ConnectionLost) else Code.XAER_RMFAIL
-    return xa_error(code, f"{verb}: {why}", xid)
+    told = _LEFT.get(verb, "") if code is Code.XAER_RMFAIL else ""
+    return xa_error(code, f"{verb}: {why}{told}", xid)
 
 
 def refusal_error(verb: str, refusal: Refusal, xid: Xid | None = None) -> XaError:
@@ -146,7 +152,7 @@ class Connected:
             try:
                 command = Command(line.core)
                 line.run(command.open(deadline))
-            except ConnectionLost:
+            except BaseException:
                 line.drop()
                 raise
             self._command = command, line
@@ -229,10 +235,12 @@ class Connected:
         return error
 
     # -- asking
-    def _ask(self, standing: Standing, verb: str, command: Coordination, xid: Xid | None) -> Asked:
+    def _ask(
+        self, standing: Standing, verb: str, command: Coordination, xid: Xid | None, deadline: float | None = None
+    ) -> Asked:
         """Sends a command; XAER_RMFAIL where it can't be."""
         try:
-            channel, line = self._commanding(self.deadline())
+            channel, line = self._commanding(self.deadline() if deadline is None else deadline)
             return Asked(channel, line, line.run(channel.sent(command)))
         except (ConnectionLost, TimedOut) as why:
             raise self._failed(standing, verb, why, xid) from None
@@ -257,8 +265,13 @@ class Connected:
         return code
 
     def _carry_out(self, standing: Standing, verb: str, command: Coordination, xid: Xid) -> Code:
-        asked = self._ask(standing, verb, command, xid)
-        return self._outcome(verb, self._answer(standing, verb, asked, self.deadline(), xid), xid)
+        return self._outcome(verb, self._reply(standing, verb, command, xid), xid)
+
+    def _reply(self, standing: Standing, verb: str, command: Coordination, xid: Xid | None) -> Reply:
+        """Asks, and waits for the answer."""
+        deadline = self.deadline()
+        asked = self._ask(standing, verb, command, xid, deadline)
+        return self._answer(standing, verb, asked, deadline, xid)
 
 
 _MEANT: Final = {

@@ -196,7 +196,8 @@ class Core:
         if self.lost is None:
             if cause is Cause.LOST and not self.opened:
                 cause = Cause.UNREACHABLE
-            self.lost = ConnectionLost(cause, f"the connection to {self.broker} {cause.value}: {why}")
+            what = "the connection to" if cause in {Cause.LOST, Cause.CLOSED} else "the broker at"
+            self.lost = ConnectionLost(cause, f"{what} {self.broker} {cause.value}: {why}")
             for link in self.links.values():
                 link.gone()
 

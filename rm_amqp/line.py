@@ -14,9 +14,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
-from rm_amqp.core import closed
+from rm_amqp.core import closed, established
 from rm_amqp.keeper import KEEPER
-from rm_amqp.loss import Cause, ConnectionLost
+from rm_amqp.loss import Cause, ConnectionLost, unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -299,24 +299,53 @@ def connect(
     make_core: Callable[[Broker], Core],
     clock: Callable[[], float] = time.monotonic,
 ) -> SocketLine:
-    """A connection to the first broker that can be reached; ConnectionLost says what is wrong with each."""
+    """A connection that the first broker which can be reached has opened. ConnectionLost says what is wrong with
+    each, or why one that was reached can't be used."""
     wrong: list[str] = []
     for broker in settings.brokers:
-        left_s = min(deadline - clock(), settings.connect_timeout_s)
-        if left_s <= 0:
-            wrong.append(f"{broker}: no time was left to try it")
-            continue
+        until_s = min(deadline, clock() + settings.connect_timeout_s)
         try:
-            connected = socket.create_connection((broker.host, broker.port), left_s)
-        except socket.gaierror as error:
-            wrong.append(f"{broker}: no such host ({error.strerror})")
-        except TimeoutError:
-            wrong.append(f"{broker}: no answer within {left_s:.1f} s")
-        except OSError as error:
-            wrong.append(f"{broker}: {(error.strerror or str(error)).lower()}")
-        else:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected = _socket(broker, until_s, clock)
             line = SocketLine(connected, make_core(broker))
+            try:
+                line.run(established(line.core, until_s))
+            except BaseException:
+                line.drop()
+                raise
+        except ConnectionLost as why:
+            if why.cause is Cause.UNUSABLE:
+                raise
+            wrong.append(why.message)
+        else:
             KEEPER.keep(line)
             return line
-    raise ConnectionLost(Cause.UNREACHABLE, f"the broker can't be reached: {'; '.join(wrong)}")
+    raise ConnectionLost(Cause.UNREACHABLE, "; ".join(wrong))
+
+
+def _socket(broker: Broker, deadline: float, clock: Callable[[], float]) -> socket.socket:
+    """A socket to the first of the host's addresses that answers. (Only the resolver is not bound by the deadline:
+    it has time-outs of its own.)"""
+    why = "no time was left to try it"
+    try:
+        addresses = socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise unreachable(broker, f"no such host ({error.strerror})") from None
+    for family, kind, protocol, _, address in addresses:
+        left_s = deadline - clock()
+        if left_s <= 0:
+            break
+        connected = socket.socket(family, kind, protocol)
+        try:
+            connected.settimeout(left_s)
+            connected.connect(address)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            connected.close()
+            timed_out = isinstance(error, TimeoutError)
+            why = f"no answer within {left_s:.1f} s" if timed_out else (error.strerror or str(error)).lower()
+        except BaseException:
+            connected.close()
+            raise
+        else:
+            return connected
+    raise unreachable(broker, why)

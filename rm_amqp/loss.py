@@ -33,5 +33,14 @@ class ConnectionLost(Exception):
         return ConnectionLost(self.cause, self.message)
 
 
+def unreachable(broker: object, why: str) -> ConnectionLost:
+    """There is no connection to this broker."""
+    return ConnectionLost(Cause.UNREACHABLE, f"the broker at {broker} {Cause.UNREACHABLE.value}: {why}")
+
+
 class TimedOut(Exception):
     """The answer did not come in time. What was asked was carried out, or it was not, or will be."""
+
+
+class AllInUse(TimedOut):
+    """Every channel of the pool has been at work all the time. The broker was not asked."""

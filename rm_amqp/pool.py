@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rm_amqp.channel import Channel
-from rm_amqp.loss import ConnectionLost, TimedOut
+from rm_amqp.loss import AllInUse, ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +42,7 @@ class Dialler:
         self._next_at = 0.0
 
     def __call__(self, deadline: float) -> Line:
-        """A connection, not yet opened; ConnectionLost: there is none."""
+        """A connection that the broker has opened; ConnectionLost: there is none."""
         with self._lock:
             wait_s = min(self._next_at, deadline) - self._clock()
         if wait_s > 0:
@@ -89,13 +89,13 @@ class Pool:
             return self._spent + sum(seat.line.round_trips for seat in self._all)
 
     def take(self, deadline: float, *, wait: bool = True) -> Seat:
-        """A channel. TimedOut: all are in use. ConnectionLost: none can be made."""
+        """A channel. AllInUse: all are at work. ConnectionLost: none can be made."""
         while True:
             with self._changed:
                 while not self._idle and len(self._all) + self._being_made >= self._settings.channels:
                     left_s = deadline - self._clock()
                     if left_s <= 0 or not wait:
-                        raise TimedOut(f"all {self._settings.channels} channels are in use")
+                        raise AllInUse(f"all {self._settings.channels} channels are in use")
                     self._changed.wait(left_s)
                 seat = self._idle.pop() if self._idle else None
                 if seat is None:
@@ -113,7 +113,7 @@ class Pool:
             line = self._dial(deadline)
             seat = Seat(Channel(line.core, self._settings), line)
             line.run(seat.channel.select(deadline))
-        except ConnectionLost:
+        except BaseException:
             if seat is not None:
                 seat.line.drop()
             seat = None

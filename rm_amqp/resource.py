@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from dtx.protocol.commands import MAX_PAGE, Commit, Forget, Prepare, Recover, Ro
 from dtx.protocol.replies import Recovered
 from rm_amqp.associating import Associating
 from rm_amqp.connected import R1
-from rm_amqp.loss import ConnectionLost, TimedOut
+from rm_amqp.loss import AllInUse, ConnectionLost, TimedOut
 from rm_amqp.settings import parse
 from rm_amqp.standing import MAX_OUTSTANDING, Operation, Scan
 from xa import (
@@ -97,12 +98,10 @@ class AmqpResource(Associating):
         try:
             deadline = self.deadline()
             if standing.seat is None:
-                self.pool.give(self.pool.take(deadline))
+                with contextlib.suppress(AllInUse):  # they are: the broker was reached
+                    self.pool.give(self.pool.take(deadline, wait=False))
             self._commanding(deadline)
-        except TimedOut as why:
-            if "channels are in use" not in str(why):  # they are: there is a connection
-                raise self._failed(standing, "open", why, None) from None
-        except ConnectionLost as why:
+        except (ConnectionLost, TimedOut) as why:
             raise self._failed(standing, "open", why, None) from None
         with self._lock:
             standing.lost = False
@@ -176,8 +175,9 @@ class AmqpResource(Associating):
                 raise
             self._decided(verb, xid, code)
             return code
-        asked = self._ask(standing, verb, command, xid)
-        return self._promise(Operation(standing, verb, xid, asked, deadline=self.deadline()))
+        deadline = self.deadline()
+        asked = self._ask(standing, verb, command, xid, deadline)
+        return self._promise(Operation(standing, verb, xid, asked, deadline=deadline))
 
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
         """As `xa.ResourceManager` says."""
@@ -192,8 +192,7 @@ class AmqpResource(Associating):
         found: list[Xid] = []
         while not scan.over and len(found) < count:
             command = Recover(scan.after, min(count - len(found), MAX_PAGE))
-            asked = self._ask(standing, "recover", command, None)
-            reply = self._answer(standing, "recover", asked, self.deadline(), None)
+            reply = self._reply(standing, "recover", command, None)
             if not isinstance(reply, Recovered):
                 raise xa_error(Code.XAER_RMERR, "recover: the broker answered something else")
             found += reply.in_doubt
