@@ -7,25 +7,24 @@ asks the store for payloads. Nobody hears that something is done before the stor
 
 from __future__ import annotations
 
-from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.protocol.conditions import Condition, Refusal, refused
 from dtx.protocol.links import RESERVED
+from dtx.resource.payloads import Payloads
 from dtx.resource.queues import Effect, Entry, Queue, State
 from dtx.resource.settings import QueueSettings, Settings
 from dtx.store.contract import CHUNK, Batch, StoreError, StoreFull
 from xa import Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from dtx.resource.outcomes import Outcome
     from dtx.store.contract import MessageStore, Restored
 
 MAX_NAME: Final = 255
-FETCH_MESSAGES: Final = 500
 
 
 class Clock(Protocol):
@@ -78,7 +77,7 @@ class Resource:
         self._number = 0
         self._marked: list[Queue] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._wanted: dict[int, Callable[[bytes | None], None]] = {}
+        self.payloads = Payloads(store, self._stop, self.settle)
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that was full."""
 
@@ -221,35 +220,6 @@ class Resource:
             effect.entry.queue.carry_out(effect)
 
     # -- payloads
-    def payload(self, entry: Entry) -> bytes | None:
-        """A message's payload, if it is in memory. Not for messages larger than a piece of the store."""
-        if entry.payload is not None:
-            return entry.payload
-        return self.store.cached(entry.number)
-
-    def fetch(self, entry: Entry, done: Callable[[bytes | None], None]) -> None:
-        """Reads the payload of a stored message of at most one piece; None when it is not there any more."""
-        self._wanted[entry.number] = done
-
-    def _send_fetches(self) -> None:
-        while self._wanted:
-            numbers = list(self._wanted)[:FETCH_MESSAGES]
-            wanted = {number: self._wanted.pop(number) for number in numbers}
-            self.store.fetch(numbers, partial(self._fetched, wanted))
-
-    def _fetched(
-        self,
-        wanted: dict[int, Callable[[bytes | None], None]],
-        found: Mapping[int, bytes],
-        error: StoreError | None,
-    ) -> None:
-        if error is not None:
-            self._stop(error)
-            return
-        for number, done in wanted.items():
-            done(found.get(number))
-        self.settle()
-
     def fetch_piece(self, entry: Entry, number: int, done: Callable[[bytes | None], None]) -> None:
         """Reads a piece of a message that is larger than one."""
 
@@ -329,8 +299,7 @@ class Resource:
             marked.clear()
             for queue in queues:
                 queue.dispatch(self.now_ms)
-        if self._wanted:
-            self._send_fetches()
+        self.payloads.send()
         self._submit_turn()
 
 
