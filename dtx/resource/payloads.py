@@ -2,11 +2,12 @@
 
 A consumer that takes message by message would wait for the store at each of them. So where a message of a queue is
 read, the ones behind it are read as well, up to AHEAD of them and ROOM octets over all queues. When there is no room,
-the oldest payload goes for the next one: it can be read again, and no queue reads much more than it sends.
+the oldest payload goes for the next one: it can be read again, and nobody reads much more than is sent.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -37,8 +38,8 @@ class Payloads:
         self._wanted: list[Entry] = []
         self._coming: dict[int, list[Done]] = {}
         """Who waits for what was asked for, by message; nobody, where it is read ahead."""
-        self._ahead: dict[int, bytes] = {}
-        self._octets = 0
+        self._ahead: OrderedDict[int, bytes] = OrderedDict()
+        self.octets = 0
         """Of what was read ahead, or is being read."""
 
     def get(self, entry: Entry) -> bytes | None:
@@ -48,7 +49,7 @@ class Payloads:
         payload = self._ahead.pop(entry.number, None)
         if payload is None:
             return self._store.cached(entry.number)
-        self._octets -= len(payload)
+        self.octets -= len(payload)
         return payload
 
     def fetch(self, entry: Entry, done: Done) -> None:
@@ -67,12 +68,14 @@ class Payloads:
         wanted, self._wanted = self._wanted, []
         entries = {entry.number: entry for entry in wanted}
         for queue in {entry.queue for entry in wanted}:
+            if self.octets > ROOM - CHUNK and self._ahead:
+                self._drop_oldest()
             for entry in queue.upcoming(AHEAD):
+                if self.octets + entry.size > ROOM:
+                    break
                 if self._is_to_come(entry):
-                    if not self._has_room(entry.size):
-                        break
                     self._coming[entry.number] = []
-                    self._octets += entry.size
+                    self.octets += entry.size
                     entries[entry.number] = entry
         asked = list(entries.values())
         ahead = frozenset(entries).difference(entry.number for entry in wanted)
@@ -90,12 +93,8 @@ class Payloads:
             and self._store.cached(number) is None
         )
 
-    def _has_room(self, size: int) -> bool:
-        if self._octets + size <= ROOM:
-            return True
-        if self._ahead:
-            self._octets -= len(self._ahead.pop(next(iter(self._ahead))))
-        return self._octets + size <= ROOM
+    def _drop_oldest(self) -> None:
+        self.octets -= len(self._ahead.popitem(last=False)[1])
 
     def _fetched(
         self, asked: list[Entry], ahead: frozenset[int], found: Mapping[int, bytes], error: StoreError | None
@@ -107,10 +106,10 @@ class Payloads:
             number = entry.number
             waiting, payload = self._coming.pop(number), found.get(number)
             if number in ahead:
-                self._octets -= entry.size
+                self.octets -= entry.size
             for done in waiting:
                 done(payload)
             if not waiting and payload is not None and entry.state is State.AVAILABLE:
                 self._ahead[number] = payload
-                self._octets += len(payload)
+                self.octets += len(payload)
         self._settle()
