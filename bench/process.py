@@ -65,10 +65,15 @@ class BrokerProcess:
         """Whether it has not ended by itself."""
         return self._process is not None and self._process.poll() is None
 
-    def rss_mb(self) -> float:
-        """Its resident memory."""
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
         if self._process is None:
             raise RuntimeError("the broker does not run")
-        with open(f"/proc/{self._process.pid}/statm") as file:  # noqa: PTH123 — no path of ours
+        return self._process.pid
+
+    def rss_mb(self) -> float:
+        """Its resident memory."""
+        with open(f"/proc/{self.pid}/statm") as file:  # noqa: PTH123 — no path of ours
             pages = int(file.read().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -20,7 +20,7 @@ from dtx.protocol.sasl import SaslServer, ServerPolicy
 from dtx.resource.connection import BrokerConnection
 from dtx.resource.credentials import Credentials
 from dtx.resource.node import Node
-from dtx.resource.permissions import open_to_this_machine
+from dtx.resource.permissions import open_to_this_machine, open_to_users
 from dtx.store.sql import SqlStore
 from xa import Code
 
@@ -58,7 +58,9 @@ class Broker:
         users = Credentials.load(config.users) if config.users is not None else None
         permissions = config.permissions
         anonymous = config.anonymous
-        if permissions is None:
+        if permissions is None and (users is not None or config.client_ca is not None):
+            permissions, self.notice = open_to_users()
+        elif permissions is None:
             permissions, self.notice = open_to_this_machine(config.hosts)
             anonymous = True
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)

@@ -119,6 +119,9 @@ class Queue:
         self.lasting = lasting
         self.deleted = False
         self.pending = 0
+        """Messages that open transactions and prepared branches post."""
+        self.held = 0
+        """Messages that deliveries or transactions hold."""
         self._positions = positions
         self._dead_letter = dead_letter
         self._on_available = on_available
@@ -135,11 +138,6 @@ class Queue:
     def depth(self) -> int:
         """Messages in the queue, held ones included."""
         return len(self._entries)
-
-    @property
-    def held(self) -> int:
-        """Messages that deliveries or transactions hold."""
-        return sum(1 for entry in self._entries.values() if entry.state is State.HELD)
 
     @property
     def consumers(self) -> int:
@@ -180,6 +178,7 @@ class Queue:
         self._entries[entry.position] = entry
         if held:
             entry.state = State.HELD
+            self.held += 1
         else:
             entry.state = State.AVAILABLE
             self._ready.append(entry)
@@ -205,6 +204,7 @@ class Queue:
             if entry.expires_ms and entry.expires_ms <= now_ms:
                 continue
             entry.state = State.HELD
+            self.held += 1
             return entry
         return None
 
@@ -245,6 +245,7 @@ class Queue:
             self.give_back(entry)
             return
         self._entries.pop(entry.position, None)
+        self.held -= 1
         if target is None or target.deleted:
             entry.state = State.GONE
             entry.payload = None
@@ -258,6 +259,7 @@ class Queue:
             entry.state = State.GONE
             return
         entry.state = State.AVAILABLE
+        self.held -= 1
         heappush(self._returned, (entry.position, entry))
         if entry.expires_ms:
             heappush(self._expiring, (entry.expires_ms, entry.number, entry))
@@ -328,6 +330,7 @@ class Queue:
             entry.state = State.GONE
             entry.payload = None
         self._entries.clear()
+        self.held = 0
         self._ready.clear()
         self._returned.clear()
         self._expiring.clear()
