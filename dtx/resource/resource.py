@@ -8,13 +8,13 @@ asks the store for payloads. Nobody hears that something is done before the stor
 from __future__ import annotations
 
 from functools import partial
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.protocol.conditions import Condition, Refusal, refused
 from dtx.protocol.links import RESERVED
 from dtx.resource.queues import Effect, Entry, Queue, State
 from dtx.resource.settings import QueueSettings, Settings
+from dtx.resource.timers import Timer, Timers
 from dtx.store.contract import CHUNK, Batch, StoreError, StoreFull
 from xa import Code
 
@@ -77,7 +77,7 @@ class Resource:
         self._stopped = stopped
         self._number = 0
         self._marked: list[Queue] = []
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self.timers = Timers()
         self._wanted: dict[int, Callable[[bytes | None], None]] = {}
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that was full."""
@@ -119,23 +119,23 @@ class Resource:
         self._number += 1
         return self._number - 1
 
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
-        """Calls `call` in a later `tick`, not before `delay_s` have passed."""
-        heappush(self._timers, (self.clock.monotonic() + delay_s, self.number(), call))
+    def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """Calls `call` in a later `tick`, not before `delay_s` have passed, unless the timer is called off."""
+        return self.timers.add(self.clock.monotonic() + delay_s, call)
 
     def tick(self) -> float:
         """Does what is due; in how many seconds there is something again, at most one."""
         now = self.clock.monotonic()
         self.now_ms = self.clock.wall_ms()
-        while self._timers and self._timers[0][0] <= now:
-            heappop(self._timers)[2]()
+        self.timers.run(now)
         for queue in tuple(self.queues.values()):
             queue.drop_expired(self.now_ms, self.turn.batch)
         for number, size in self._owed:
             self.turn.batch.dequeue(number, size)
         self._owed.clear()
         self.settle()
-        return min(1.0, max(0.0, self._timers[0][0] - now)) if self._timers else 1.0
+        due_in = self.timers.next_in(now)
+        return 1.0 if due_in is None else min(1.0, due_in)
 
     # -- queues
     def _make(self, number: int, name: str, *, lasting: bool = True) -> Queue:
