@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dtx.store.contract import Step, StoreError
 
 LOG: Final = logging.getLogger("xabridge.broker")
-HANDSHAKE_S: Final = 15.0
 GOODBYE_S: Final = 5.0
 
 
@@ -218,7 +217,7 @@ class PeerProtocol(asyncio.Protocol):
             certified=_certified(encrypted),
             nonce=os.urandom,
         )
-        self._handshake = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._too_slow)
+        self._handshake = asyncio.get_running_loop().call_later(broker.config.settings.handshake_s, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
         """As asyncio.Protocol says."""
@@ -273,8 +272,6 @@ class PeerProtocol(asyncio.Protocol):
             self._sasl = None
             self._connection = BrokerConnection(self._broker.node, sasl.identity, self._address)
             self._broker.peers[self._connection] = self
-            if self._handshake is not None:
-                self._handshake.cancel()
             if sasl.rest:
                 self.data_received(sasl.rest)
 
@@ -285,8 +282,9 @@ class PeerProtocol(asyncio.Protocol):
             self._go_on()
 
     def _too_slow(self) -> None:
-        LOG.warning("%s: not authenticated after %s s", self._address, HANDSHAKE_S)
-        self.abort()
+        if self._connection is None or not self._connection.opened:
+            LOG.warning("%s: no open connection after %s s", self._address, self._broker.config.settings.handshake_s)
+            self.abort()
 
     # -- for the broker
     def write(self) -> None:

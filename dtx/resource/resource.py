@@ -14,7 +14,7 @@ from dtx.protocol.links import RESERVED
 from dtx.resource.payloads import Payloads
 from dtx.resource.queues import Effect, Entry, Queue, State
 from dtx.resource.settings import QueueSettings, Settings
-from dtx.resource.timers import Timers
+from dtx.resource.timers import Timer, Timers
 from dtx.store.contract import CHUNK, Batch, StoreError, StoreFull
 from xa import Code
 
@@ -120,7 +120,7 @@ class Resource:
         return self._number - 1
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Calls `call` in a later `tick`, not before `delay_s` have passed."""
+        """Calls `call` in a later `tick`, not before `delay_s` have passed, unless the timer is called off."""
         return self.timers.add(self.clock.monotonic() + delay_s, call)
 
     def tick(self) -> float:
@@ -134,8 +134,8 @@ class Resource:
             self.turn.batch.dequeue(number, size)
         self._owed.clear()
         self.settle()
-        due = self.timers.next_due()
-        return 1.0 if due is None else min(1.0, max(0.0, due - now))
+        due_in = self.timers.next_in(now)
+        return 1.0 if due_in is None else min(1.0, due_in)
 
     # -- queues
     def _make(self, number: int, name: str, *, lasting: bool = True) -> Queue:
