@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger("xabridge.broker")
 GOODBYE_S: Final = 5.0
+MANY_PEERS: Final = 4
+"""From so many on it is worth a further turn of the loop to gather what a turn has for the store and for them."""
 
 
 class SystemClock:
@@ -64,7 +66,7 @@ class Broker:
             anonymous = True
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
         self._loop = asyncio.get_running_loop()
-        self._store = SqlStore(config.store, self._deliver, hook, self._loop.call_soon)
+        self._store = SqlStore(config.store, self._deliver, hook, self._at_end_of_turn)
         self.node = Node(self._store, SystemClock(), config.settings, permissions, self._store_stopped)
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
@@ -150,7 +152,14 @@ class Broker:
         """Has `flush` called when everything that the loop found ready is carried out: one write per peer."""
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self.flush)
+            self._at_end_of_turn(self.flush)
+
+    def _at_end_of_turn(self, call: Callable[[], None]) -> None:
+        """Calls `call` when what the loop found ready is carried out; at once where that is little anyway."""
+        if len(self.open_peers) < MANY_PEERS:
+            call()
+        else:
+            self._loop.call_soon(call)
 
     def flush(self) -> None:
         """Writes what connections have to say."""

@@ -49,6 +49,8 @@ class Engine:
         self._buffer = ffi.new("char[]", 65_536)
         self._size = 65_536
         self._freed = False
+        self.finished = False
+        """Whether nothing will ever be sent any more; as of the last `output`."""
 
     def push(self, octets: bytes) -> bool:
         """Gives the transport what the peer sent; False when it takes no more."""
@@ -77,9 +79,11 @@ class Engine:
                 pop(collector)
 
     def output(self) -> bytes:
-        """What is to be sent; it is taken out of the transport."""
-        pending = 0 if self._freed else lib.pn_transport_pending(self._transport)
+        """What is to be sent; it is taken out of the transport. When there is nothing, `finished` says whether there
+        ever will be."""
+        pending = -1 if self._freed else lib.pn_transport_pending(self._transport)
         if pending <= 0:
+            self.finished = pending < 0
             return b""
         if pending > self._size:
             self._size = pending
@@ -90,11 +94,6 @@ class Engine:
         octets: bytes = ffi.buffer(self._buffer, count)[:]
         lib.pn_transport_pop(self._transport, count)
         return octets
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing will ever be sent any more."""
-        return self._freed or bool(lib.pn_transport_pending(self._transport) < 0)
 
     def tick(self, now_ms: int) -> int:
         """Looks after idle time-outs; when it wants to be called again, 0 for never."""
