@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from dtx.resource.queues import Queue
 
 MAX_STATES: Final = 1000
+DELIVERY: Final = LIB.PN_DELIVERY
+LINK_FLOW: Final = LIB.PN_LINK_FLOW
+delivery_of: Final = LIB.pn_event_delivery
+link_of: Final = LIB.pn_delivery_link
 
 
 class Session:
@@ -263,23 +267,21 @@ class BrokerConnection:
 
     # -- events
     def _handle_events(self) -> None:
-        links = self.links
+        links, handlers = self.links, self._handlers
         for kind, event in self._engine.events():
-            if kind == LIB.PN_DELIVERY:
-                delivery = LIB.pn_event_delivery(event)
-                link = links.get(LIB.pn_delivery_link(delivery))
+            if kind == DELIVERY:
+                delivery = delivery_of(event)
+                link = links.get(link_of(delivery))
                 if link is not None:
                     link.delivery_event(delivery)
                 else:  # what still comes for a link that was refused or closed
                     LIB.pn_delivery_settle(delivery)
-            elif kind == LIB.PN_LINK_FLOW:
+            elif kind == LINK_FLOW:
                 link = links.get(LIB.pn_event_link(event))
                 if link is not None:
                     link.flow_event()
-            else:
-                handler = self._handlers.get(kind)
-                if handler is not None:
-                    handler(event)
+            elif kind in handlers:
+                handlers[kind](event)
 
     def _on_open(self, _event: Pointer) -> None:
         self.opened = True
