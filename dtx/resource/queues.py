@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dtx.resource.outcomes import Outcome
     from dtx.resource.settings import QueueSettings
-    from dtx.store.contract import Batch
+    from dtx.store.contract import Batch, StoredMessage
 
 
 class State(Enum):
@@ -173,17 +173,23 @@ class Queue:
         if not self._marked:
             self._mark()
 
-    def restore(self, entry: Entry, *, held: bool) -> None:
-        """A message from the store, in the order of positions; `held` by a prepared branch."""
-        self._entries[entry.position] = entry
-        if held:
-            entry.state = State.HELD
-            self.held += 1
-        else:
-            entry.state = State.AVAILABLE
-            self._ready.append(entry)
-            if entry.expires_ms:
-                heappush(self._expiring, (entry.expires_ms, entry.number, entry))
+    def restore(self, messages: Iterable[StoredMessage], locked: Collection[int]) -> dict[int, Entry]:
+        """Messages from the store, in the order of positions. Those that prepared branches have `locked` are held:
+        they are given back, by their numbers."""
+        held: dict[int, Entry] = {}
+        entries, ready = self._entries, self._ready
+        for number, _, position, size, count, expires_ms in messages:
+            entry = entries[position] = Entry(self, number, size, expires_ms, None, position, count)
+            if number in locked:
+                entry.state = State.HELD
+                held[number] = entry
+            else:
+                entry.state = State.AVAILABLE
+                ready.append(entry)
+                if expires_ms:
+                    heappush(self._expiring, (expires_ms, number, entry))
+        self.held = len(held)
+        return held
 
     def next_position(self) -> int:
         """A position behind all others."""

@@ -7,6 +7,8 @@ asks the store for payloads. Nobody hears that something is done before the stor
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.protocol.conditions import Condition, Refusal, refused
@@ -96,15 +98,10 @@ class Resource:
         """Puts the stored messages into their queues; gives those that are `locked` by branches."""
         by_number = {queue.number: queue for queue in self.queues.values()}
         found: dict[int, Entry] = {}
-        for number, queue_number, position, size, count, expires_ms in restored.messages():
+        for queue_number, messages in groupby(restored.messages(), key=attrgetter("queue")):
             queue = by_number.get(queue_number)
-            if queue is None:
-                continue
-            entry = Entry(queue, number, size, expires_ms, None, position, count)
-            held = number in locked
-            if held:
-                found[number] = entry
-            queue.restore(entry, held=held)
+            if queue is not None:
+                found.update(queue.restore(messages, locked))
         return found
 
     def make_configured(self) -> None:
