@@ -7,7 +7,7 @@ comes while the first is inside is refused. Everything here runs under the guard
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tm.enlistment import Doomed, Enlistments
 from tm.guard import Guard, finish_in_thread
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from xa.tables import AssociationState
 
 logger = logging.getLogger("xabridge.tm")
+
+_OVER: Final = FINAL | {GlobalState.COMMITTING}
+"""The states of a transaction that is no longer the application's."""
+_ACTIVE, _COMMITTING = GlobalState.ACTIVE, GlobalState.COMMITTING  # cheap to look up
 
 
 class Transaction:
@@ -75,7 +79,7 @@ class Transaction:
         self.suspended = False
         self.expired = False
         self._decider = decider
-        self._state = GlobalState.ACTIVE
+        self._state = _ACTIVE
         self._guard = Guard(gtrid, self.control)
         self._enlisted = Enlistments(gtrid, decider)
         self._completion: Completion | None = None
@@ -122,7 +126,8 @@ class Transaction:
         not take part, and the transaction is rollback-only. ProtocolMisuse: it is not active.
         """
         with self._guard:
-            self._check_active("enlist", name)
+            if self._state is not _ACTIVE or self.suspended:
+                self._check_active("enlist", name)
             try:
                 return self._enlisted.enlist(self._manager.resource(name))
             except Doomed as doomed:
@@ -227,21 +232,23 @@ class Transaction:
 
         `wait="logged"` returns when the decision is durable; the branches are told in the background.
         """
-        if self._before and self._state is GlobalState.ACTIVE and not self.suspended:
+        if self._before and self._state is _ACTIVE and not self.suspended:
             self._run_before()
         try:
             with self._guard:
-                self._check_completable("commit")
-                self._enlist_decider()
+                if self._state is not _ACTIVE or self.suspended:
+                    self._check_completable("commit")
+                if self._decider is not None:
+                    self._enlist_decider()
                 completion = self._enlisted.completion(self._state)
                 if self._state is GlobalState.MARKED:
                     self._complete(completion, completion.rollback(*self._reasons), early=False)
                 else:
                     self._complete(completion, completion.commit(), early=wait == "logged")
         finally:
-            if self._is_over():
+            if self._state in _OVER:
                 self._manager.detach(self)
-        if wait == "logged" and self._state is GlobalState.COMMITTING:
+        if wait == "logged" and self._state is _COMMITTING:
             return
         self._raise_outcome(asked_for=Verdict.COMMITTED)
 
@@ -255,7 +262,7 @@ class Transaction:
                     completion = self._enlisted.completion(self._state)
                     self._complete(completion, completion.rollback(*self._reasons), early=False)
         finally:
-            if self._is_over():
+            if self._state in _OVER:
                 self._manager.detach(self)
         self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
 
@@ -352,9 +359,6 @@ class Transaction:
         if error is not None:
             raise error
 
-    def _is_over(self) -> bool:
-        return self._state in FINAL or self._state is GlobalState.COMMITTING
-
     # --- blocks -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -363,7 +367,7 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._is_over():
+        if self._state in _OVER:
             self._leave_block(error)
         elif error is None and not self.suspended:
             self.commit()
@@ -377,7 +381,7 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._is_over():
+        if self._state in _OVER:
             self._leave_block(error)
         elif error is None and not self.suspended:
             await self.acommit()
