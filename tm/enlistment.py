@@ -116,28 +116,26 @@ class Enlistments:
                 raise Doomed(Reason(None, f"{resource.name}: {error.message}")) from error
         if resource.dynamic:
             return _session(resource, None)
-        return self._associate(resource).session
-
-    def _associate(self, resource: Resource) -> Enlistment:
-        enlistment = self._by_name.get(resource.name)
+        name = resource.name
+        enlistment = self._by_name.get(name)
         verb, flags = _START, TMJOIN
         if enlistment is None:
             enlistment = self._new(resource)
             flags = TMJOIN if enlistment.joined else TMNOFLAGS
         elif enlistment.state is _T1:
-            return enlistment
+            return enlistment.session
         elif enlistment.state is _T2:
             verb, flags = _RESUME, TMRESUME
-        self._by_name[resource.name] = enlistment  # from here on the branch may exist, whatever is answered
+        self._by_name[name] = enlistment  # from here on the branch may exist, whatever is answered
         try:
             resource.rm.start(enlistment.branch.xid, resource.rmid, flags)
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            error = resource.heard(raised, "start", enlistment.branch.xid)
-            enlistment.failed(verb, error)
-            raise Doomed(Reason(enlistment.branch, error)) from error
+            heard = resource.heard(raised, "start", enlistment.branch.xid)
+            enlistment.failed(verb, heard)
+            raise Doomed(Reason(enlistment.branch, heard)) from heard
         enlistment.state = _AFTER[verb][enlistment.state]
-        enlistment.session = _session(resource, enlistment.branch)
-        return enlistment
+        enlistment.session = session = _session(resource, enlistment.branch)
+        return session
 
     def _new(self, resource: Resource) -> Enlistment:
         if resource.decides and resource.name != self._decider:
@@ -147,7 +145,7 @@ class Enlistments:
                 + "; at most one decider takes part in a transaction"
             )
         identity = resource.identity
-        if identity is not None:
+        if identity is not None and self._by_name:
             for other in self._by_name.values():
                 if other.resource.identity == identity and other.resource is not resource:
                     return Enlistment(resource, Branch(resource.name, other.branch.xid), joined=True)
