@@ -330,9 +330,9 @@ class TransactionManager:
             retries=retries,
         )
 
-    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> None:
+    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
         """For the transaction: as `Driver.drive`."""
-        self._driver.drive(transaction, completion, steps, early=early)
+        return self._driver.drive(transaction, completion, steps, early=early)
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
 

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xabridge.tm")
 
+_ACTIVE: Final = GlobalState.ACTIVE  # cheap to look up
 _OVER: Final = FINAL | {GlobalState.COMMITTING}
 """The states of a transaction that is no longer the application's."""
-_ACTIVE, _COMMITTING = GlobalState.ACTIVE, GlobalState.COMMITTING  # cheap to look up
 
 
 class Transaction:
@@ -230,8 +230,10 @@ class Transaction:
     def commit(self, *, wait: Literal["completed", "logged"] = "completed") -> None:
         """Commits. Returns when it is committed; raises what `tm.outcome` says otherwise.
 
-        `wait="logged"` returns when the decision is durable; the branches are told in the background.
+        `wait="logged"` returns when the decision is durable; the branches are told in the background, or before it
+        returns where too many transactions are there already. What comes of that is in the log and in `outcome`.
         """
+        told = False
         if self._before and self._state is _ACTIVE and not self.suspended:
             self._run_before()
         try:
@@ -244,13 +246,12 @@ class Transaction:
                 if self._state is GlobalState.MARKED:
                     self._complete(completion, completion.rollback(*self._reasons), early=False)
                 else:
-                    self._complete(completion, completion.commit(), early=wait == "logged")
+                    told = self._complete(completion, completion.commit(), early=wait == "logged")
         finally:
             if self._state in _OVER:
                 self._manager.detach(self)
-        if wait == "logged" and self._state is _COMMITTING:
-            return
-        self._raise_outcome(asked_for=Verdict.COMMITTED)
+        if not told:
+            self._raise_outcome(asked_for=Verdict.COMMITTED)
 
     def rollback(self) -> None:
         """Rolls back, suspended or not; returns when that is done. Raises only where a resource had committed on its
@@ -330,10 +331,11 @@ class Transaction:
                 raise error
         self._check_active(what, marked=True)
 
-    def _complete(self, completion: Completion, steps: Steps, *, early: bool) -> None:
-        """Drives the completion to its end, or, `early`, to its commit point; always under the guard."""
+    def _complete(self, completion: Completion, steps: Steps, *, early: bool) -> bool:
+        """Drives the completion to its end, or, `early`, to its commit point; always under the guard. Whether it came
+        past the commit point, where `early`."""
         self._completion = completion
-        self._manager.drive(self, completion, steps, early=early)
+        return self._manager.drive(self, completion, steps, early=early)
 
     def goes_on(self) -> None:
         """For the manager: the decision is durable, the rest is done in the background."""
