@@ -15,7 +15,7 @@ from tm.outcome import ProtocolMisuse, named
 from tm.record import decode_branches
 from tm.recovery import Action, Decisions, Finding, ReadDecisions, ReadLive, Report, Scan, Settle, recover
 from tm.verdicts import Verb
-from xa import TMNOFLAGS, TMSTARTRSCAN, Code, ThreadOfControl, XaError, Xid, entered, xa_error
+from xa import TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code, ThreadOfControl, XaError, Xid, entered, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -172,10 +172,8 @@ class Recoverer:
         for branch in lost:
             logger.warning(
                 "%s (xid %s) on %s: ended by hand without telling it, the resource is said to be gone",
-                what,
-                branch.xid,
-                branch.resource,
-            )
+                named(gtrid), branch.xid, branch.resource,
+            )  # fmt: skip
         return report
 
     def forget(self, resource: Resource, xid: Xid) -> None:
@@ -252,9 +250,10 @@ class Recoverer:
                 page = resource.rm.recover(resource.rmid, flags, PAGE)
                 before = len(xids)
                 xids |= dict.fromkeys(page)
-                if len(page) < PAGE or len(xids) == before:  # the last page, or one that only repeats
+                if flags == TMENDRSCAN:
                     break
-                flags = TMNOFLAGS
+                last = len(page) < PAGE or len(xids) == before  # a page that only repeats is taken for the last
+                flags = TMENDRSCAN if last else TMNOFLAGS
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
             return resource.heard(raised, "recover")
         return list(xids)
