@@ -7,7 +7,7 @@ comes while the first is inside is refused. Everything here runs under the guard
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from tm.enlistment import Doomed, Enlistments
 from tm.guard import Guard, finish_in_thread
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from tm.completion import Completion, Steps
     from tm.enlistment import DelistHow, Enlistment
-    from tm.manager import TransactionManager
     from tm.resources import Resource
     from xa.tables import AssociationState
 
@@ -32,6 +31,22 @@ logger = logging.getLogger("xabridge.tm")
 _ACTIVE: Final = GlobalState.ACTIVE  # cheap to look up
 _OVER: Final = FINAL | {GlobalState.COMMITTING}
 """The states of a transaction that is no longer the application's."""
+
+
+class Surroundings(Protocol):
+    """What a transaction needs of its manager."""
+
+    def resource(self, name: str) -> Resource:
+        """The resource `name`; ProtocolMisuse when none is configured under it."""
+        ...
+
+    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
+        """As `tm.driver.Driver.drive`."""
+        ...
+
+    def detach(self, transaction: Transaction) -> None:
+        """It is completed or suspended, and no longer the calling context's."""
+        ...
 
 
 class Transaction:
@@ -61,7 +76,7 @@ class Transaction:
 
     def __init__(
         self,
-        manager: TransactionManager,
+        manager: Surroundings,
         gtrid: bytes,
         began_at: float,
         timeout_s: float,
