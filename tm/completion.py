@@ -43,6 +43,7 @@ COMMIT_PAUSES_S: Final = (0.01, 0.1)
 _OK: Final = Code.XA_OK
 _END, _PREPARE, _COMMIT = Verb.END, Verb.PREPARE, Verb.COMMIT  # those of every transaction, cheap to look up
 _MARKED: Final = GlobalState.MARKED
+_COMMITTED: Final = Verdict.COMMITTED
 _ASKED, _DECIDED, _FINISHED = (
     GLOBAL.column(verb) for verb in (GlobalVerb.COMMIT, GlobalVerb.DECIDE, GlobalVerb.FINISH)
 )
@@ -127,7 +128,7 @@ class Completion:
             return (yield from self._commit_all(decision, None, _COMMIT, answers))
         yield End(decision)
         self.state = _FINISHED[self.state]
-        return Outcome(self.gtrid, Verdict.COMMITTED, True, reasons=tuple(self.reasons))
+        return Outcome(self.gtrid, _COMMITTED, True, (), (), tuple(self.reasons))
 
     def rollback(self, *reasons: Reason) -> Steps:
         """Rolls back."""

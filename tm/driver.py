@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xabridge.tm")
 
+_COMMITTED: Final = Verdict.COMMITTED
 WORKERS: Final = 4
 """Threads that go on behind the commit point of transactions that wait for their decision only."""
 BACKLOG: Final = 256
@@ -104,7 +105,7 @@ class Driver:
 
     def _completed(self, transaction: Transaction, completion: Completion, outcome: Outcome) -> None:
         try:
-            if outcome.verdict is not Verdict.COMMITTED:
+            if outcome.verdict is not _COMMITTED:
                 self._leave(transaction, completion, outcome, interrupted=False)
                 self._tell(transaction, outcome)
             elif logger.isEnabledFor(logging.DEBUG):

@@ -49,17 +49,17 @@ class Performer:
     def perform(self, effect: Effect) -> Any:
         """The answer to `effect`."""
         if type(effect) is Call:
-            return self.call(effect)
+            verb, branches, flags = effect.verb, effect.branches, effect.flags
+            if len(branches) > 1 and verb in _OVERLAPPED:
+                return self._overlapped(verb, branches, flags)
+            return [self._ask(verb, branch, flags) for branch in branches]
         return getattr(self, _METHODS[type(effect)])(effect)
 
     # --- branches -------------------------------------------------------------------------------------------
 
     def call(self, effect: Call) -> list[Answer]:
         """Asks the verb of every branch."""
-        verb, branches, flags = effect.verb, effect.branches, effect.flags
-        if len(branches) > 1 and verb in _OVERLAPPED:
-            return self._overlapped(verb, branches, flags)
-        answers: list[Answer] = [self._ask(verb, branch, flags) for branch in branches]  # type: ignore[misc]  # no TMASYNC
+        answers: list[Answer] = self.perform(effect)
         return answers
 
     def _overlapped(self, verb: Verb, branches: tuple[Branch, ...], flags: int) -> list[Answer]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xabridge.tm")
 
-_ACTIVE: Final = GlobalState.ACTIVE  # cheap to look up
+_ACTIVE, _MARKED, _COMMITTED = GlobalState.ACTIVE, GlobalState.MARKED, Verdict.COMMITTED  # cheap to look up
 _OVER: Final = FINAL | {GlobalState.COMMITTING}
 """The states of a transaction that is no longer the application's."""
 
@@ -258,7 +258,7 @@ class Transaction:
                 if self._decider is not None:
                     self._enlist_decider()
                 completion = self._enlisted.completion(self._state)
-                if self._state is GlobalState.MARKED:
+                if self._state is _MARKED:
                     self._complete(completion, completion.rollback(*self._reasons), early=False)
                 else:
                     told = self._complete(completion, completion.commit(), early=wait == "logged")
@@ -266,7 +266,7 @@ class Transaction:
             if self._state in _OVER:
                 self._manager.detach(self)
         if not told:
-            self._raise_outcome(asked_for=Verdict.COMMITTED)
+            self._raise_outcome(asked_for=_COMMITTED)
 
     def rollback(self) -> None:
         """Rolls back, suspended or not; returns when that is done. Raises only where a resource had committed on its
