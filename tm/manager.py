@@ -32,7 +32,7 @@ from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import log_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -330,9 +330,9 @@ class TransactionManager:
             retries=retries,
         )
 
-    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> None:
+    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
         """For the transaction: as `Driver.drive`."""
-        self._driver.drive(transaction, completion, steps, early=early)
+        return self._driver.drive(transaction, completion, steps, early=early)
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
 
@@ -348,6 +348,16 @@ class TransactionManager:
     def forget(self, name: str, xid: Any) -> None:
         """Lets the resource `name` forget a branch that it completed on its own, and drops the note of it."""
         self._recoverer.forget(self.resource(name), xid)
+
+    def end_decision(self, gtrid: bytes, gone: Iterable[str] = ()) -> Report:
+        """For an operator: ends the decision of a transaction that names resources which are not configured any more,
+        so that no recovery pass could ever finish it. What the pass did that ended it.
+
+        `gone` are the names of those resources: to say so is to say that they don't exist any more, or that their
+        branches were committed by hand. ProtocolMisuse, and nothing is ended: one is not named in `gone`, is
+        configured, or another branch can't be finished now; the message says which, with the xids.
+        """
+        return self._recoverer.end_decision(gtrid, frozenset(gone))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stops taking transactions, waits for those under way (`timeout_s` at most), then closes resources and

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from xa.codes import Code
     from xa.control import ThreadOfControl
-    from xa.machine import Machine
+    from xa.machine import Column, Machine
     from xa.reference.client import ReferenceClient
     from xa.xid import Xid
 
@@ -42,6 +42,7 @@ class Dialect:
 
     __slots__ = (
         "active",
+        "after",
         "end",
         "end_fail",
         "lose",
@@ -63,6 +64,7 @@ class Dialect:
         self.suspend, self.end, self.end_fail, self.lose = (
             machine.verbs[name] for name in ("SUSPEND", "END", "END_FAIL", "LOSE")
         )
+        self.after: dict[Enum, Column[Any]] = {verb: machine.column(verb) for verb in machine.verbs}
 
 
 STATIC: Final = Dialect(ASSOCIATION, ("T0", "T1", "T2"), ("START", "RESUME"))

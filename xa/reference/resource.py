@@ -240,7 +240,7 @@ class ReferenceResource(ReferenceClient):
                 # by the xid, which is looked up again when the request arrives
                 return self._send(verb, control, branch, flags, lambda *, answer: effect(store.find(xid), answer))
             code = effect(branch, None)
-            if flags & TMASYNC:
+            if flags and flags & TMASYNC:
                 return self._promise(control, verb, branch, code)
         if code is OK or code is RDONLY:
             return code
@@ -267,7 +267,11 @@ class ReferenceResource(ReferenceClient):
     # --- work ---------------------------------------------------------------------------------------------------
     def session(self, rmid: int) -> ReferenceSession:
         """As `xa.ResourceManager` says."""
-        control = self._connected("session", rmid)
+        if self._broken is None and ("session", rmid, 0) in self._passed:
+            control = thread_of_control()
+        else:
+            control = self._connected("session", rmid)
+            self._passed.add(("session", rmid, 0))
         if self._dialect is STATIC and control not in self._current:
             raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
         return ReferenceSession(self, control)
