@@ -21,8 +21,7 @@ from tm.outcome import ManagerUnusable, ProtocolMisuse
 from tm.performer import Performer
 from tm.propagation import Propagation, transactional
 from tm.reaper import Reaper
-from tm.recoverer import Recoverer
-from tm.recovery import Ownership
+from tm.recoverer import Recoverer, ownership_of
 from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.states import FINAL, GlobalState
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
     from tm.completion import Completion, Steps
     from tm.log import DecisionLog
-    from tm.recovery import Report
+    from tm.recovery import Ownership, Report
     from tm.telemetry.recorder import Telemetry
 
 logger = logging.getLogger("xabridge.tm")
@@ -155,13 +154,7 @@ class TransactionManager:
         return decider or (deciders[0] if deciders else None)
 
     def _ownership(self) -> Ownership:
-        deciders = {}
-        for resource in self._resources.values():
-            if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
-                deciders[resource.decider.decider_id] = resource.name
-        if self._log is None:
-            return Ownership(self.node, b"", 0, deciders)
-        return Ownership(self.node, self._log.log_id, self._log.incarnation, deciders)
+        return ownership_of(self.node, self._log, self._resources)
 
     def resource(self, name: str) -> Resource:
         """The resource `name`; ProtocolMisuse when none is configured under it."""
