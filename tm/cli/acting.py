@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,8 +11,8 @@ from tm.cli.completing import Changed, Hand, Plan, explained, needs_the_log, pla
 from tm.cli.exits import Exit
 from tm.cli.names import NotFound, find, only_on
 from tm.cli.survey import BranchView, Survey, TransactionView, survey
-from tm.cli.tables import NARROW, troubles
-from tm.cli.text import printable, several
+from tm.cli.tables import paragraph, troubles
+from tm.cli.text import printable, several, transaction_name
 from tm.log import LogError
 from tm.performer import Performer
 from xa import XaError
@@ -79,15 +78,9 @@ def _refusal(plans: list[Plan], *, heuristic: bool) -> str | None:
 def _explain(plans: list[Plan]) -> None:
     for planned in plans:
         first, *rest = explained(planned)
-        print(*_wrapped(first, "", "  "), sep="\n", file=sys.stderr)
+        print(*paragraph(first), sep="\n", file=sys.stderr)
         for step in rest:
-            print(*_wrapped(step, "  - ", "    "), sep="\n", file=sys.stderr)
-
-
-def _wrapped(text: str, first: str, others: str) -> list[str]:
-    return textwrap.wrap(
-        text, NARROW, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
-    )
+            print(*paragraph(step, "  - ", "    "), sep="\n", file=sys.stderr)
 
 
 def _confirmed(plans: list[Plan]) -> bool:
@@ -130,9 +123,9 @@ def _tell(arguments: Namespace, plans: list[Plan], results: list[Done], trouble:
         as_json.write(_value(plans, results, trouble))
         return
     for result in results:
-        print(f"{str(result.branch.xid)[:60]} on {printable(result.branch.resource)}: {printable(result.said)}")
+        print(f"{transaction_name(result.branch.xid)} on {printable(result.branch.resource)}: {printable(result.said)}")
     if trouble is not None:
-        print(trouble, file=sys.stderr)
+        print(*paragraph(printable(trouble)), sep="\n", file=sys.stderr)
 
 
 def _value(plans: list[Plan], results: list[Done], trouble: str | None) -> dict[str, Any]:

@@ -6,9 +6,9 @@ For a branch whose decision is this log's to tell:
  2. The log is opened, as a transaction manager opens it. Nobody else decides in it from here on, and no transaction of
     it is under way. Where a resource decides, it is asked for its final word instead.
  3. The decision is looked up again. If it is not what was explained, nothing is done.
- 4. What goes against the decision is noted in the log as a heuristic outcome, before it is done. (A crash in between
-    leaves a note of what did not happen; the branch is still in doubt, recovery leaves it alone, and whoever looks
-    sees both.)
+ 4. What goes, or may go, against the decision is noted in the log as a heuristic outcome, before it is done. (A crash
+    in between leaves a note of what did not happen; the branch is still in doubt, recovery leaves it alone, and
+    whoever looks sees both.)
  5. The resource manager is asked. If it says that it did nothing, the note is dropped.
 
 For a branch whose decision nobody here can know, only the resource manager is asked.
@@ -59,12 +59,15 @@ class Consent(Enum):
 _CONSENT: Final = {
     (Act.COMMIT, Known.COMMIT): Consent.PLAIN,
     (Act.COMMIT, Known.NONE): Consent.SPLITS,
+    (Act.COMMIT, Known.ENDED): Consent.BLIND,
     (Act.COMMIT, Known.UNKNOWN): Consent.BLIND,
     (Act.ROLLBACK, Known.COMMIT): Consent.SPLITS,
     (Act.ROLLBACK, Known.NONE): Consent.PLAIN,
+    (Act.ROLLBACK, Known.ENDED): Consent.BLIND,
     (Act.ROLLBACK, Known.UNKNOWN): Consent.BLIND,
     (Act.FORGET, Known.COMMIT): Consent.PLAIN,
     (Act.FORGET, Known.NONE): Consent.PLAIN,
+    (Act.FORGET, Known.ENDED): Consent.PLAIN,
     (Act.FORGET, Known.UNKNOWN): Consent.BLIND,
 }
 _VERB: Final = {Act.COMMIT: Verb.COMMIT_AGAIN, Act.ROLLBACK: Verb.ROLLBACK}
@@ -142,6 +145,8 @@ def _consequence(consent: Consent, view: TransactionView) -> str:
     if consent is Consent.SPLITS:
         decided = "to commit" if view.decision is Known.COMMIT else "nothing, which means to roll back"
         return f"this splits the transaction, for which was decided {decided}"
+    if view.decision is Known.ENDED:
+        return "this splits the transaction, if its other branches went the other way"
     return "this splits the transaction, if the log that is not here says otherwise"
 
 
@@ -153,6 +158,8 @@ def _forgetting(view: TransactionView, branch: BranchView) -> Step:
     consent = _CONSENT[Act.FORGET, view.decision]
     if consent is Consent.BLIND:
         what = f"its transaction manager, which has not heard of {outcome.name} perhaps, never will"
+    elif view.decision is Known.ENDED:
+        what = f"the last trace of {outcome.name} goes, and what was decided is not in the log any more: compare first"
     elif outcome is _AGREES[view.decision]:
         what = f"{outcome.name} is what was decided; nothing is lost"
     else:
@@ -192,10 +199,10 @@ class Hand:
         else:
             assert self._log is not None  # noqa: S101 — the view says that it is this log's
             word = Known.NONE if self._log.decision(view.gtrid) is None else Known.COMMIT
-        if word is not view.decision:
+        shown = Known.NONE if view.decision is Known.ENDED else view.decision
+        if word is not shown:
             raise Changed(
-                f"{view.name}: the decision was {view.decision.value} when it was shown, and is {word.value} now; "
-                "look again"
+                f"{view.name}: the decision was {shown.value} when it was shown, and is {word.value} now; look again"
             )
 
     def _final_word(self, decider: str, gtrid: bytes) -> Known:
@@ -209,7 +216,7 @@ class Hand:
         if act is Act.FORGET:
             return self._forget(view)
         log = self._log if planned.view.decision is not Known.UNKNOWN else None
-        against = _CONSENT[act, planned.view.decision] is Consent.SPLITS
+        against = _CONSENT[act, planned.view.decision] is not Consent.PLAIN
         if against and log is not None:
             log.note_heuristic(Heuristic(branch, _HEURISTIC[act]))
         (answer,) = self._performer.call(Call(_VERB[act], (branch,), TMNOFLAGS))

@@ -15,8 +15,8 @@ from tm.cli.looking import list_transactions, show_transactions, watch_transacti
 from tm.cli.progress import Progress
 from tm.cli.recovering import exit_code, expected, one_pass, report_lines, under_way_perhaps
 from tm.cli.site import Site
-from tm.cli.survey import IN_DOUBT, State, survey
-from tm.cli.tables import troubles
+from tm.cli.survey import IN_DOUBT, survey
+from tm.cli.tables import paragraph, troubles
 from tm.cli.text import duration, printable
 from tm.config import configuration_from
 from tm.log import LogError, LogLocked
@@ -150,7 +150,7 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         for line in report_lines(report, spared, site.configuration.timeout_s):
             print(line)
         for name, why in report.unreachable.items():
-            print(f"{printable(name)} could not be reached: {printable(why)}")
+            print(*paragraph(f"{printable(name)} could not be reached: {printable(why)}"), sep="\n")
     return exit_code(report)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from tm.cli.exits import Exit
 from tm.cli.survey import Known, Survey, survey
-from tm.cli.tables import NARROW, shortened
+from tm.cli.tables import NARROW, paragraph, shortened
 from tm.cli.text import age, gtrid_name, listed, printable, transaction_name
 from tm.effects import Call
 from tm.performer import Performer
@@ -113,10 +113,11 @@ def _what(findings: list[Finding]) -> Iterator[str]:
 
 def _line(name: str, what: str) -> Iterator[str]:
     shown = shortened(name, NARROW)
+    margin = " " * (_WIDTH + 1)
     if len(shown) > _WIDTH:
         yield shown
         shown = ""
-    yield f"{shown.ljust(_WIDTH)} {what}"
+    yield from paragraph(what, shown.ljust(_WIDTH + 1), margin)
 
 
 def exit_code(report: Report) -> Exit:

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tm.log import LogError
+from tm.log import LogError, LogMissing
 from tm.log.opening import look_at_log, open_log
 from tm.recoverer import PAGE, decisions_in
-from tm.resources import ConfigurationError, Resource, ResourceConfig
+from tm.resources import ConfigurationError, Resource, ResourceConfig, redacted
 from xa import NULL_XID, TMNOFLAGS, TMSTARTRSCAN, AxCode, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
 
@@ -58,7 +58,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of a site at one moment. `log` is None where none is configured, and the error where it can't be
+    """What was seen of a site at one moment. `log` is None where there is none (yet), and the error where it can't be
     read; `deciders` maps the id of a decider to its resource's name, `decided` that name to its decisions;
     `unreachable` maps a resource's name to what kept it from being asked."""
 
@@ -82,6 +82,8 @@ class Site:
         for rmid, (name, config) in enumerate(configuration.resources.items(), start=1):
             wanted = ResourceConfig(config) if isinstance(config, str) else config
             self.resources[name] = Resource(name, rmid, wanted, registrar)
+        # kept for as long as the site: what a resource manager has for each thread, its connections say, ends with it
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="xabridge-site")
 
     def __enter__(self) -> Self:
         return self
@@ -93,6 +95,7 @@ class Site:
             if resource.identity is not None:
                 with entered(ThreadOfControl()):
                     resource.close()
+        self._threads.shutdown()
 
     def look(self) -> Seen:
         """What is in doubt now, and what is decided."""
@@ -100,8 +103,8 @@ class Site:
         decided: dict[str, dict[bytes, Decision]] = {}
         unreachable: dict[str, str] = {}
         asked = list(self.resources.values())
-        with self._progress.step("asking", len(asked)) as done, ThreadPoolExecutor(AT_ONCE) as threads:
-            for resource, answer in zip(asked, threads.map(_scan, asked), strict=True):
+        with self._progress.step("asking", len(asked)) as done:
+            for resource, answer in zip(asked, self.at_once(_scan), strict=True):
                 done(resource.name)
                 if isinstance(answer, XaError):
                     unreachable[resource.name] = answer.message
@@ -119,15 +122,24 @@ class Site:
         deciders = {self.resources[name].decider.decider_id: name for name in decided}
         return Seen(self.configuration.node, tuple(self.resources), log, scanned, deciders, decided, unreachable)
 
+    def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
+        """What `question` comes to for each of the resource managers, in their order; asked all at once."""
+        return self._threads.map(question, list(self.resources.values()))
+
     def _read_log(self) -> LogImage | LogError | None:
         if self.configuration.log is None:
             return None
         try:
             return _checked(look_at_log, self.configuration.log, self.configuration.node)
+        except LogMissing:
+            return None
         except LogError as error:
             return error
         except OSError as error:
-            return LogError(f"{self.configuration.log}: it can't be read: {error.strerror or error}")
+            return self._unreadable(error)
+
+    def _unreadable(self, error: OSError) -> LogError:
+        return LogError(f"{redacted(self.configuration.log or '')}: it can't be opened: {error.strerror or error}")
 
     @contextmanager
     def holding_the_log(self) -> Iterator[DecisionLog | None]:
@@ -140,7 +152,7 @@ class Site:
             try:
                 log = _checked(open_log, self.configuration.log, self.configuration.node)
             except OSError as error:
-                raise LogError(f"{self.configuration.log}: it can't be opened: {error.strerror or error}") from error
+                raise self._unreadable(error) from error
         try:
             yield log
         finally:

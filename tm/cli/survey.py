@@ -36,6 +36,9 @@ class State(Enum):
 
 IN_DOUBT: Final = frozenset({State.PREPARED, State.HEURISTIC, State.IN_DOUBT, State.NOT_REACHED})
 
+_UNDECIDED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
+"""A branch of these that is not noted shows that its decision has not ended."""
+
 
 class Known(Enum):
     """What is known of a decision."""
@@ -43,6 +46,8 @@ class Known(Enum):
     COMMIT = "commit"
     NONE = "none"
     """It was not taken until now: the transaction is under way, or will be rolled back by recovery."""
+    ENDED = "ended"
+    """There is none (any more), and a branch was completed on its own: the others may have been committed."""
     UNKNOWN = "unknown"
     """It lives where this command can't look."""
 
@@ -219,6 +224,9 @@ class _Surveyor:
         if gtrid in decided:
             why = f"{where} says so; recovery commits what is left"
             return TransactionView(format_id, gtrid, Known.COMMIT, why, rows, in_log, decider)
+        if not any(branch.state in _UNDECIDED and branch.noted is None for branch in rows):
+            why = f"{where} has none any more: it was carried out on the other branches, or never taken"
+            return TransactionView(format_id, gtrid, Known.ENDED, why, rows, in_log, decider)
         why = f"{where} has none: under way, or rolled back by the next recovery"
         return TransactionView(format_id, gtrid, Known.NONE, why, rows, in_log, decider)
 

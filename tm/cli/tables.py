@@ -63,17 +63,17 @@ def troubles(survey: Survey) -> list[str]:
     """What could not be asked, a paragraph each."""
     lines = []
     for name, why in survey.unreachable.items():
-        lines += _paragraph(f"{printable(name)} could not be reached: {printable(why)}")
+        lines += paragraph(f"{printable(name)} could not be reached: {printable(why)}")
     if survey.log_trouble is not None:
-        lines += _paragraph(f"the decisions could not be read: {printable(survey.log_trouble)}")
+        lines += paragraph(f"the decisions could not be read: {printable(survey.log_trouble)}")
     return lines
 
 
-def _paragraph(text: str, indent: str = "") -> list[str]:
+def paragraph(text: str, first: str = "", others: str = "  ") -> list[str]:
+    """`text` in lines of 80 columns; what has no space in it is never broken, since it is copied."""
     return textwrap.wrap(
-        text, NARROW, initial_indent=indent, subsequent_indent=indent or "  ", break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
+        text, NARROW, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def state_of(branch: BranchView) -> str:
@@ -103,36 +103,36 @@ def _narrow(transactions: Iterable[TransactionView]) -> Iterator[str]:
             name = ""
             holds = held(branch.holdings, branch.omitted)
             if holds:
-                yield from _paragraph(holds, _INDENT)
+                yield from paragraph(holds, _INDENT, _INDENT)
         if view.decision is Known.UNKNOWN:
-            yield from _paragraph(view.why, _INDENT)
+            yield from paragraph(view.why, _INDENT, _INDENT)
 
 
 def _wide(transactions: Iterable[TransactionView]) -> Iterator[str]:
-    rows: list[Sequence[str]] = [_WIDE_HEAD]
+    rows: list[tuple[Sequence[str], str]] = [(_WIDE_HEAD, "")]
     for view in transactions:
         rows += _wide_rows(view)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_WIDE_HEAD) - 1)]
-    for row in rows:
-        yield _row(row, [*widths, 0])
+    columns = [column for column in range(len(_WIDE_HEAD)) if any(row[column] for row, _ in rows[1:])]
+    widths = [max(len(row[column]) for row, _ in rows) for column in columns]
+    for row, below in rows:
+        yield _row([row[column] for column in columns], widths)
+        if below:
+            yield _INDENT + below
 
 
-def _wide_rows(view: TransactionView) -> Iterator[Sequence[str]]:
+def _wide_rows(view: TransactionView) -> Iterator[tuple[Sequence[str], str]]:
+    """The rows of one transaction, and what stands below each."""
     ours = view.ours
     name = shortened(view.name, _LONGEST if ours is not None else _LONGEST_FOREIGN)
     node = ours.node if ours is not None else "-"
-    why = view.why if view.decision is Known.UNKNOWN else ""
-    for branch in view.branches:
-        holds = held(branch.holdings, branch.omitted)
-        if why and not holds:
-            holds, why = why, ""
-        yield (
+    for number, branch in enumerate(view.branches, start=1):
+        below = view.why if view.decision is Known.UNKNOWN and number == len(view.branches) else ""
+        row = (
             name, node, age(branch.age_s), state_of(branch), view.decision.value, printable(branch.resource),
-            printable(branch.owner), holds,
+            printable(branch.owner), held(branch.holdings, branch.omitted),
         )  # fmt: skip
+        yield row, below
         name = node = ""
-    if why:
-        yield ("",) * (len(_WIDE_HEAD) - 1) + (why,)
 
 
 def details(view: TransactionView, survey: Survey) -> list[str]:
