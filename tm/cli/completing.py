@@ -16,7 +16,6 @@ For a branch whose decision nobody here can know, only the resource manager is a
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -25,7 +24,6 @@ from tm.cli.survey import IN_DOUBT, BranchView, Known, State, TransactionView
 from tm.cli.text import printable
 from tm.effects import Call, code_of
 from tm.log import Branch, Heuristic
-from tm.outcome import named
 from tm.recoverer import Recoverer, ownership_of
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import TMNOFLAGS, Code, XaError
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from tm.effects import Answer
     from tm.log import DecisionLog
     from tm.performer import Performer
-
-logger = logging.getLogger("xabridge.tm.cli")
 
 
 class Act(Enum):
@@ -221,8 +217,6 @@ class Hand:
             log.note_heuristic(Heuristic(branch, _HEURISTIC[act]))
         (answer,) = self._performer.call(Call(_VERB[act], (branch,), TMNOFLAGS))
         meaning = MEANING[_VERB[act]][code_of(answer)]
-        logger.warning("%s (xid %s) on %s: %s by hand: %s", named(view.xid.gtrid), view.xid, view.resource,
-                       act.value, meaning.value)  # fmt: skip
         if meaning is not Meaning.DONE:
             return Done(view, False, self._not_done(log, branch, answer, meaning, against=against))
         if code_of(answer) is Code.XAER_NOTA:
