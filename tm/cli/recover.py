@@ -123,12 +123,12 @@ def run(arguments: Namespace) -> int:
 
 def set_up_logging(*, verbose: bool) -> None:
     """What goes on is told in the command's own words; the log lines of the library only on request."""
-    logger = logging.getLogger("xabridge")
-    logger.propagate = verbose
+    library = logging.getLogger("xabridge")
+    library.propagate = verbose
     if verbose:
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
-    elif not logger.handlers:
-        logger.addHandler(logging.NullHandler())
+    elif not library.handlers:
+        library.addHandler(logging.NullHandler())
 
 
 def complain(said: object, code: Exit) -> Exit:
