@@ -84,7 +84,7 @@ class TransactionManager:
         self._decider = self._choose_decider(decider, log)
         self._log: DecisionLog | None = _configured(open_log, log, node) if isinstance(log, str) else log
         if self._log is not None and self._log.node != node:
-            raise ConfigurationError(f"the log is that of node {self._log.node}, not of {node}")
+            raise ConfigurationError(f"log: it is that of node {self._log.node}, not of {node}: name one of its own")
         self._closed = False
         self._unusable: str | None = None
         performer = Performer(self._resources, self._log, sleep)
@@ -143,13 +143,15 @@ class TransactionManager:
         deciders = [resource.name for resource in self._resources.values() if resource.decides]
         if decider is None and len(deciders) > 1:
             raise ConfigurationError(
-                f'{" and ".join(deciders)} are both configured as mode = "decider": say which decides (decider = "…")'
+                f'decider: {" and ".join(deciders)} are both configured as mode = "decider": '
+                'say which decides (decider = "…")'
             )
         if decider is not None and decider not in deciders:
-            raise ConfigurationError(f'decider = "{decider}": no resource of that name has mode = "decider"')
+            having = f"there is {' and '.join(deciders)}" if deciders else 'give it mode = "decider"'
+            raise ConfigurationError(f'decider: "{decider}": no resource of that name has mode = "decider"; {having}')
         if not deciders and log is None:
             raise ConfigurationError(
-                'no log: say where decisions are kept (log = "file:///folder"), or which resource decides'
+                'log: there is no log: say where decisions are kept (log = "file:///folder"), or which resource decides'
             )
         return decider or (deciders[0] if deciders else None)
 

@@ -144,8 +144,10 @@ class Site:
     @contextmanager
     def holding_the_log(self) -> Iterator[DecisionLog | None]:
         """The log, opened as a transaction manager opens it: for the length of the block nobody else decides in it.
-        None where none is configured. LogError: it can't be opened; LogLocked names who holds it."""
+        None where a resource decides. LogError: it can't be opened; LogLocked names who holds it."""
         if self.configuration.log is None:
+            if not any(resource.decides for resource in self.resources.values()):
+                raise ConfigurationError('log: there is no log, and no resource decides: log = "file:///folder"')
             yield None
             return
         with self._progress.step("opening the decision log", 1):
@@ -163,7 +165,7 @@ def _checked(check: Callable[[str, str], T], url: str, node: str) -> T:
     try:
         return check(url, node)
     except ValueError as error:
-        raise ConfigurationError(f"log: {error}") from error
+        raise ConfigurationError(str(error)) from error
 
 
 def _scan(resource: Resource) -> Scanned | XaError | None:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from xa.diagnosis import Check, Diagnosis, Health
+from xa.holdings import Holding, Relation
 from xa.reference import DecidingStore, ReferenceDecider
 from xa.reference.remote import RemoteReference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from xa import Code, Handle, Registrar, Xid
+    from xa.holdings import InDoubtBranch
 
 KEY: Final = b"a key of these tests"
 GROUP: Final = "xabridge.resource_managers"
@@ -60,6 +63,24 @@ class ServedWithoutDetails:
         if name in {"in_doubt", "diagnose"}:
             raise AttributeError(name)
         return getattr(self._rm, name)
+
+
+_SHOWN: Final = {
+    "broker": (
+        "orders-svc",
+        (Holding(Relation.FROM, "orders", "message", 1), Holding(Relation.TO, "invoices", "message", 1)),
+    ),
+    "shop": ("orders", (Holding(Relation.LOCKED, "public.orders", "row", None, "RowExclusiveLock"),)),
+}
+
+
+class ShownReference(ServedReference):
+    """Tells what a broker and a database would, for the manual."""
+
+    def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
+        """As `xa.holdings.HoldingsReporting` says."""
+        owner, holdings = _SHOWN[self._key[0]]
+        return [replace(branch, owner=owner, holdings=holdings) for branch in super().in_doubt(rmid, flags, count)]
 
 
 class FatalReference(ServedReference):
@@ -117,6 +138,7 @@ def install(folder: Path) -> Mapping[str, str]:
         f"reference-test = {__name__}:ServedReference\n"
         f"plain-test = {__name__}:ServedWithoutDetails\n"
         f"decider+memory-test = {__name__}:InMemoryDecider\n"
+        f"shown-test = {__name__}:ShownReference\n"
         f"fatal-test = {__name__}:FatalReference\n"
     )
     return {"PYTHONPATH": str(folder)}

@@ -307,7 +307,9 @@ def test_usage(field: Field, xabridge: Xabridge) -> None:
     field.config.write_text('node = "n"\n[resources]\na = "gopher://x"\n')
     said = xabridge("recover", "run")
     assert said.code == 2
-    assert said.err.startswith("xabridge recover: /field/xabridge.toml: resource")
+    assert said.err.startswith(
+        "xabridge recover: /field/xabridge.toml: resources.a.url: no resource manager is registered for gopher"
+    )
 
 
 def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str], xabridge: Xabridge) -> None:

@@ -73,6 +73,13 @@ def test_nothing_to_do(xabridge: Xabridge) -> None:
     assert xabridge("recover", "run", "--dry-run").out == "nothing found in doubt\n"
 
 
+def test_without_a_log_there_is_nothing_to_go_by(field: Field, xabridge: Xabridge) -> None:
+    field.config.write_text(f'node = "n"\n[resources]\nshop = "{field.url("shop")}"\n')
+    said = xabridge("recover", "run")
+    assert said.code == 2
+    assert "log: there is no log, and no resource decides" in said.err
+
+
 def test_what_can_not_be_reached_is_said_and_the_rest_is_done(field: Field, xabridge: Xabridge) -> None:
     fill(field)
     field.configure("broker", urls=[("shop", field.url("shop", socket="nowhere"))])
