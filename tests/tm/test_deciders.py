@@ -269,7 +269,7 @@ def test_a_decider_that_is_not_configured_as_one(shop: Shop) -> None:
 
 def test_a_resource_that_can_not_decide(shop: Shop) -> None:
     config = ResourceConfig("reference://a", "decider", ReferenceFactory(shop["a"]))
-    with pytest.raises(ConfigurationError, match="resources.a.mode: xabridge reference can't be the one that decides"):
+    with pytest.raises(ConfigurationError, match=r"a\.mode: xabridge reference can't be the one that decides"):
         shop.open(resources={"a": config})
 
 
