@@ -59,13 +59,14 @@ class Scanned:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What was seen of a site at one moment. `log` is None where there is none (yet), and the error where it can't be
-    read; `deciders` maps the id of a decider to its resource's name, `decided` that name to its decisions;
-    `unreachable` maps a resource's name to what kept it from being asked."""
+    read; `deciding` are the resources that decide, `deciders` maps the id of each that was reached to its name,
+    `decided` that name to its decisions; `unreachable` maps a resource's name to what kept it from being asked."""
 
     node: str
     configured: tuple[str, ...]
     log: LogImage | LogError | None
     scanned: Mapping[str, Scanned]
+    deciding: tuple[str, ...]
     deciders: Mapping[bytes, str]
     decided: Mapping[str, Mapping[bytes, Decision]]
     unreachable: Mapping[str, str]
@@ -120,7 +121,10 @@ class Site:
                     decided[resource.name] = told
                     scanned[resource.name] = Scanned((), tells=True)
         deciders = {self.resources[name].decider.decider_id: name for name in decided}
-        return Seen(self.configuration.node, tuple(self.resources), log, scanned, deciders, decided, unreachable)
+        deciding = tuple(resource.name for resource in asked if resource.decides)
+        return Seen(
+            self.configuration.node, tuple(self.resources), log, scanned, deciding, deciders, decided, unreachable
+        )
 
     def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
         """What `question` comes to for each of the resource managers, in their order; asked all at once."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from tm.cli.text import transaction_name
+from tm.cli.text import listed, transaction_name
 from tm.log import LogError
 from tm.recovery import Ownership, why_not_ours
 from xa import FORMAT_ID, Code, Gtrid, Xid
@@ -235,4 +235,5 @@ class _Surveyor:
             return f"another node's: its log is not here (node {ours.node}, log {ours.log_id.hex()})"
         if isinstance(self._seen.log, LogError):
             return f"the decision log can't be read, or it is another one's (log {ours.log_id.hex()})"
-        return why_not
+        silent = [name for name in self._seen.deciding if name in self._seen.unreachable]
+        return f"{why_not}; {listed(silent)}, where it may live, could not be reached" if silent else why_not

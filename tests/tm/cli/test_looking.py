@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from textwrap import dedent
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.tm.cli.field import NODE, OTHER_LOG
-from tm import TransactionManager
+from tm import TransactionManager, configuration_from
+from tm.cli.progress import Progress
+from tm.cli.site import Site
+from tm.cli.survey import survey
 from tm.log import Branch, Heuristic
 from xa import Code, Xid
 
@@ -287,6 +291,20 @@ def test_watch_tells_changes_until_it_is_interrupted(field: Field) -> None:
         assert process.stdout.readline()[9:] == "- orders-1·1·1 on shop\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
+
+
+def test_looking_again_after_an_outage(field: Field) -> None:
+    field.open_log().close()
+    field.prepare("shop", field.gtrid(1))
+    with Site(configuration_from(field.config), Progress(sys.stderr)) as site:
+        assert not site.look().unreachable
+        for _ in range(2):
+            field.stores["shop"].partition()
+            assert site.look().unreachable.keys() == {"shop"}
+            field.stores["shop"].heal()
+            found = survey(site.look())
+            assert found.complete
+            assert [view.name for view in found.transactions] == ["orders-1·1·1"]
 
 
 def test_watch_on_a_terminal(field: Field) -> None:

@@ -197,6 +197,20 @@ def test_by_hand_the_decider_has_the_last_word(deciding: Field, xabridge: Xabrid
     assert deciding.stores["shop"].data == {"row": True}
 
 
+def test_a_decider_that_can_not_be_reached(deciding: Field, xabridge: Xabridge) -> None:
+    deciding.prepare("shop", its_gtrid(1))
+    DECIDER.partition()
+    try:
+        said = xabridge("recover", "list")
+        assert said.code == 4
+        assert "prepared     unknown   shop" in said.out
+        assert "ledger, where it may live, could not be reached" in " ".join(said.out.split())
+        assert xabridge("recover", "run").code == 4
+        assert xabridge("recover", "rollback", "orders-1:1:1", "--yes").code == 5
+    finally:
+        DECIDER.heal()
+
+
 def test_no_thread_is_left(field: Field, xabridge: Xabridge) -> None:
     fill(field)
     xabridge("recover", "run")
