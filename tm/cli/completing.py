@@ -242,12 +242,19 @@ class Hand:
     def _forget(self, view: BranchView) -> Done:
         resource = self._site.resources.get(view.resource)
         if resource is None:
-            return Done(view, False, "not done: its resource manager is not configured")
+            return self._drop_note(view)
         try:
             self._recoverer.forget(resource, view.xid)
         except XaError as error:
             return Done(view, False, f"not done: {error.message}")
         return Done(view, True, "forgotten")
+
+    def _drop_note(self, view: BranchView) -> Done:
+        """Of a resource manager that is not configured any more, only the note can be dropped."""
+        if view.noted is None or self._log is None:
+            return Done(view, False, "not done: its resource manager is not configured")
+        self._log.drop_heuristic(Branch(view.resource, view.xid))
+        return Done(view, True, "forgotten here; its resource manager is not configured")
 
 
 def needs_the_log(planned: Plan) -> bool:

@@ -83,7 +83,7 @@ def _content(url: str, node: str) -> Check:
     except (LogError, ValueError, OSError) as error:
         return Check(Health.FAIL, "content", redacted(str(error)), "let it be read by this user; its place is log")
     decisions = several(len(image.decisions), "decision")
-    found = f"log {image.log_id.hex()}, opened {image.incarnation} times, {decisions} not carried out yet"
+    found = f"log {image.log_id.hex()}, opened {several(image.incarnation, 'time')}, {decisions} not carried out yet"
     if image.node != node:
         mend = f"it is that of node {image.node}: use that node id, or give {node} a folder of its own"
         return Check(Health.FAIL, "content", f"another node's: {image.node}", mend)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tm.cli.field import NODE, OTHER_LOG, xid_of
-from tm.log import FileLog, read_log
+from tm.log import Branch, FileLog, Heuristic, read_log
 from xa import Code, Xid
 from xa.reference import Fate
 from xa.tables import BranchState
@@ -172,6 +172,17 @@ def test_forget_what_the_resource_manager_completed(field: Field, xabridge: Xabr
     assert said.code == 0
     assert not branches(field)
     assert not read_log(field.log_folder).heuristics
+
+
+def test_a_note_of_a_resource_manager_that_is_not_configured_any_more(field: Field, xabridge: Xabridge) -> None:
+    log = field.open_log()
+    log.note_heuristic(Heuristic(Branch("gone", xid_of(field.gtrid(1), "gone")), Code.XA_HEURRB))
+    log.close()
+    said = xabridge("recover", "forget", NAME, "--yes")
+    assert (said.code, said.out) == (
+        0, "orders-1·1·1 on gone: forgotten here; its resource manager is not configured\n",
+    )  # fmt: skip
+    assert xabridge("recover", "list").code == 0
 
 
 def test_what_is_prepared_is_not_forgotten(field: Field, xabridge: Xabridge) -> None:

@@ -46,7 +46,7 @@ def test_all_is_well(field: Field, xabridge: Xabridge) -> None:
         ("node", "node id"),
         ("clock", "clock"),
     }
-    assert found["log", "content"]["found"] == "log abababababababab, opened 1 times, 0 decisions not carried out yet"
+    assert found["log", "content"]["found"] == "log abababababababab, opened 1 time, 0 decisions not carried out yet"
 
 
 def test_it_leaves_the_folder_as_it_was(field: Field, xabridge: Xabridge) -> None:
