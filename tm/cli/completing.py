@@ -220,11 +220,21 @@ class Hand:
         if meaning is not Meaning.DONE:
             return Done(view, False, self._not_done(log, branch, answer, meaning, against=against))
         if code_of(answer) is Code.XAER_NOTA:
-            return Done(view, True, f"{_DONE[act]}: it was not known there any more")
+            return self._vanished(log, view, against=against)
         if log is not None and view.noted is not None and not against:
             log.drop_heuristic(branch)  # what was noted has not happened
         noted = ", and noted as a heuristic outcome" if against and log is not None else ""
         return Done(view, True, f"{_DONE[act]}{noted}")
+
+    @staticmethod
+    def _vanished(log: DecisionLog | None, view: BranchView, *, against: bool) -> Done:
+        """It was there when it was shown, and somebody else has completed it since: with the decision, as recovery would
+        take it; otherwise nobody knows how, which is what is noted."""
+        if not against:
+            return Done(view, True, "it is not known there any more: somebody else has completed it")
+        if log is not None:
+            log.note_heuristic(Heuristic(Branch(view.resource, view.xid), Code.XA_HEURHAZ))
+        return Done(view, False, "not done: it is not known there any more, and nobody knows how it was completed")
 
     @staticmethod
     def _not_done(log: DecisionLog | None, branch: Branch, answer: Answer, meaning: Meaning, *, against: bool) -> str:

@@ -261,6 +261,24 @@ def test_a_decision_that_was_taken_since_it_was_shown(field: Field) -> None:
     assert branches(field) == 2
 
 
+@pytest.mark.parametrize(("act", "code"), [("commit", 0), ("rollback --heuristic", 1)])
+def test_a_branch_that_was_completed_since_it_was_shown(field: Field, act: str, code: int) -> None:
+    gtrid = decided(field)
+    store = field.stores["shop"]
+
+    def somebody_else() -> None:
+        with store.lock:
+            store.commit(store.known[xid_of(gtrid, "shop")])
+
+    screen = field.on_a_terminal(
+        ["recover", *act.split(), NAME, "--on", "shop"], until="Type yes: ", typed="yes\n", meanwhile=somebody_else
+    )
+    assert "it is not known there any more" in screen
+    assert field.last_code == code
+    notes = [note.code for note in read_log(field.log_folder).heuristics]
+    assert notes == ([] if code == 0 else [Code.XA_HEURHAZ])
+
+
 def test_json(field: Field, xabridge: Xabridge) -> None:
     decided(field)
     value = json.loads(xabridge("recover", "commit", NAME, "--yes", "--json").out)
