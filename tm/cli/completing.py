@@ -228,8 +228,8 @@ class Hand:
 
     @staticmethod
     def _vanished(log: DecisionLog | None, view: BranchView, *, against: bool) -> Done:
-        """It was there when it was shown, and somebody else has completed it since: with the decision, as recovery would
-        take it; otherwise nobody knows how, which is what is noted."""
+        """It was there when it was shown, and somebody else has completed it since: with the decision, as recovery
+        takes it; otherwise nobody knows how, which is what is noted."""
         if not against:
             return Done(view, True, "it is not known there any more: somebody else has completed it")
         if log is not None:
