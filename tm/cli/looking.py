@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tm.cli import as_json
 from tm.cli.exits import Exit
@@ -17,11 +17,14 @@ from tm.cli.text import printable
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from tm.cli.progress import Progress
     from tm.cli.site import Site
 
+States: TypeAlias = "dict[tuple[str, str], str]"
+
+LEAST_PAUSE_S: Final = 0.05
 _CLEAR: Final = "\x1b[H\x1b[J"
 
 
@@ -88,57 +91,58 @@ def show_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
     return verdict(found, tuple(views))
 
 
-def watch_transactions(
-    site: Site, arguments: Namespace, progress: Progress, sleep: Callable[[float], None] = time.sleep  # noqa: ARG001
-) -> Exit:  # fmt: skip
+def watch_transactions(site: Site, arguments: Namespace, progress: Progress) -> Exit:  # noqa: ARG001 — as all actions
     """`recover watch`: on a terminal the list, again and again; else what has changed, a line each."""
     wanted = filter_of(arguments)
-    before: dict[str, str] | None = None
+    before: States = {}
     try:
         while True:
             found = survey(site.look())
             transactions = wanted.of(found.transactions)
-            now = _states(transactions)
+            now = _states(found, transactions, before)
             if arguments.json:
                 as_json.write(as_json.survey_value(found, transactions), lines=True)
             elif sys.stdout.isatty():
-                _screen(arguments, found, transactions, before, now)
+                _screen(arguments, found, transactions, _changes(before, now) if before else [])
             else:
-                for line in _changes(before or {}, now):
+                for line in _changes(before, now):
                     print(f"{_clock()} {line}", flush=True)
             before = now
-            sleep(arguments.interval)
+            time.sleep(max(arguments.interval, LEAST_PAUSE_S))
     except KeyboardInterrupt:
         return Exit.DONE
 
 
-def _states(transactions: Sequence[TransactionView]) -> dict[str, str]:
-    return {
-        f"{view.name} on {printable(branch.resource)}": f"{state_of(branch)}, decision {view.decision.value}"
+def _states(found: Survey, transactions: Sequence[TransactionView], before: States) -> States:
+    """How each branch stands, by transaction and resource; of what could not be asked now, how it stood before."""
+    states = {
+        (view.name, branch.resource): f"{state_of(branch)}, decision {view.decision.value}"
         for view in transactions
         for branch in view.branches
     }
+    kept = {key: state for key, state in before.items() if key[1] in found.unreachable and key[0]}
+    silent = {("", name): f"could not be reached: {why}" for name, why in found.unreachable.items()}
+    return {**kept, **states, **silent}
 
 
-def _changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    gone = [f"- {name}" for name in before if name not in now]
-    return gone + [f"+ {name}: {state}" for name, state in now.items() if before.get(name) != state]
+def _changes(before: States, now: States) -> list[str]:
+    gone = [f"- {_said(key)}" for key in before if key not in now]
+    return gone + [f"+ {_said(key)}: {printable(state)}" for key, state in now.items() if before.get(key) != state]
+
+
+def _said(key: tuple[str, str]) -> str:
+    transaction, resource = key
+    return f"{transaction} on {printable(resource)}" if transaction else printable(resource)
 
 
 def _screen(
-    arguments: Namespace,
-    found: Survey,
-    transactions: Sequence[TransactionView],
-    before: dict[str, str] | None,
-    now: dict[str, str],
+    arguments: Namespace, found: Survey, transactions: Sequence[TransactionView], changes: Sequence[str]
 ) -> None:
     size = shutil.get_terminal_size((NARROW, 24))
     head = f"xabridge recover watch · node {found.node} · {_clock()} · every {arguments.interval:g} s"
     body = table(transactions, width_of(arguments))
     foot = summary(transactions, found)
-    if before is not None and before != now:
-        changes = _changes(before, now)
-        foot += changes[:4] + ([f"… and {len(changes) - 4} more changes"] if len(changes) > 4 else [])
+    foot += [*changes[:4], *([f"… and {len(changes) - 4} more changes"] if len(changes) > 4 else [])]
     room = max(size.lines - len(foot) - 3, 1)
     if len(body) > room:
         body = [*body[: room - 1], f"… and {len(body) - room + 1} more lines: xabridge recover list"]

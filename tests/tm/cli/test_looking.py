@@ -286,6 +286,10 @@ def test_watch_tells_changes_until_it_is_interrupted(field: Field) -> None:
         first = process.stdout.readline()
         assert first[9:] == "+ orders-1·1·1 on shop: prepared, decision none\n"
         store = field.stores["shop"]
+        store.partition()
+        assert process.stdout.readline()[9:].startswith("+ shop: could not be reached: ")
+        store.heal()
+        assert process.stdout.readline()[9:] == "- shop\n", "and the branch was never said to be gone"
         with store.lock:
             store.rollback(store.known[xid])
         assert process.stdout.readline()[9:] == "- orders-1·1·1 on shop\n"
