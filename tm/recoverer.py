@@ -13,19 +13,19 @@ from tm.leftovers import Leftovers
 from tm.log import Branch, Decision, LogError
 from tm.outcome import ProtocolMisuse, named
 from tm.record import decode_branches
-from tm.recovery import Action, Decisions, Finding, ReadDecisions, ReadLive, Report, Scan, Settle, recover
+from tm.recovery import Action, Decisions, Finding, Ownership, ReadDecisions, ReadLive, Report, Scan, Settle, recover
 from tm.verdicts import Verb
 from xa import TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code, ThreadOfControl, XaError, Xid, entered, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tm.log import DecisionLog
+    from tm.log.reading import LogImage
     from tm.performer import Performer
-    from tm.recovery import Gone, Ownership, RecoveryEffect
+    from tm.recovery import Gone, RecoveryEffect
     from tm.resources import Resource
     from tm.telemetry.recorder import Recorder
-    from tm.transaction import Transaction
 
 logger = logging.getLogger("xabridge.tm.recovery")
 
@@ -43,16 +43,18 @@ _LEVELS: Final = {
 
 
 class Recoverer:
-    """Recovers for one manager. Passes exclude each other in this process."""
+    """Recovers for one manager, whose transactions under way are `live`. Passes exclude each other in this process;
+    `watch` is told of each effect of a pass before it is performed."""
 
     def __init__(
         self,
         resources: Mapping[str, Resource],
         log: DecisionLog | None,
         performer: Performer,
-        live: Mapping[bytes, Transaction],
+        live: Collection[bytes],
         ownership: Callable[[], Ownership],
         recorder: Recorder | None = None,
+        watch: Callable[[RecoveryEffect], None] | None = None,
     ) -> None:
         self._resources = resources
         self._log = log
@@ -60,6 +62,7 @@ class Recoverer:
         self._live = live
         self._ownership = ownership
         self._recorder = recorder
+        self._watch = watch
         self._control = ThreadOfControl()
         self.leftovers = Leftovers(resources, log, performer, lambda name, gtrid: self._settle(Settle(name, gtrid)))
         self._one_at_a_time = threading.Lock()
@@ -197,6 +200,8 @@ class Recoverer:
                 logger.warning("%s can't be used: %s", resource.name, error)
 
     def _perform(self, effect: RecoveryEffect) -> Any:
+        if self._watch is not None:
+            self._watch(effect)
         if isinstance(effect, ReadDecisions):
             return self._decisions()
         if isinstance(effect, Scan):
@@ -218,25 +223,12 @@ class Recoverer:
         for resource in self._resources.values():
             if resource.decides:
                 try:
-                    by_decider[resource.name] = self._decided_in(resource)
+                    by_decider[resource.name] = decisions_in(resource)
                 except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's, and its records
                     logger.warning("recovery: the decisions in %s can't be read: %s", resource.name, raised)
                     if not isinstance(raised, ValueError):
                         resource.heard(raised, "decisions")
         return Decisions(logged, by_decider, noted)
-
-    def _decided_in(self, resource: Resource) -> dict[bytes, Decision]:
-        if resource.suspect:
-            resource.mend()
-        decided: dict[bytes, Decision] = {}
-        after = b""
-        while True:
-            page = resource.decider.decisions(resource.rmid, after, PAGE)
-            for record in page:
-                decided[record.gtrid] = Decision(record.gtrid, decode_branches(record.record))
-            if len(page) < PAGE:
-                return decided
-            after = page[-1].gtrid
 
     def _scan(self, resource: Resource) -> Sequence[Xid] | XaError:
         try:
@@ -269,6 +261,33 @@ class Recoverer:
             return xa_error(Code.XAER_RMERR, f"its record of {named(effect.gtrid)} can't be read: {error}")
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
             return resource.heard(raised, "settle")
+
+
+def decisions_in(resource: Resource) -> dict[bytes, Decision]:
+    """Every decision in a decider that has not ended, by gtrid; raises what the resource manager raises, and
+    ValueError for a record that can't be read."""
+    if resource.suspect:
+        resource.mend()
+    decided: dict[bytes, Decision] = {}
+    after = b""
+    while True:
+        page = resource.decider.decisions(resource.rmid, after, PAGE)
+        for record in page:
+            decided[record.gtrid] = Decision(record.gtrid, decode_branches(record.record))
+        if len(page) < PAGE:
+            return decided
+        after = page[-1].gtrid
+
+
+def ownership_of(node: str, log: DecisionLog | LogImage | None, resources: Mapping[str, Resource]) -> Ownership:
+    """Whose branches may be resolved with this log, and with those of the resources that decide and were opened."""
+    deciders = {}
+    for resource in resources.values():
+        if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
+            deciders[resource.decider.decider_id] = resource.name
+    if log is None:
+        return Ownership(node, b"", 0, deciders)
+    return Ownership(node, log.log_id, log.incarnation, deciders)
 
 
 def _log_report(report: Report) -> None:

@@ -215,7 +215,7 @@ def _judge(
     ours = Gtrid.of(branch.xid)
     if ours is None:
         return  # somebody else's transaction manager made it
-    why = _not_ours(ours, ownership)
+    why = why_not_ours(ours, ownership)
     if why is not None:
         _leave(report, branch, why)
         return
@@ -242,7 +242,7 @@ def _judge(
         rollbacks.append((branch, f"{decider} has no decision and will take none: rolled back"))
 
 
-def _not_ours(ours: Gtrid, ownership: Ownership) -> str | None:
+def why_not_ours(ours: Gtrid, ownership: Ownership) -> str | None:
     """Why a branch of this product's is not to be resolved here; None when it is."""
     log = ours.log_id.hex()
     if ours.node != ownership.node:

@@ -23,9 +23,10 @@ class Branch:
     """One branch; one that is in S0 is not, or no longer, the store's.
 
     `reason` is the rollback code of a branch that can only be rolled back, `outcome` the XA_HEUR* of a completed
-    one, `asked` the client that has an asynchronous operation on it outstanding."""
+    one, `asked` the client that has an asynchronous operation on it outstanding, `since` when it was prepared or
+    completed, by the store's clock."""
 
-    __slots__ = ("asked", "associations", "outcome", "reason", "state", "writes", "xid")
+    __slots__ = ("asked", "associations", "outcome", "reason", "since", "state", "writes", "xid")
 
     def __init__(self, xid: Xid) -> None:
         self.xid = xid
@@ -35,6 +36,7 @@ class Branch:
         self.reason: Code | None = None
         self.outcome: Code | None = None
         self.asked: ReferenceClient | None = None
+        self.since = 0.0
 
 
 class Dialect:

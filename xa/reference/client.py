@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from xa.control import ThreadOfControl
     from xa.errors import XaError
+    from xa.holdings import InDoubtBranch
     from xa.reference.branch import Association, Branch, Dialect
     from xa.reference.store import ReferenceStore
     from xa.xid import Xid
@@ -99,6 +100,7 @@ class ReferenceClient:
         self._outside: dict[ThreadOfControl, RegistrationState] = {}
         self._operations: dict[int, Operation] = {}
         self._scans: WeakKeyDictionary[ThreadOfControl, list[Xid]] = WeakKeyDictionary()
+        self._reports: WeakKeyDictionary[ThreadOfControl, list[InDoubtBranch]] = WeakKeyDictionary()
 
     def release(self, association: Association) -> None:
         """The association is not this thread's any more, or not suspended. Called with the store's lock held."""
@@ -302,6 +304,7 @@ class ReferenceClient:
         for key in [key for key in self._suspended if key[0] is control]:
             del self._suspended[key]
         self._scans.pop(control, None)
+        self._reports.pop(control, None)
         for handle, (owner, verb, branch, _) in self._operations.items():
             if owner is control:
                 self._operations[handle] = (owner, verb, branch, LOST)

@@ -7,6 +7,7 @@ code that comes back is the answer, or the refusal of the state tables.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from xa.codes import ROLLBACK_CODES, Code
@@ -16,7 +17,7 @@ from xa.reference.script import Script
 from xa.tables import BRANCH, BranchState, BranchVerb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from xa.control import ThreadOfControl
     from xa.reference.client import Flight, ReferenceClient
@@ -47,8 +48,15 @@ class KeyLocked(Exception):
 class Server:
     """The server's state, and the requests."""
 
-    def __init__(self, name: str = "reference", *, read_only_votes: bool = False) -> None:
+    def __init__(
+        self,
+        name: str = "reference",
+        *,
+        read_only_votes: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = name
+        self.clock = clock
         self.script = Script()
         self.lock = threading.Lock()
         self.reachable = True
@@ -182,7 +190,10 @@ class Server:
             answer = branch.reason or OK
             if self._read_only_votes and answer is OK and not branch.writes:
                 answer = RDONLY
-        return self._apply(branch, PREPARE, answer)
+        code = self._apply(branch, PREPARE, answer)
+        if code is OK:
+            branch.since = self.clock()
+        return code
 
     def commit(self, branch: Branch, answer: Code | None = None) -> Code:
         """xa_commit."""
@@ -285,6 +296,7 @@ class Server:
             self._release(branch)
         if target is S5:
             branch.outcome = code
+            branch.since = self.clock()
             return
         self.known.pop(branch.xid, None)
         if branch.associations:
