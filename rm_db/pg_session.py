@@ -60,6 +60,15 @@ class PgConnection(BranchConnection):
         return self._session.psycopg
 
     @property
+    def owner(self) -> Admission:
+        """Who holds the connection."""
+        return self._session.admission
+
+    def view_for(self, engine: Engine) -> BranchView:
+        """A psycopg connection as the dialect of another engine wants it."""
+        return self._session.view(_adapters(engine))
+
+    @property
     def asyncio(self) -> BranchAsyncConnection:
         """The same transaction for code that awaits; it has an `orm` and a `psycopg` of its own. XAER_PROTO: greenlet
         is not installed."""
@@ -176,9 +185,7 @@ class PgSessions:
             engine = create_engine(URL.create("postgresql+psycopg"), poolclass=NullPool, creator=self._create)
             with engine.connect():
                 self._initialized = True
-            _, options = engine.dialect.create_connect_args(engine.url)
-            context = options.get("context")
-            return engine, context.adapters if context is not None else None
+            return engine, _adapters(engine)
 
     def _create(self) -> psycopg.Connection[Any]:
         if self._initialized:
@@ -187,3 +194,10 @@ class PgSessions:
                 "connecting through a session's engine would leave the transaction: use the session itself",
             )
         return self._connect()
+
+
+def _adapters(engine: Engine) -> AdaptersMap | None:
+    """The adapters that the engine's dialect wants its connections to have."""
+    _, options = engine.dialect.create_connect_args(engine.url)
+    context = options.get("context")
+    return context.adapters if context is not None else None
