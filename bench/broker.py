@@ -7,6 +7,7 @@ branches_per_s_1, _16         complete branches (start, one message in, one out,
 steps_per_s_1                 the same with one exchange for every verb
 restart_s                     from the start of the process to the first page of recover, with 100,000 messages
                               and 10,000 prepared branches, after kill -9
+client_cpu_us, round_trips    what a branch costs the resource manager client, and more: see bench/client.py
 rss_mb_100k                   memory that 100,000 queued messages of 1 KiB take, above an empty broker
 """
 
@@ -15,14 +16,16 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from bench.amqp import Client
+from bench.amqp import Client, drive
+from bench.client import measure_client
 from bench.load import Load, run
 from bench.process import BrokerProcess
 from dtx.protocol.commands import Recover
-from dtx.protocol.replies import Recovered
-from xa import NULL_XID
+
+if TYPE_CHECKING:
+    from bench.amqp import Waits
 
 SUMMARY: Final = "the embedded broker: messages, branches, restart, memory"
 FOLDER: Final = Path(".bench")
@@ -41,6 +44,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
                 "messages": messages,
                 "in_doubt": in_doubt,
                 **_messages(broker, messages),
+                **measure_client(broker, scale),
                 **_branches(broker, messages, in_doubt, scale),
                 **_restart(broker, in_doubt),
             }
@@ -88,15 +92,20 @@ def _restart(broker: BrokerProcess, in_doubt: int) -> dict[str, float]:
     broker.start()
     listening = time.perf_counter() - started
     client = Client(broker.host, broker.port)
-    channel = client.commands()
-    page = client.command(channel, Recover())
-    seconds = time.perf_counter() - started
-    found = 0
-    while isinstance(page, Recovered):
-        found += len(page.in_doubt)
-        if not page.more:
-            break
-        page = client.command(channel, Recover(after=page.in_doubt[-1] if page.in_doubt else NULL_XID))
+    [(first_page, found)] = drive([(client, _in_doubt(client))])
+    client.close()
+    seconds = first_page - started
     if found != in_doubt:
         raise RuntimeError(f"{in_doubt} branches were prepared, and {found} were restored")
     return {"restart_s": round(seconds, 3), "listening_s": round(listening, 3)}
+
+
+def _in_doubt(client: Client) -> Waits:
+    """When the first page of recover was there, and how many branches are in all pages."""
+    channel = yield from client.commands()
+    page = yield from client.command(channel, Recover())
+    first_page, found = time.perf_counter(), len(page.in_doubt)
+    while page.more:
+        page = yield from client.command(channel, Recover(after=page.in_doubt[-1]))
+        found += len(page.in_doubt)
+    return first_page, found

@@ -131,13 +131,16 @@ class OutgoingLink(Link):
         """As Consumer says."""
         self._credit -= 1
         sent = Sent(self, entry, self._default)
-        self._context.acquire(sent, settled=self._settles)
+        if self._settles and self._context is self._outside:
+            sent.context = self._outside  # it is gone once it is sent: not before, its payload may have to be fetched
+        else:
+            self._context.acquire(sent, settled=self._settles)
         waiting = self._waiting
         if fits_one_piece(entry):
-            sent.payload = self._resource.payload(entry)
+            sent.payload = self._resource.payloads.get(entry)
             if sent.payload is None:
                 self._fetching += entry.size
-                self._resource.fetch(entry, lambda payload: self._fetched(sent, payload))
+                self._resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
         if sent.payload is not None and not waiting and self._streaming is None:
             self._send(sent)
         else:
@@ -203,7 +206,12 @@ class OutgoingLink(Link):
         send(self.pointer, payload)
         LIB.pn_link_advance(self.pointer)
         if self._settles:
-            LIB.pn_delivery_settle(delivery)
+            self._sent_settled(sent, delivery)
+
+    def _sent_settled(self, sent: Sent, delivery: Pointer) -> None:
+        LIB.pn_delivery_settle(delivery)
+        if sent.context is self._outside:
+            self._outside.acquire(sent, settled=True)
 
     def _with_facts(self, entry: Entry, payload: bytes) -> bytes:
         """The message with the header that it has by now."""
@@ -239,7 +247,7 @@ class OutgoingLink(Link):
             else:
                 LIB.pn_link_advance(self.pointer)
                 if self._settles:
-                    LIB.pn_delivery_settle(delivery)
+                    self._sent_settled(sent, delivery)
                 self._end_stream(sent)
 
         ask(0)
@@ -425,6 +433,8 @@ class OutgoingLink(Link):
         for sent in self._waiting:
             self._give_back(sent)
         self._waiting.clear()
+        if self._settles and self._streaming is not None and self._streaming.context is self._outside:
+            self._give_back(self._streaming)
         for sent in self._sent.values():
             sent.gone = True
             if sent.retirement is not None:

@@ -1,0 +1,357 @@
+"""Line: the blocking shell: a core with its socket, driven by whoever waits for something.
+
+There is no thread between caller and socket. The caller runs steps: it writes what the core has to say, and reads,
+until the steps are done. When several threads wait on one line, one of them reads for all: the lock is not held while
+it waits for the socket, so that the others can write, and the keeper can keep an idle line alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+
+from rm_amqp.core import closed, established
+from rm_amqp.keeper import KEEPER
+from rm_amqp.loss import Cause, ConnectionLost, unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rm_amqp.core import Core, Steps
+    from rm_amqp.settings import Broker, Settings
+
+T = TypeVar("T")
+READ: Final = 65_536
+BUSY_S: Final = 0.05
+SPEND_S: Final = 2.0
+"""How long a goodbye may take."""
+
+
+class Running(Generic[T]):
+    """Steps on their way: until when they wait, and for what, or their result."""
+
+    __slots__ = ("deadline", "done", "later", "reads", "result", "steps", "writes")
+
+    def __init__(self, steps: Steps[T], *, later: bool) -> None:
+        self.steps = steps
+        self.later = later
+        self.deadline = 0.0
+        self.done = False
+        self.reads = False
+        """Whether it is the one that reads the socket."""
+        self.writes = False
+        self.result: T
+
+
+class Line(Protocol):
+    """A connection that steps can be run over; by any thread, several at a time."""
+
+    core: Core
+
+    @property
+    def round_trips(self) -> int:
+        """How often somebody had to wait for the broker after something was sent."""
+        ...
+
+    def run(self, steps: Steps[T], *, later: bool = False) -> T:
+        """Runs steps to their end, and returns or raises what comes of them. With `later`, what they leave to be
+        written may wait for the next ones."""
+        ...
+
+    def begin(self, steps: Steps[T], *, later: bool = False) -> Running[T]:
+        """Runs steps as far as they don't wait. Whoever waits for them in another way than `run` does so on `fileno`,
+        and then calls `resume`, or `cancel`."""
+        ...
+
+    def resume(self, running: Running[T]) -> None:
+        """Goes on with steps."""
+        ...
+
+    def cancel(self, running: Running[T]) -> None:
+        """Nobody waits for these steps any more."""
+        ...
+
+    def fileno(self) -> int:
+        """What to wait on; negative when it is closed."""
+        ...
+
+    def refresh(self) -> None:
+        """Takes what has come, without waiting: a connection that was closed meanwhile is known to be."""
+        ...
+
+    def close(self) -> None:
+        """Says goodbye and closes; a line that is broken is just dropped."""
+        ...
+
+    def drop(self) -> None:
+        """Closes at once, without a word."""
+        ...
+
+
+class SocketLine:
+    """A line over a socket that is connected."""
+
+    def __init__(self, connected: socket.socket, core: Core) -> None:
+        connected.setblocking(False)
+        self.core = core
+        self.round_trips = 0
+        self._socket = connected
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._readable = select.poll()
+        self._readable.register(connected, select.POLLIN)
+        self._both = select.poll()
+        self._both.register(connected, select.POLLIN | select.POLLOUT)
+        self._reading = False
+        self._waiters = 0
+        self._unsent = b""
+        self._asked = False
+        """Whether something was written since somebody last waited."""
+        self._dropped = False
+
+    # -- steps
+    def run(self, steps: Steps[T], *, later: bool = False) -> T:
+        """As Line says."""
+        with self._lock:
+            try:
+                deadline = next(steps)
+                while True:
+                    self.flush()
+                    self._wait(deadline)
+                    deadline = next(steps)
+            except StopIteration as end:
+                if not later:
+                    self.flush()
+                result: T = end.value
+                return result
+            finally:
+                if self._waiters:
+                    self._changed.notify_all()
+
+    def begin(self, steps: Steps[T], *, later: bool = False) -> Running[T]:
+        """As Line says."""
+        running = Running(steps, later=later)
+        with self._lock:
+            self._step(running)
+        return running
+
+    def resume(self, running: Running[T]) -> None:
+        """As Line says."""
+        with self._lock:
+            self.read()
+            self._step(running)
+
+    def cancel(self, running: Running[T]) -> None:
+        """As Line says."""
+        with self._lock:
+            self._reading = self._reading and not running.reads
+            running.steps.close()
+            if self._waiters:
+                self._changed.notify_all()
+
+    def fileno(self) -> int:
+        """As Line says."""
+        return self._socket.fileno()
+
+    def _step(self, running: Running[T]) -> None:
+        if running.reads:
+            self._reading = running.reads = False
+        try:
+            running.deadline = next(running.steps)
+            self.flush()
+        except StopIteration as end:
+            running.result = end.value
+            running.done = True
+            if not running.later:
+                self.flush()
+        else:
+            if self._asked:
+                self._asked = False
+                self.round_trips += 1
+            running.writes = bool(self._unsent)
+            if self._reading:  # somebody else does, in a thread: look again soon
+                running.deadline = min(running.deadline, self.core.clock() + BUSY_S)
+            else:
+                self._reading = running.reads = True
+        finally:
+            if self._waiters:
+                self._changed.notify_all()
+
+    def _wait(self, deadline: float) -> None:
+        """Waits until something happened or the time has come. The lock is held before and after."""
+        timeout_s = deadline - self.core.clock()
+        if timeout_s <= 0 or self.core.lost is not None:
+            self.read()
+            return
+        if self._asked:
+            self._asked = False
+            self.round_trips += 1
+        if self._reading and not self._unsent:
+            self._waiters += 1
+            self._changed.wait(timeout_s)
+            self._waiters -= 1
+            return
+        reads, self._reading = not self._reading, True
+        poll = self._both if self._unsent else self._readable
+        self._lock.release()
+        try:
+            ready = poll.poll(timeout_s * 1000 + 1)
+        finally:
+            self._lock.acquire()
+            if reads:
+                self._reading = False
+        if ready:
+            self.read()
+        if self._waiters:
+            self._changed.notify_all()
+
+    # -- octets; with the lock
+    def flush(self) -> None:
+        """Writes what there is to write, as far as the socket takes it."""
+        octets = self.core.output()
+        if octets:
+            self._unsent = self._unsent + octets if self._unsent else octets
+            self._asked = True
+        while self._unsent and not self._dropped:
+            try:
+                count = self._socket.send(self._unsent)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._unsent = b""
+                self.core.lose(error.strerror or str(error))
+                return
+            self._unsent = self._unsent[count:]
+
+    def read(self) -> bool:
+        """Reads what has come; whether there was something."""
+        if self._dropped:
+            return False
+        try:
+            octets = self._socket.recv(READ)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as error:
+            self.core.lose(error.strerror or str(error))
+            return True
+        if octets:
+            self.core.received(octets)
+        else:
+            self.core.end_of_file()
+        return True
+
+    # -- idle
+    def refresh(self) -> None:
+        """As Line says."""
+        with self._lock:
+            self._take()
+
+    def _take(self) -> None:
+        if self._reading:  # somebody else does
+            return
+        while self.core.lost is None and self.read():
+            if self._waiters:
+                self._changed.notify_all()
+
+    def keep(self) -> float | None:
+        """As Kept says."""
+        if self._dropped or self.core.lost is not None:
+            return None
+        if not self._lock.acquire(blocking=False):  # somebody is at it
+            return self.core.clock() + BUSY_S
+        try:
+            self._take()
+            due = self.core.tick()
+            self.flush()
+            self._wake_where_lost()
+            if self._waiters:
+                self._changed.notify_all()
+            return due
+        finally:
+            self._lock.release()
+
+    def _wake_where_lost(self) -> None:
+        """A connection that was given up has somebody waiting for its socket."""
+        if self.core.lost is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    # -- the end
+    def close(self) -> None:
+        """As Line says."""
+        with contextlib.suppress(ConnectionLost):
+            self.run(closed(self.core, self.core.clock() + SPEND_S))
+        self.drop()
+
+    def drop(self) -> None:
+        """As Line says."""
+        with self._lock:
+            if not self._dropped:
+                self._dropped = True
+                self.core.lose("it was closed", Cause.CLOSED)
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it
+                self._socket.close()
+                self._changed.notify_all()
+
+
+def connect(
+    settings: Settings,
+    deadline: float,
+    make_core: Callable[[Broker], Core],
+    clock: Callable[[], float] = time.monotonic,
+) -> SocketLine:
+    """A connection that the first broker which can be reached has opened. ConnectionLost says what is wrong with
+    each, or why one that was reached can't be used."""
+    wrong: list[str] = []
+    for broker in settings.brokers:
+        until_s = min(deadline, clock() + settings.connect_timeout_s)
+        try:
+            connected = _socket(broker, until_s, clock)
+            line = SocketLine(connected, make_core(broker))
+            try:
+                line.run(established(line.core, until_s))
+            except BaseException:
+                line.drop()
+                raise
+        except ConnectionLost as why:
+            if why.cause is Cause.UNUSABLE:
+                raise
+            wrong.append(why.message)
+        else:
+            KEEPER.keep(line)
+            return line
+    raise ConnectionLost(Cause.UNREACHABLE, "; ".join(wrong))
+
+
+def _socket(broker: Broker, deadline: float, clock: Callable[[], float]) -> socket.socket:
+    """A socket to the first of the host's addresses that answers. (Only the resolver is not bound by the deadline:
+    it has time-outs of its own.)"""
+    why = "no time was left to try it"
+    try:
+        addresses = socket.getaddrinfo(broker.host, broker.port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise unreachable(broker, f"no such host ({error.strerror})") from None
+    for family, kind, protocol, _, address in addresses:
+        left_s = deadline - clock()
+        if left_s <= 0:
+            break
+        connected = socket.socket(family, kind, protocol)
+        try:
+            connected.settimeout(left_s)
+            connected.connect(address)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as error:
+            connected.close()
+            timed_out = isinstance(error, TimeoutError)
+            why = f"no answer within {left_s:.1f} s" if timed_out else (error.strerror or str(error)).lower()
+        except BaseException:
+            connected.close()
+            raise
+        else:
+            return connected
+    raise unreachable(broker, why)

@@ -1,0 +1,181 @@
+"""The open string: where the brokers are, who we are, and how long we wait.
+
+    amqp://user:password@host:port,host2:port2/?timeout=30&prefetch=100
+    amqps://user@host/?password_env=BROKER_PASSWORD&ca=/etc/ssl/broker.pem
+
+The hosts are nodes of one broker, tried in their order. Options: see `OPTIONS`. What is not understood is refused with
+its place.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from dtx.protocol.sasl import ClientPolicy
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from xa import XaError
+
+PORT: Final = 5672
+TLS_PORT: Final = 5671
+MAX_PREFETCH: Final = 5000
+MAX_CHANNELS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """Where one node of the broker listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What an open string says. Times in seconds."""
+
+    brokers: tuple[Broker, ...]
+    tls: bool = False
+    user: str = ""
+    password: str = field(default="", repr=False)
+    timeout_s: float = 30.0
+    connect_timeout_s: float = 10.0
+    idle_timeout_s: float = 30.0
+    channels: int = 64
+    prefetch: int = 0
+    ahead: bool = False
+    branch_timeout_s: int = 0
+    ca: str = ""
+    certificate: str = ""
+    key: str = ""
+    plain_without_tls: bool = False
+
+    @property
+    def identity(self) -> str:
+        """Names the resource: the same branches are found behind equal ones."""
+        who = f"{self.user}@" if self.user else ""
+        return f"amqp://{who}{','.join(sorted(map(str, self.brokers)))}"
+
+    @property
+    def policy(self) -> ClientPolicy:
+        """How to say who we are."""
+        external = bool(self.certificate) and not self.user
+        return ClientPolicy(self.user, self.password, external, self.plain_without_tls)
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """How to encrypt; XAER_INVAL where a file can't be used."""
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            if self.certificate:
+                context.load_cert_chain(self.certificate, self.key or None)
+        except (OSError, ssl.SSLError) as error:
+            raise _wrong(f"ca, cert or key can't be used: {error}") from error
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        return context
+
+
+def _wrong(what: str) -> XaError:
+    return xa_error(Code.XAER_INVAL, f"open: wrong open string: {what}")
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 86_400:
+        raise _wrong(f"{name}={text!r}: expected seconds between 0 and 86400")
+    return value
+
+
+def _count(least: int, most: int) -> Callable[[str, str], int]:
+    def read(name: str, text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise _wrong(f"{name}={text!r}: expected a number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in {"true", "false"}:
+        raise _wrong(f"{name}={text!r}: expected true or false")
+    return text == "true"
+
+
+def _plain(_name: str, text: str) -> str:
+    return text
+
+
+OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
+    "timeout": ("timeout_s", _seconds),  # how long a call may take
+    "connect_timeout": ("connect_timeout_s", _seconds),  # of that, how long the attempt at one host
+    "idle_timeout": ("idle_timeout_s", _seconds),  # a silent broker is given up after this
+    "channels": ("channels", _count(1, MAX_CHANNELS)),  # how many threads of control can be at work
+    "prefetch": ("prefetch", _count(0, MAX_PREFETCH)),  # messages that receive has sent ahead
+    "ahead": ("ahead", _flag),  # start does not wait; what is wrong with it is told by work, or end
+    "branch_timeout": ("branch_timeout_s", _count(0, 2**31)),  # until a branch must be prepared; 0: the broker's
+    "ca": ("ca", _plain),  # TLS: who may sign the broker's certificate, PEM
+    "cert": ("certificate", _plain),  # TLS: our certificate, PEM
+    "key": ("key", _plain),  # TLS: its key, PEM
+    "plain_without_tls": ("plain_without_tls", _flag),  # the password may be told without TLS
+}
+"""Option → the field of Settings, and how its text is read. `password_env` names an environment variable."""
+
+
+def parse(open_string: str, environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings in an open string; XAER_INVAL says what is wrong with it. No message shows the password."""
+    scheme, separator, _ = open_string.partition("://")
+    scheme = scheme.rpartition("+")[2]
+    if not separator or scheme not in {"amqp", "amqps"}:
+        raise _wrong(f"{scheme[:20]!r} is no scheme of this resource manager, amqp:// and amqps:// are")
+    try:
+        parts = urlsplit(open_string)
+        pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError as error:
+        raise _wrong(str(error).split("@")[-1]) from None
+    if parts.path not in {"", "/"} or parts.fragment:
+        raise _wrong(f"{parts.path!r}: there is no path; queues are named in receive and send")
+    who, at, where = parts.netloc.rpartition("@")
+    user, colon, password = who.partition(":")
+    told: dict[str, object] = {}
+    for name, value in pairs:
+        if name == "password_env":
+            if value not in environment:
+                raise _wrong(f"password_env={value}: this environment variable is not set")
+            if colon:
+                raise _wrong("password_env, and a password as well")
+            password = environment[value]
+        elif name in OPTIONS:
+            attribute, read = OPTIONS[name]
+            told[attribute] = read(name, value)
+        else:
+            raise _wrong(f"{name}: there is no such option; there are {', '.join(sorted([*OPTIONS, 'password_env']))}")
+    if at and not user:
+        raise _wrong("a user is expected before the @")
+    brokers = tuple(_broker(text, TLS_PORT if scheme == "amqps" else PORT) for text in where.split(","))
+    if colon:
+        password = unquote(password)
+    return Settings(brokers, scheme == "amqps", unquote(user), password, **told)  # type: ignore[arg-type]
+
+
+def _broker(text: str, port: int) -> Broker:
+    host, separator, digits = text.rpartition(":")
+    if not separator or text.endswith("]"):
+        host, digits = text, str(port)
+    bare = host.removeprefix("[").removesuffix("]")
+    if not bare or not digits.isdecimal() or not 0 < int(digits) < 65_536 or (":" in bare and bare == host):
+        raise _wrong(f"{text!r}: expected host or host:port")
+    return Broker(bare.lower(), int(digits))

@@ -1,0 +1,154 @@
+"""The embedded broker in a thread of the test, with its store on disk, and what tests ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dtx.resource.broker import Broker
+from dtx.resource.config import Address, BrokerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from rm_amqp.core import Core
+    from xa import Xid
+
+T = TypeVar("T")
+PATIENCE_S = 30
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class EmbeddedBroker:
+    """One broker. It can be stopped, and started again with what it has stored."""
+
+    def __init__(self, folder: Path, *, tls: bool = False, **config: Any) -> None:
+        self._listen = "listen_tls" if tls else "listen"
+        self._config = BrokerConfig(store=f"sqlite:///{folder / 'broker.db'}", **config)
+        self.move(free_port())
+        self.broker: Broker
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread | None = None
+        self.start()
+
+    def move(self, port: int) -> None:
+        """From its next start on it listens somewhere else."""
+        self.port = port
+        listen: dict[str, Any] = {self._listen: (Address("127.0.0.1", self.port),)}
+        self._config = replace(self._config, **listen)
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Starts it, and waits until it listens."""
+        started = threading.Event()
+        errors: list[BaseException] = []
+
+        async def serve() -> None:
+            try:
+                self._loop = asyncio.get_running_loop()
+                self.broker = Broker(self._config)
+                await self.broker.start()
+            except BaseException as error:
+                errors.append(error)
+                raise
+            finally:
+                started.set()
+            await self.broker.run()
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), name="broker", daemon=True)
+        self._thread.start()
+        assert started.wait(PATIENCE_S)
+        if errors:
+            raise errors[0]
+
+    def stop(self) -> None:
+        """Stops it; every connection is closed when this returns."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self.broker.stop)
+            self._thread.join(PATIENCE_S)
+            assert not self._thread.is_alive()
+            self._thread = None
+
+    def inside(self, call: Callable[[Broker], T]) -> T:
+        """What `call` returns, in the broker's thread."""
+
+        async def run() -> T:
+            result = call(self.broker)
+            self.broker.node.resource.settle()
+            self.broker.flush()
+            return result
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+
+    # -- what tests do to it
+    def cut(self, container: str) -> None:
+        """Drops the connections of a client, and returns when the broker has let go of what they held."""
+        self._cut(lambda name: name.startswith(container))
+
+    def cut_connection(self, core: Core) -> None:
+        """The same with one connection."""
+        self._cut(lambda name: name == core.container)
+
+    def _cut(self, chosen: Callable[[str], bool]) -> None:
+        def abort(broker: Broker) -> list[Any]:
+            peers = [peer for one, peer in broker.peers.items() if chosen(one.container)]
+            for peer in peers:
+                peer.abort()
+            return peers
+
+        peers = self.inside(abort)
+        while self.inside(lambda broker: any(peer in broker.open_peers for peer in peers)):
+            pass
+
+    def expire(self, xid: Xid) -> None:
+        """The branch's time passes."""
+
+        def pass_time(broker: Broker) -> None:
+            branch = broker.node.registry.find(xid)
+            branch.deadline = 0.0
+            broker.node.registry._expire(branch)
+
+        self.inside(pass_time)
+
+    def complete(self, xid: Xid, *, commit: bool) -> None:
+        """An operator decides a prepared branch."""
+        done: asyncio.Future[Any] | None = None
+
+        async def run() -> None:
+            nonlocal done
+            done = asyncio.get_running_loop().create_future()
+            branch = self.broker.node.registry.find(xid)
+            self.broker.node.completion.complete(branch, done.set_result, commit=commit)
+            self.broker.node.resource.settle()
+            await done
+
+        asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
+
+    def left(self) -> list[str]:
+        """What is left of branches, transactions and locks."""
+
+        def look(broker: Broker) -> list[str]:
+            left = [f"{branch.xid}: {branch.state.value}" for branch in broker.node.registry]
+            for connection in broker.node.connections.values():
+                left += [f"txn-id {txn_id!r}" for txn_id in connection.contexts]
+            for queue in broker.node.resource.queues.values():
+                if queue.held or queue.pending:
+                    left.append(f"{queue.name}: {queue.held} held, {queue.pending} pending")
+            return left
+
+        return self.inside(look)

@@ -1,0 +1,100 @@
+"""The contract suite over AmqpResource against the embedded broker, statically and dynamically registering."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp import AmqpResource, Message
+from tests.contract.client import ScriptedRegistrar
+from tests.contract.harness import Capabilities
+from tests.contract.resource_manager import *  # noqa: F403 — the suite
+from tests.rm_amqp.embedded import EmbeddedBroker
+from xa import TMREGISTER, TMUSEASYNC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
+
+    from xa import Registrar, ResourceManager, Xid
+
+VARIANTS = {"static": TMUSEASYNC, "dynamic": TMREGISTER | TMUSEASYNC}
+
+
+class AmqpHarness:
+    """One broker for the module; each test has queues of its own."""
+
+    wrong_open_string = "amqp://127.0.0.1:5672/?colour=red"
+    capabilities = Capabilities()
+
+    def __init__(self, broker: EmbeddedBroker, flags: int, name: str) -> None:
+        self.broker = broker
+        self.flags = flags
+        self.queue = f"keys-{name}"
+        self.nothing = f"nothing-{name}"
+        self.open_string = f"amqp://{broker.address}/?timeout=20"
+        self.clients: list[AmqpResource] = []
+        self._onlooker = AmqpResource(ScriptedRegistrar(), TMREGISTER | TMUSEASYNC)
+        self._onlooker.open(self.open_string, 1)
+
+    def new(self, registrar: Registrar) -> AmqpResource:
+        """As `Harness` says, and so on."""
+        client = AmqpResource(registrar, self.flags)
+        self.clients.append(client)
+        return client
+
+    def write(self, rm: ResourceManager, rmid: int, key: str) -> None:
+        rm.session(rmid).send(self.queue, Message(key))
+
+    def read(self, rm: ResourceManager, rmid: int) -> None:
+        list(rm.session(rmid).browse(self.nothing))
+
+    def committed(self) -> AbstractSet[str]:
+        self._onlooker.open(self.open_string, 1)
+        return {str(message.body) for message in self._onlooker.session(1).browse(self.queue)}
+
+    def crash(self, rm: ResourceManager) -> None:
+        assert isinstance(rm, AmqpResource)
+        self.broker.cut(rm.container)
+
+    def disconnect(self, rm: ResourceManager) -> None:
+        assert isinstance(rm, AmqpResource)
+        self.broker.cut(rm.container)
+
+    def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
+        self.broker.complete(xid, commit=commit)
+
+    def expire(self, xid: Xid) -> None:
+        self.broker.expire(xid)
+
+    def go_down(self) -> None:
+        self.broker.stop()
+
+    def come_back(self) -> None:
+        self.broker.start()
+
+    def leaks(self) -> list[str]:
+        left = self.broker.left()
+        return left + [f"{client.outstanding} handles" for client in self.clients if client.outstanding]
+
+    def close(self) -> None:
+        self._onlooker.close("", 1)
+        for client in self.clients:
+            client.drop()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One broker."""
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(params=VARIANTS)
+def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[AmqpHarness]:
+    """The variants."""
+    harness = AmqpHarness(broker, VARIANTS[request.param], str(abs(hash(request.node.name))))
+    yield harness
+    harness.close()

@@ -1,0 +1,324 @@
+"""The application's session: what it receives and sends, and what becomes of it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp import Message, NoMessage
+from tests.contract.client import elsewhere
+from tests.rm_amqp.client import RMID, Client, new_xid
+from xa import (
+    TMFAIL,
+    TMRESUME,
+    TMSUSPEND,
+    BranchRolledBack,
+    Code,
+    ThreadOfControl,
+    XaMisuse,
+    entered,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.rm_amqp.embedded import EmbeddedBroker
+
+    Connect = Callable[..., Client]
+
+
+def test_what_is_received_and_sent_is_done_by_commit(client: Client, queue: str) -> None:
+    client.put(queue, ["one", "two"])
+    xid = client.start()
+    assert client.session.receive(queue, 5).body == "one"
+    client.session.send(f"{queue}-out", Message("out"))
+    client.end(xid)
+    assert client.look(queue) == ["two"]
+    assert client.look(f"{queue}-out") == []
+    client.commit(xid, end=False, two_phase=True)
+    assert client.look(queue) == ["two"]
+    assert client.look(f"{queue}-out") == ["out"]
+
+
+@pytest.mark.parametrize("options", ["", "prefetch=3"])
+@pytest.mark.parametrize("prepared", [False, True])
+def test_after_a_rollback_messages_are_available_again_in_order_and_the_delivery_is_counted(
+    connect: Connect, queue: str, options: str, *, prepared: bool
+) -> None:
+    client = connect(options)
+    client.put(queue, range(6))
+    xid = client.start()
+    assert [client.session.receive(queue, 5).body for _ in range(3)] == [0, 1, 2]
+    client.session.send(f"{queue}-out", Message("out"))
+    if prepared:
+        client.end(xid)
+        assert client.rm.prepare(xid, RMID) is Code.XA_OK
+        client.rollback(xid, end=False)
+    else:
+        client.rollback(xid)
+    other = connect()
+    xid = other.start()
+    again = [other.session.receive(queue, 5) for _ in range(3)]
+    assert [(message.body, message.delivery_count) for message in again] == [(0, 1), (1, 1), (2, 1)]
+    other.rollback(xid)
+    assert client.look(f"{queue}-out") == []
+
+
+def test_transactional_acquisition(client: Client, connect: Connect, queue: str) -> None:
+    client.put(queue, ["a", "b"])
+    xid = client.start()
+    assert client.session.receive(queue, 5, acquire=True).body == "a"
+    client.rollback(xid)
+    other = connect()
+    assert other.look(queue) == ["a", "b"]
+    xid = client.start()
+    assert client.session.receive(queue, 5, acquire=True).body == "a"
+    assert client.session.receive(queue, 5, acquire=True).body == "b"
+    with pytest.raises(NoMessage):
+        client.session.receive(queue, 0, acquire=True)
+    client.commit(xid, two_phase=True)
+    assert other.look(queue) == []
+
+
+def test_a_timeout_is_no_error_of_the_transaction(client: Client, queue: str) -> None:
+    xid = client.start()
+    with pytest.raises(NoMessage, match=queue):
+        client.session.receive(queue, 0.05)
+    with pytest.raises(NoMessage):
+        client.session.receive(queue, 0)
+    client.session.send(queue, Message("x"))
+    client.commit(xid)
+    assert client.look(queue) == ["x"]
+
+
+def test_a_message_that_comes_while_somebody_waits(client: Client, connect: Connect, queue: str) -> None:
+    other = connect()
+    xid = client.start()
+    waiting = threading.Event()
+    received: list[object] = []
+
+    def wait() -> None:
+        xid = other.start()
+        waiting.set()
+        received.append(other.session.receive(queue, 20).body)
+        other.commit(xid)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waiting.wait(20)
+    client.session.send(queue, Message("late"))
+    client.commit(xid)
+    thread.join(20)
+    assert received == ["late"]
+
+
+def test_a_timeout_leaves_no_credit_behind(client: Client, connect: Connect, queue: str) -> None:
+    xid = client.start()
+    with pytest.raises(NoMessage):
+        client.session.receive(queue, 0.05)
+    other = connect()
+    other.put(queue, ["for anybody"])
+    assert other.look(queue) == ["for anybody"]
+    client.commit(xid)
+
+
+def test_batches(client: Client, queue: str) -> None:
+    client.put(queue, range(25))
+    xid = client.start()
+    assert [message.body for message in client.session.receive_batch(queue, 10, 5)] == list(range(10))
+    assert [message.body for message in client.session.receive_batch(queue, 100, 5)] == list(range(10, 25))
+    assert client.session.receive_batch(queue, 5, 0) == []
+    with pytest.raises(XaMisuse):
+        client.session.receive_batch(queue, 0)
+    client.commit(xid)
+    assert client.look(queue) == []
+
+
+def test_more_messages_than_are_held_at_a_time(client: Client, queue: str) -> None:
+    """The outcomes of the oldest are told before the end; the transaction decides about them as about the rest."""
+    client.put(queue, range(2500))
+    for _ in range(2):
+        xid = client.start()
+        got: list[Message] = []
+        while len(got) < 2500:
+            got += client.session.receive_batch(queue, 500, 5)
+        assert [message.body for message in got] == list(range(2500))
+        with pytest.raises(XaMisuse):
+            client.session.release(got[0])
+        client.rollback(xid)
+    assert client.look(queue) == list(range(2500))
+
+
+def test_release_reject_and_modify(client: Client, queue: str) -> None:
+    client.put(queue, ["taken", "released", "rejected", "failed", "modified"])
+    xid = client.start()
+    session = client.session
+    got = {message.body: message for message in session.receive_batch(queue, 5, 5)}
+    session.release(got["released"])
+    session.reject(got["rejected"])
+    session.modify(got["failed"])
+    session.modify(got["modified"], failed=False)
+    client.commit(xid, two_phase=True)
+    xid = client.start()
+    again = client.session.receive_batch(queue, 5, 5)
+    assert [(m.body, m.delivery_count) for m in again] == [("released", 0), ("failed", 1), ("modified", 0)]
+    client.commit(xid)
+    assert "rejected" in client.look("dead-letter")
+
+
+def test_an_outcome_can_be_changed_until_the_end_and_by_the_receiver_only(client: Client, queue: str) -> None:
+    client.put(queue, ["a"])
+    xid = client.start()
+    message = client.session.receive(queue, 5)
+    client.session.reject(message)
+    client.session.release(message)
+    with pytest.raises(XaMisuse, match="not received here"):
+        client.session.release(Message("a"))
+    client.end(xid, TMSUSPEND)
+    client.start(TMRESUME, xid)
+    with pytest.raises(XaMisuse, match="told already"):
+        client.session.reject(message)
+    client.commit(xid)
+    assert client.look(queue) == ["a"]
+
+
+def test_a_browse_takes_nothing_and_sees_what_is_available(client: Client, connect: Connect, queue: str) -> None:
+    client.put(queue, range(250))
+    other = connect()
+    xid = other.start()
+    assert other.session.receive(queue, 5).body == 0
+    assert client.look(queue) == list(range(1, 250))
+    other.rollback(xid)
+    assert client.look(queue) == list(range(250))
+
+
+def test_messages_keep_their_parts(client: Client, queue: str) -> None:
+    sent = Message({"n": [1, 2.5, None]}, durable=True, priority=7, subject="s", properties={"k": "v"}, id="m-1")
+    xid = client.start()
+    client.session.send(queue, sent)
+    client.commit(xid)
+    xid = client.start()
+    got = client.session.receive(queue, 5)
+    assert (got.body, got.durable, got.priority, got.subject) == (sent.body, True, 7, "s")
+    assert repr(got.properties) == "{'k': 'v'}"
+    assert got.id == "m-1"
+    client.commit(xid)
+
+
+@pytest.mark.parametrize("size", [60_000, 3_000_000])
+def test_large_messages(client: Client, queue: str, size: int) -> None:
+    body = bytes(range(256)) * (size // 256)
+    xid = client.start()
+    client.session.send(queue, Message(body))
+    client.commit(xid, two_phase=True)
+    xid = client.start()
+    assert client.session.receive(queue, 20).body == body
+    client.commit(xid)
+
+
+def test_what_was_sent_ahead_to_an_idle_channel_goes_back(connect: Connect, queue: str) -> None:
+    """Without the application's help; and its delivery is not counted."""
+    hoarder, other = connect("prefetch=100"), connect()
+    hoarder.put(queue, range(10))
+    xid = hoarder.start()
+    assert hoarder.session.receive(queue, 5).body == 0
+    hoarder.commit(xid)
+    xid = other.start()
+    got = [other.session.receive(queue, 20) for _ in range(9)]
+    assert [(message.body, message.delivery_count) for message in got] == [(n, 0) for n in range(1, 10)]
+    other.commit(xid)
+
+
+def test_more_addresses_than_links_are_kept(client: Client, queue: str) -> None:
+    xid = client.start()
+    for number in range(150):
+        client.session.send(f"{queue}-{number}", Message(number))
+    client.commit(xid)
+    xid = client.start()
+    assert [client.session.receive(f"{queue}-{number}", 5).body for number in range(150)] == list(range(150))
+    client.commit(xid)
+
+
+# --- who may use it -----------------------------------------------------------------------------------------
+def test_outside_of_a_transaction(client: Client) -> None:
+    with pytest.raises(XaMisuse, match="associated with no branch") as raised:
+        _ = client.session
+    assert raised.value.code is Code.XAER_PROTO
+
+
+def test_after_the_end(client: Client, queue: str) -> None:
+    xid = client.start()
+    session = client.session
+    client.end(xid)
+    for use in (lambda: session.send(queue, Message("x")), lambda: session.receive(queue, 1)):
+        with pytest.raises(XaMisuse, match="its work has ended"):
+            use()
+    client.commit(xid, end=False)
+
+
+def test_from_another_thread(client: Client, queue: str) -> None:
+    xid = client.start()
+    session = client.session
+    with elsewhere(), pytest.raises(XaMisuse, match="another thread of control"):
+        session.send(queue, Message("x"))
+    session.send(queue, Message("mine"))
+    client.commit(xid)
+    assert client.look(queue) == ["mine"]
+
+
+def test_a_branch_that_became_rollback_only(client: Client, broker: EmbeddedBroker, queue: str) -> None:
+    client.put(queue, ["a"])
+    xid = client.start()
+    session = client.session
+    session.receive(queue, 5)
+    broker.expire(xid)
+    session.send(queue, Message("never"))  # waits for nothing, and is told at the end
+    with pytest.raises(BranchRolledBack) as raised:
+        client.end(xid)
+    assert raised.value.code is Code.XA_RBTIMEOUT
+    client.rollback(xid, end=False)
+    assert client.look(queue) == ["a"]
+
+
+def test_a_manager_that_ends_the_work_of_a_thread_that_waits(client: Client, queue: str) -> None:
+    """The reaper's way: it acts for the application's thread of control, which is inside receive."""
+    control, waiting = ThreadOfControl(), threading.Event()
+    xid = new_xid()
+    heard: list[Exception] = []
+
+    def application() -> None:
+        with entered(control):
+            client.start(xid=xid)
+            session = client.session
+            session.send(queue, Message("never"))
+            waiting.set()
+            try:
+                session.receive(f"{queue}-empty", 60)
+            except XaMisuse as error:
+                heard.append(error)
+
+    thread = threading.Thread(target=application)
+    thread.start()
+    waiting.wait(20)
+    with entered(control):
+        client.rm.end(xid, RMID, TMFAIL)
+        client.rm.rollback(xid, RMID)
+    thread.join(20)
+    assert not thread.is_alive()
+    assert len(heard) == 1
+    assert client.look(queue) == []
+
+
+# --- dynamic registration, and work outside of any transaction --------------------------------------------------
+def test_outside_of_any_transaction_work_is_done_at_once(connect: Connect, queue: str) -> None:
+    client, onlooker = connect(dynamic=True), connect()
+    session = client.session
+    for number in range(3):
+        session.send(queue, Message(number))
+    assert onlooker.look(queue) == [0, 1, 2]
+    assert session.receive(queue, 5).body == 0
+    assert [message.body for message in session.receive_batch(queue, 5, 5)] == [1, 2]
+    assert onlooker.look(queue) == []
+    assert client.registrar.calls[:2] == [("ax_reg", RMID, 0), ("ax_unreg", RMID, 0)]

@@ -1,0 +1,398 @@
+"""The use cases of the AMQP working group's slides, with the transaction manager, the broker, and a reference resource
+manager in the place of the database."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp import AmqpResource, Message
+from rm_amqp.factories import static
+from tests.rm_amqp.client import RMID, Client, new_xid
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tm import RolledBack, TransactionManager
+from tm.resources import ResourceConfig
+from xa import (
+    TMENDRSCAN,
+    TMFAIL,
+    TMJOIN,
+    TMNOFLAGS,
+    TMNOWAIT,
+    TMRESUME,
+    TMSTARTRSCAN,
+    TMSUCCESS,
+    TMSUSPEND,
+    Code,
+    ResourceError,
+    ThreadOfControl,
+    TryAgain,
+    entered,
+)
+from xa.reference import ReferenceFactory, ReferenceStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from xa import Xid
+
+    Connect = Callable[..., Client]
+
+
+class Shop:
+    """An application's surroundings: a broker, a database, a transaction manager."""
+
+    def __init__(self, broker: EmbeddedBroker, folder: Path, scheme: str = "amqp", options: str = "") -> None:
+        self.store = ReferenceStore("shop")
+        self.manager = TransactionManager(
+            "shop-1",
+            f"file://{folder / 'log'}",
+            {
+                "broker": f"{scheme}://{broker.address}/{options}",
+                "shop": ResourceConfig(self.store.url, factory=ReferenceFactory(self.store)),
+            },
+        )
+
+
+@pytest.fixture(params=["amqp", "amqp?ahead=true&prefetch=10", "dynamic+amqp"])
+def shop(request: pytest.FixtureRequest, broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Shop]:
+    """One for each way to configure the broker."""
+    scheme, _, options = request.param.partition("?")
+    shop = Shop(broker, tmp_path, scheme, f"?{options}" if options else "")
+    with shop.manager:
+        yield shop
+    assert broker.left() == []
+
+
+# --- messaging, most common use case ----------------------------------------------------------------------------
+def test_most_common_use_case(shop: Shop, client: Client, queue: str) -> None:
+    """Start T1, consume a message from queue X, write to the database, produce a message on queue Y, commit T1."""
+    client.put(f"{queue}-x", ["M1"])
+    with shop.manager.begin() as tx:
+        message = tx["broker"].receive(f"{queue}-x", 5)
+        tx["shop"].write(queue, message.body)
+        tx["broker"].send(f"{queue}-y", Message("M2"))
+    assert shop.store.data[queue] == "M1"
+    assert client.look(f"{queue}-x") == []
+    assert client.look(f"{queue}-y") == ["M2"]
+
+
+def test_most_common_use_case_rolled_back(shop: Shop, client: Client, queue: str) -> None:
+    """If the transaction rolls back, the produced message is discarded, the consumed one is enqueued again."""
+    client.put(f"{queue}-x", ["M1", "M3"])
+    with pytest.raises(ZeroDivisionError), shop.manager.begin() as tx:
+        message = tx["broker"].receive(f"{queue}-x", 5)
+        tx["shop"].write(queue, message.body)
+        tx["broker"].send(f"{queue}-y", Message("M2"))
+        raise ZeroDivisionError
+    assert queue not in shop.store.data
+    assert client.look(f"{queue}-y") == []
+    with shop.manager.begin() as tx:
+        again = [tx["broker"].receive(f"{queue}-x", 5) for _ in range(2)]
+        assert [message.body for message in again] == ["M1", "M3"]
+        assert again[0].delivery_count == 1
+
+
+def test_most_common_use_case_with_queue_y_on_another_broker(
+    client: Client, broker: EmbeddedBroker, queue: str, tmp_path: Path
+) -> None:
+    """Queue Y may or may not be on the same broker process."""
+    (tmp_path / "other").mkdir()
+    other = EmbeddedBroker(tmp_path / "other")
+    try:
+        client.put(f"{queue}-x", ["M1", "M2"])
+        resources = {"here": f"amqp://{broker.address}", "there": f"amqp://{other.address}"}
+        with TransactionManager("two-1", f"file://{tmp_path / 'log'}", resources) as manager:
+            with manager.begin() as tx:
+                body = tx["here"].receive(f"{queue}-x", 5).body
+                tx["there"].send(f"{queue}-y", Message(body))
+                assert tx.xid("here") != tx.xid("there")
+            with pytest.raises(RolledBack), manager.begin() as tx:
+                body = tx["here"].receive(f"{queue}-x", 5).body
+                tx["there"].send(f"{queue}-y", Message(body))
+                tx.set_rollback_only()
+            assert client.look(f"{queue}-x") == ["M2"]
+            onlooker = Client(other.address)
+            assert onlooker.look(f"{queue}-y") == ["M1"]
+            onlooker.rm.close("", RMID)
+        assert other.left() == []
+    finally:
+        other.stop()
+
+
+def test_several_instances_in_one_transaction_share_the_branch(
+    client: Client, broker: EmbeddedBroker, queue: str, tmp_path: Path
+) -> None:
+    """Java: several XAResources can be registered with the same transaction. On one broker the second one joins."""
+    resources = {"in": f"amqp://{broker.address}", "out": f"amqp://{broker.address}/"}
+    client.put(f"{queue}-x", ["M1"])
+    with TransactionManager("join-1", f"file://{tmp_path / 'log'}", resources) as manager:
+        with manager.begin() as tx:
+            tx["out"].send(f"{queue}-y", Message(tx["in"].receive(f"{queue}-x", 5).body))
+            assert tx.xid("in") == tx.xid("out")
+        assert client.look(f"{queue}-y") == ["M1"]
+
+
+# --- messaging, extended use case ---------------------------------------------------------------------------------
+def test_extended_use_case_two_transactions_interleaved_on_one_channel(client: Client, queue: str) -> None:
+    """T1 is suspended while T2 works on the same channel; each has its own outcome."""
+    client.put(queue, range(4))
+    first = client.start()
+    seat = client.rm._standing().seat
+    assert client.session.receive(queue, 5).body == 0
+    client.session.send(f"{queue}-1", Message("T1"))
+    client.end(first, TMSUSPEND)
+    second = client.start()
+    assert client.rm._standing().seat is seat
+    assert client.session.receive(queue, 5).body == 1
+    client.session.send(f"{queue}-2", Message("T2"))
+    client.end(second, TMSUSPEND)
+    client.start(TMRESUME, first)
+    assert client.session.receive(queue, 5).body == 2
+    client.end(first)
+    client.start(TMRESUME, second)
+    assert client.session.receive(queue, 5).body == 3
+    client.end(second)
+    assert client.rm.prepare(first, RMID) is Code.XA_OK
+    client.rollback(second, end=False)
+    assert client.rm.commit(first, RMID) is Code.XA_OK
+    assert client.look(queue) == [1, 3]
+    assert client.look(f"{queue}-1") == ["T1"]
+    assert client.look(f"{queue}-2") == []
+
+
+def test_extended_use_case_with_the_manager(shop: Shop, client: Client, queue: str) -> None:
+    manager = shop.manager
+    first = manager.begin()
+    first["broker"].send(f"{queue}-1", Message("T1"))
+    assert manager.suspend() is first
+    second = manager.begin()
+    second["broker"].send(f"{queue}-2", Message("T2"))
+    second.rollback()
+    manager.resume(first)
+    first["broker"].send(f"{queue}-1", Message("T1 again"))
+    first.commit()
+    assert client.look(f"{queue}-1") == ["T1", "T1 again"]
+    assert client.look(f"{queue}-2") == []
+
+
+# --- using a command channel --------------------------------------------------------------------------------------
+def test_command_channel_finishes_what_the_transactional_channel_began(
+    client: Client, connect: Connect, queue: str
+) -> None:
+    """Any XA operation but start and suspend goes over it, on its own connection, and for branches of anybody."""
+    prepared, ended = client.start(), new_xid()
+    client.session.send(queue, Message("prepared"))
+    client.end(prepared)
+    assert client.rm.prepare(prepared, RMID) is Code.XA_OK
+    client.start(xid=ended)
+    client.session.send(queue, Message("ended"))
+    client.end(ended)
+    client.rm.drop()  # the process is gone, with its channels
+    other = connect()
+    assert prepared in other.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
+    assert other.rm.commit(prepared, RMID) is Code.XA_OK
+    assert other.rm.prepare(ended, RMID) is Code.XA_OK
+    assert other.rm.rollback(ended, RMID) is Code.XA_OK
+    assert other.look(queue) == ["prepared"]
+
+
+def test_command_channel_is_re_established_by_itself(client: Client, broker: EmbeddedBroker, queue: str) -> None:
+    """It is cut, while the thread's transactional channel works on; nobody has to open again."""
+    xid = client.start()
+    client.session.send(queue, Message("x"))
+    command = client.rm._command
+    assert command is not None
+    broker.cut_connection(command[0].core)
+    client.end(xid)
+    assert client.rm.prepare(xid, RMID) is Code.XA_OK
+    assert client.rm.commit(xid, RMID) is Code.XA_OK
+    assert client.rm._command is not command
+    assert client.look(queue) == ["x"]
+
+
+# --- C++: registration, threads of control ------------------------------------------------------------------------
+def test_rm_registration_at_start_up(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """At TM start-up the globally defined switches are registered against the TM: found by their scheme, opened."""
+    with TransactionManager("reg-1", f"file://{tmp_path / 'log'}", {"b": f"amqp://{broker.address}"}) as manager:
+        resource = manager.resources["b"]
+        assert isinstance(resource.rm, AmqpResource)
+        assert resource.rm.name == "xabridge amqp"
+        assert not resource.down
+
+
+def test_the_factory_of_the_entry_point(client: Client) -> None:
+    assert static(client.registrar).flags == client.rm.flags
+
+
+def test_thread_of_control_and_rmid_determine_the_channel(broker: EmbeddedBroker, queue: str, connect: Connect) -> None:
+    """One to one, for as long as the thread of control has associations; two instances have channels of their own."""
+    one, two = connect(), connect()
+    controls = [ThreadOfControl() for _ in range(3)]
+    xids, seats = {}, set()
+    for control in controls:
+        with entered(control):
+            for client in (one, two):
+                xids[control, client] = client.start()
+                client.session.send(queue, Message("x"))
+                seats.add(client.rm._standing().seat)
+    assert len(seats) == 6
+    for control in controls:
+        with entered(control):
+            for client in (one, two):
+                client.commit(xids[control, client])
+                assert client.rm._standing().seat is None
+    assert len(one.look(queue)) == 6
+    assert broker.left() == []
+
+
+def test_a_thread_that_is_gone_leaves_its_channel_to_others(connect: Connect, queue: str) -> None:
+    """What it did is rolled back: it never ended it."""
+    client = connect("channels=1&timeout=20")
+    client.put(queue, ["x"])
+
+    def leaves() -> Xid:
+        with entered(ThreadOfControl()):
+            xid = client.start()
+            client.session.receive(queue, 5)
+            return xid
+
+    for _ in range(2):
+        left = leaves()
+        gc.collect()
+        xid = client.start()
+        assert client.session.receive(queue, 20).body == "x"
+        client.rollback(xid)
+        client.rollback(left, end=False)
+
+
+def test_the_pool_is_bounded(connect: Connect) -> None:
+    client = connect("channels=2&timeout=0.2")
+    controls = [ThreadOfControl() for _ in range(3)]
+    xids = []
+    for control in controls[:2]:
+        with entered(control):
+            xids.append(client.start())
+    with entered(controls[2]):
+        with pytest.raises(TryAgain, match="all 2 channels are in use"):
+            client.start(TMNOWAIT)
+        with pytest.raises(ResourceError, match="end other work, or allow more with channels="):
+            client.start()
+    with entered(controls[0]):
+        client.commit(xids[0])
+    with entered(controls[2]):
+        client.commit(client.start())
+    with entered(controls[1]):
+        client.commit(xids[1])
+
+
+def test_a_tm_thread_pool_dispatches_applications(shop: Shop, client: Client, queue: str) -> None:
+    """Each consumes, writes and produces; every message exactly once."""
+    count, threads = 40, 4
+    client.put(f"{queue}-x", range(count))
+    errors: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            for _ in range(count // threads):
+                with shop.manager.begin() as tx:
+                    body = tx["broker"].receive(f"{queue}-x", 10).body
+                    tx["shop"].write(f"{queue}-{body}", body)
+                    tx["broker"].send(f"{queue}-y", Message(body))
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    pool = [threading.Thread(target=serve) for _ in range(threads)]
+    for thread in pool:
+        thread.start()
+    for thread in pool:
+        thread.join(60)
+    assert not errors
+    assert sorted(map(int, client.look(f"{queue}-y"))) == list(range(count))
+    assert {f"{queue}-{number}" for number in range(count)} <= shop.store.data.keys()
+
+
+# --- Java: enlist, delist ----------------------------------------------------------------------------------------
+def test_java_enlist_use_delist_commit(shop: Shop, client: Client, queue: str) -> None:
+    """Begin, get the transaction, enlist, produce and consume, delist, commit."""
+    tx = shop.manager.begin()
+    assert shop.manager.get_transaction() is tx
+    session = tx.enlist("broker")
+    session.send(queue, Message("a"))
+    tx.delist("broker", "suspend")
+    tx.enlist("broker").send(queue, Message("b"))
+    tx.delist("broker")
+    tx.enlist("broker").send(queue, Message("c"))
+    tx.delist("broker")
+    tx.commit()
+    assert client.look(queue) == ["a", "b", "c"]
+
+
+def test_java_delist_with_failure(shop: Shop, client: Client, queue: str) -> None:
+    tx = shop.manager.begin()
+    tx.enlist("broker").send(queue, Message("a"))
+    tx.delist("broker", "fail")
+    with pytest.raises(RolledBack):
+        tx.commit()
+    assert client.look(queue) == []
+
+
+def test_java_a_session_and_its_resource_share_the_channel(client: Client, queue: str) -> None:
+    """Two sessions of one thread are one channel: what one sends stands before what the other sends later."""
+    xid = client.start()
+    first, second = client.session, client.session
+    for number in range(4):
+        (first, second)[number % 2].send(queue, Message(number))
+    client.commit(xid)
+    assert client.look(queue) == [0, 1, 2, 3]
+
+
+def test_a_branch_joined_by_another_thread_commits_the_work_of_both(client: Client, queue: str) -> None:
+    """Each has a channel of its own, and messages on two channels have no order."""
+    xid = client.start()
+    client.session.send(queue, Message("a"))
+    with entered(ThreadOfControl()):
+        client.start(TMJOIN, xid)
+        client.session.send(queue, Message("b"))
+        client.end(xid, TMSUCCESS)
+    client.commit(xid, two_phase=True)
+    assert sorted(client.look(queue)) == ["a", "b"]
+    assert client.rm.start(xid, RMID, TMNOFLAGS) is Code.XA_OK  # the xid is free again
+    client.end(xid, TMFAIL)
+    client.rollback(xid, end=False)
+
+
+# --- asyncio -----------------------------------------------------------------------------------------------------
+def test_most_common_use_case_in_asyncio(shop: Shop, client: Client, queue: str) -> None:
+    """Two tasks, each in a transaction of its own; the loop is free while one waits for a message."""
+    received = asyncio.Event()
+
+    async def waits() -> None:
+        async with shop.manager.begin() as tx:
+            session = (await tx.aenlist("broker")).aio
+            message = await session.receive(f"{queue}-x", 20)
+            received.set()
+            tx["shop"].write(queue, message.body)
+            await session.send(f"{queue}-y", Message("M2"))
+
+    async def feeds() -> None:
+        async with shop.manager.begin() as tx:
+            session = (await tx.aenlist("broker")).aio
+            await session.send(f"{queue}-x", Message("M1"))
+            assert [message.body async for message in session.browse(f"{queue}-x")] == []
+
+    async def both() -> None:
+        task = asyncio.create_task(waits())
+        await asyncio.sleep(0)
+        await feeds()
+        await asyncio.wait_for(received.wait(), 20)
+        await task
+
+    asyncio.run(both())
+    assert shop.store.data[queue] == "M1"
+    assert client.look(f"{queue}-y") == ["M2"]
