@@ -1,7 +1,7 @@
 """`xabridge bench db`: PostgreSQL through the database resource managers, against psycopg by itself.
 
-A client is a thread of this process with a connection of its own, for psycopg and for us alike: this is how a
-transaction manager is used, and both share one interpreter lock. A transaction is one INSERT of one row. Everything
+A client is a thread of this process, with a connection while it is at work, for psycopg and for us alike: this is how
+a transaction manager is used, and all share one interpreter lock. A transaction is one INSERT of one row. Everything
 runs against one throw-away PostgreSQL with default forcing, one after the other within a round; ratios are taken
 within a round, and the medians are told.
 
@@ -21,7 +21,6 @@ import itertools
 import statistics
 import sys
 import tempfile
-import threading
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -103,25 +102,27 @@ def _gtrids() -> Callable[[], bytes]:
 
 # --- psycopg by itself ------------------------------------------------------------------------------------------
 class _Connections:
-    """A connection per thread."""
+    """As many as there are transactions at once."""
 
     def __init__(self, url: str, *, autocommit: bool = False) -> None:
         self._url = url
         self._autocommit = autocommit
-        self._local = threading.local()
-        self._made: list[psycopg.Connection[Any]] = []
+        self._idle: list[psycopg.Connection[Any]] = []
 
-    def mine(self) -> psycopg.Connection[Any]:
-        """The calling thread's."""
-        connection: psycopg.Connection[Any] | None = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = self._local.connection = psycopg.connect(self._url, autocommit=self._autocommit)
-            self._made.append(connection)
-        return connection
+    def take(self) -> psycopg.Connection[Any]:
+        """One that nobody uses, to be given back."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return psycopg.connect(self._url, autocommit=self._autocommit)
+
+    def give_back(self, connection: psycopg.Connection[Any]) -> None:
+        """It can be used again."""
+        self._idle.append(connection)
 
     def close(self) -> None:
         """Closes all of them."""
-        for connection in self._made:
+        for connection in self._idle:
             connection.close()
 
 
@@ -130,9 +131,10 @@ def _raw_commit(url: str, _folder: Path) -> Iterator[Callable[[], None]]:
     connections = _Connections(url)
 
     def work() -> None:
-        connection = connections.mine()
+        connection = connections.take()
         connection.execute(INSERT, (1, WORDS))
         connection.commit()
+        connections.give_back(connection)
 
     yield work
     connections.close()
@@ -143,7 +145,9 @@ def _raw_autocommit(url: str, _folder: Path) -> Iterator[Callable[[], None]]:
     connections = _Connections(url, autocommit=True)
 
     def work() -> None:
-        connections.mine().execute(INSERT, (1, WORDS))
+        connection = connections.take()
+        connection.execute(INSERT, (1, WORDS))
+        connections.give_back(connection)
 
     yield work
     connections.close()
@@ -155,11 +159,12 @@ def _raw_two_phase(url: str, _folder: Path) -> Iterator[Callable[[], None]]:
     gtrid = _gtrids()
 
     def work() -> None:
-        connection = connections.mine()
+        connection = connections.take()
         connection.tpc_begin(connection.xid(FORMAT_ID, gtrid().hex(), "raw"))
         connection.execute(INSERT, (1, WORDS))
         connection.tpc_prepare()
         connection.tpc_commit()
+        connections.give_back(connection)
 
     yield work
     connections.close()
