@@ -68,15 +68,21 @@ class Channel:
     def select(self, deadline: float) -> Steps[None]:
         """Verifies that the broker has distributed transactions."""
         control = self._control
-        if not (yield from until(self.core, lambda: control.answered, deadline)):
+        broker = f"the broker {self.core.peer or '?'} at {self.core.broker}"
+        answered = self.core.lost is None
+        try:
+            answered = yield from until(self.core, lambda: control.answered, deadline)
+        except ConnectionLost:
+            if self.core.ended is None:
+                raise
+        if not answered:
             self.core.lose("the coordinator did not answer in time", Cause.UNREACHABLE)
             self.core.check()
-        broker = f"the broker {self.core.peer or '?'} at {self.core.broker}"
-        if control.refusal is not None:
-            told = f"{control.refusal.condition}: {control.refusal.description}"
+        why = control.refusal or self.core.ended
+        if why is not None:
             raise self._unusable(
-                f"{broker} offers no transactions ({told}); amqp:distributed-transactions are needed for two phases, "
-                "amqp:local-transactions for a broker that decides"
+                f"{broker} offers no transactions ({why.condition}: {why.description}); amqp:distributed-transactions "
+                "are needed for two phases, amqp:local-transactions for a broker that decides"
             )
         if DISTRIBUTED not in control.offered:
             offers = ", ".join(control.offered) or "nothing that it names"

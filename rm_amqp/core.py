@@ -97,6 +97,8 @@ class Core:
         self.peer = ""
         """The broker's container."""
         self.lost: ConnectionLost | None = None
+        self.ended: Refusal | None = None
+        """Why the broker ended the session."""
         self.links: dict[Pointer, Link] = {}
         self.engine = Engine(
             container,
@@ -245,8 +247,8 @@ class Core:
         self._refused("closed it", refusal)
 
     def _on_end(self, _event: Pointer) -> None:
-        refusal = read_condition(LIB.pn_session_remote_condition(self.engine.session))
-        self._refused("ended the session", refusal)
+        self.ended = read_condition(LIB.pn_session_remote_condition(self.engine.session))
+        self._refused("ended the session", self.ended)
 
     def _refused(self, what: str, refusal: Refusal | None) -> None:
         why = f"the broker {what}"

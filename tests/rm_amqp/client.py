@@ -25,11 +25,13 @@ def new_xid() -> Xid:
 class Client:
     """One instance, opened."""
 
-    def __init__(self, address: str, options: str = "", *, dynamic: bool = False, flags: int | None = None) -> None:
+    def __init__(
+        self, address: str, options: str = "", *, dynamic: bool = False, flags: int | None = None, tls: bool = False
+    ) -> None:
         self.registrar = ScriptedRegistrar()
         register = TMREGISTER if dynamic else 0
         self.rm = AmqpResource(self.registrar, TMUSEASYNC | register if flags is None else flags)
-        self.url = f"amqp://{address}/?{options}".rstrip("?")
+        self.url = f"amqp{'s' * tls}://{address}/?{options}".rstrip("?")
         assert self.rm.open(self.url, RMID) is Code.XA_OK
 
     def start(self, flags: int = TMNOFLAGS, xid: Xid | None = None) -> Xid:

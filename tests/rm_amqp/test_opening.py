@@ -1,0 +1,275 @@
+"""Opening, and what can be wrong: each mistake has its own clear message."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dtx.resource.credentials import set_password
+from dtx.resource.permissions import Permissions
+from dtx.resource.settings import Limits, Settings
+from rm_amqp import AmqpResource, Message
+from tests.contract.client import ScriptedRegistrar
+from tests.rm_amqp.client import RMID, Client
+from tests.rm_amqp.embedded import EmbeddedBroker, free_port
+from tests.rm_amqp.foreign import foreign_broker, silent_peer
+from xa import TMSTARTRSCAN, Code, ResourceError, ResourceUnavailable, XaError, XaMisuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Connect = Callable[..., Client]
+
+CERTIFICATES = Path(__file__).parents[1] / "interop" / "certificates"
+OPEN_SESAME = "open sesame"
+
+
+def open_error(open_string: str) -> XaError:
+    """Why it can't be opened."""
+    rm = AmqpResource(ScriptedRegistrar())
+    try:
+        with pytest.raises(XaError) as raised:
+            rm.open(open_string, RMID)
+        return raised.value
+    finally:
+        rm.drop()
+
+
+def opens(open_string: str) -> None:
+    """It can be opened, and used."""
+    rm = AmqpResource(ScriptedRegistrar())
+    try:
+        assert rm.open(open_string, RMID) is Code.XA_OK
+        rm.recover(RMID, TMSTARTRSCAN)
+    finally:
+        rm.drop()
+
+
+# --- where ---------------------------------------------------------------------------------------------------
+def test_no_such_host() -> None:
+    error = open_error("amqp://no-such-host.invalid/?timeout=20")
+    assert error.code is Code.XAER_RMFAIL
+    assert "the broker at no-such-host.invalid:5672 can't be reached: no such host" in str(error)
+
+
+def test_nobody_listens() -> None:
+    port = free_port()
+    error = open_error(f"amqp://127.0.0.1:{port}")
+    assert error.code is Code.XAER_RMFAIL
+    assert f"the broker at 127.0.0.1:{port} can't be reached: connection refused" in str(error)
+
+
+def test_of_several_brokers_the_first_that_can_be_reached_is_taken(broker: EmbeddedBroker) -> None:
+    with silent_peer() as silent:
+        opens(f"amqp://127.0.0.1:{free_port()},{silent},{broker.address}/?timeout=20&connect_timeout=0.2")
+
+
+def test_every_broker_that_can_not_be_reached_is_named() -> None:
+    ports = [free_port(), free_port()]
+    error = open_error(f"amqp://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}")
+    for port in ports:
+        assert f"127.0.0.1:{port} can't be reached: connection refused" in str(error)
+
+
+def test_a_broker_that_says_nothing() -> None:
+    """No call hangs longer than its timeout."""
+    with silent_peer() as silent:
+        began = time.monotonic()
+        error = open_error(f"amqp://{silent},{silent}/?timeout=0.3")
+        assert error.code is Code.XAER_RMFAIL
+        assert "the broker did not answer in time" in str(error)
+        assert time.monotonic() - began < 20  # of no more than 0.3 s, where the machine has time
+
+
+def test_a_manager_that_finds_the_broker_on_another_node(tmp_path: Path) -> None:
+    """The node that it is connected to dies; the branches are on the next one."""
+    broker = EmbeddedBroker(tmp_path)
+    other = free_port()
+    client = Client(f"127.0.0.1:{other},{broker.address}")
+    try:
+        xid = client.start()
+        client.session.send("orders", Message("one"))
+        client.end(xid)
+        assert client.rm.prepare(xid, RMID) is Code.XA_OK
+        broker.stop()
+        with pytest.raises(ResourceUnavailable):
+            client.rm.commit(xid, RMID)
+        broker.move(other)
+        broker.start()
+        assert client.rm.open(client.url, RMID) is Code.XA_OK
+        assert client.rm.commit(xid, RMID) is Code.XA_OK
+        assert client.look("orders") == ["one"]
+    finally:
+        client.rm.drop()
+        broker.stop()
+
+
+# --- who -----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker that knows its users."""
+    folder = tmp_path_factory.mktemp("guarded")
+    set_password(folder / "users", "shop", OPEN_SESAME, iterations=4096)
+    rules = Permissions.from_section({"shop": {"produce": ["orders"], "create": ["orders"], "coordinate": "own"}})
+    broker = EmbeddedBroker(folder, users=folder / "users", permissions=rules)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker that speaks TLS, and takes certificates."""
+    broker = EmbeddedBroker(
+        tmp_path_factory.mktemp("encrypted"),
+        tls=True,
+        certificate=CERTIFICATES / "broker.pem",
+        key=CERTIFICATES / "broker.key",
+        client_ca=CERTIFICATES / "ca.pem",
+        anonymous=True,
+    )
+    yield broker
+    broker.stop()
+
+
+def test_wrong_credentials(guarded: EmbeddedBroker) -> None:
+    error = open_error(f"amqp://shop:guess@{guarded.address}")
+    assert type(error) is ResourceError
+    assert error.code is Code.XAER_RMERR
+    assert (
+        f"the broker at {guarded.address} can't be used: SCRAM-SHA-256 as 'shop': the credentials were refused"
+        in str(error)
+    )
+    assert "guess" not in str(error)
+
+
+def test_no_credentials(guarded: EmbeddedBroker) -> None:
+    error = open_error(f"amqp://{guarded.address}")
+    assert error.code is Code.XAER_RMERR
+    assert "the server offers SCRAM-SHA-256; give a user and password" in str(error)
+
+
+def test_a_password_from_the_environment(guarded: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKER_PASSWORD", OPEN_SESAME)
+    opens(f"amqp://shop@{guarded.address}/?password_env=BROKER_PASSWORD")
+    opens(f"amqp://shop:open%20sesame@{guarded.address}")
+
+
+def test_what_the_user_may_not_do(guarded: EmbeddedBroker) -> None:
+    client = Client(f"shop:open%20sesame@{guarded.address}")
+    xid = client.start()
+    client.session.send("orders", Message("x"))
+    for use in (
+        lambda: client.session.receive("orders", 1),
+        lambda: client.session.send("invoices", Message("x")),
+    ):
+        with pytest.raises(ResourceError, match="amqp:unauthorized-access"):
+            use()
+    client.commit(xid, two_phase=True)
+    client.rm.close("", RMID)
+
+
+def test_tls(encrypted: EmbeddedBroker) -> None:
+    client = Client(f"localhost:{encrypted.port}", f"ca={CERTIFICATES}/ca.pem", tls=True)
+    client.put("orders", ["x" * 100_000, "two"])
+    assert client.look("orders") == ["x" * 100_000, "two"]
+    client.rm.close("", RMID)
+
+
+def test_a_certificate_of_our_own_says_who_we_are(encrypted: EmbeddedBroker) -> None:
+    options = f"ca={CERTIFICATES}/ca.pem&cert={CERTIFICATES}/client.pem&key={CERTIFICATES}/client.key"
+    client = Client(f"localhost:{encrypted.port}", options, tls=True)
+    assert encrypted.inside(lambda broker: {one.identity.name for one in broker.peers}) == {"orders-svc"}
+    client.rm.close("", RMID)
+
+
+def test_a_broker_that_nobody_vouches_for(encrypted: EmbeddedBroker) -> None:
+    error = open_error(f"amqps://localhost:{encrypted.port}")
+    assert error.code is Code.XAER_RMERR
+    assert "TLS: CERTIFICATE_VERIFY_FAILED" in str(error)
+
+
+def test_a_broker_without_tls(broker: EmbeddedBroker) -> None:
+    error = open_error(f"amqps://{broker.address}/?timeout=5")
+    assert error.code in {Code.XAER_RMERR, Code.XAER_RMFAIL}
+    assert re.search("TLS|closed the connection", str(error))
+
+
+def test_a_file_that_is_not_there() -> None:
+    error = open_error("amqps://127.0.0.1/?ca=/nowhere/ca.pem")
+    assert error.code is Code.XAER_INVAL
+    assert "ca, cert or key can't be used" in str(error)
+
+
+# --- what ----------------------------------------------------------------------------------------------------
+def test_a_broker_without_distributed_transactions() -> None:
+    """It says what the broker offers, and which binding would work."""
+    with foreign_broker(["amqp:local-transactions", "amqp:multi-txns-per-ssn"]) as address:
+        error = open_error(f"amqp://{address}")
+    assert error.code is Code.XAER_RMERR
+    assert "the broker foreign" in str(error)
+    assert "has no amqp:distributed-transactions" in str(error)
+    assert "it offers amqp:local-transactions, amqp:multi-txns-per-ssn" in str(error)
+    assert 'mode = "decider"' in str(error)
+
+
+def test_a_broker_that_names_nothing() -> None:
+    with foreign_broker([]) as address:
+        error = open_error(f"amqp://{address}")
+    assert "it offers nothing that it names" in str(error)
+
+
+@pytest.mark.parametrize("ends_session", [False, True])
+def test_a_broker_without_transactions(*, ends_session: bool) -> None:
+    with foreign_broker([] if ends_session else None, ends_session=ends_session) as address:
+        error = open_error(f"amqp://{address}")
+    assert error.code is Code.XAER_RMERR
+    assert "offers no transactions (amqp:not-implemented: no transactions here)" in str(error)
+
+
+# --- work ----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """A broker that makes no queues, and takes small messages only."""
+    settings = Settings(
+        create_on_demand=False, queues={"orders": Settings().queue_defaults}, limits=Limits(message_octets=2000)
+    )
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("narrow"), settings=settings)
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def narrowly(narrow: EmbeddedBroker) -> Iterator[Client]:
+    """A client of it."""
+    client = Client(narrow.address)
+    yield client
+    client.rm.close("", RMID)
+
+
+def test_an_unknown_queue(narrowly: Client) -> None:
+    """The transaction goes on."""
+    xid = narrowly.start()
+    for use in (
+        lambda: narrowly.session.send("ordres", Message("x")),
+        lambda: narrowly.session.receive("ordres", 1),
+        lambda: list(narrowly.session.browse("ordres")),
+    ):
+        with pytest.raises(XaMisuse, match="ordres") as raised:
+            use()
+        assert raised.value.code is Code.XAER_INVAL
+        assert "amqp:not-found" in str(raised.value)
+    narrowly.session.send("orders", Message("right"))
+    narrowly.commit(xid)
+    assert narrowly.look("orders") == ["right"]
+
+
+def test_a_message_that_is_too_large(narrowly: Client) -> None:
+    xid = narrowly.start()
+    with pytest.raises(XaMisuse, match="the broker takes at most 2000 for orders") as raised:
+        narrowly.session.send("orders", Message("x" * 3000))
+    assert raised.value.code is Code.XAER_INVAL
+    narrowly.commit(xid)
