@@ -132,7 +132,7 @@ class Demo:
         self._worker.stop()
         seconds = time.monotonic() - began
         self._tell_events()
-        proof = Audit(self._shop, self._front).prove(self._placed())
+        proof = Audit(self._shop, self._front).prove(self._placed(), self._gauge.look().in_doubt)
         self._display.show(figures)
         self._display.keep()
         self._tell(proof, seconds)

@@ -63,7 +63,7 @@ def test_a_worker_that_is_killed_leaves_nothing_half_done(stand: Stand) -> None:
     stand.worker.start()
     stand.until(COUNT)
     assert stand.worker.stop() == 0
-    proof = stand.audit.prove(stand.orders)
+    proof = stand.audit.prove(stand.orders, stand.gauge.look().in_doubt)
     assert proof.exact, proof
 
 
@@ -73,7 +73,7 @@ def test_sigterm_finishes_what_runs(stand: Stand) -> None:
     stand.worker.start()
     stand.until(1)
     assert stand.worker.stop() == 0  # SIGTERM
-    proof = stand.audit.prove(stand.orders)
+    proof = stand.audit.prove(stand.orders, stand.gauge.look().in_doubt)
     assert proof.rows == proof.invoices == COUNT - proof.waiting
     assert (proof.lost, proof.duplicated, proof.split, proof.in_doubt) == (0, 0, 0, 0)
     stopped = list(stand.worker.events())[-1]
@@ -100,7 +100,7 @@ def test_the_audit_sees_what_is_wrong(stand: Stand) -> None:
     with stand.front.begin() as tx:  # one that was handled, and is to be handled again
         tx["broker"].send(ORDERS, orders[3].message())
     missing = Order(99, "Nobody", 1)
-    proof = stand.audit.prove([*orders, missing])
+    proof = stand.audit.prove([*orders, missing], 0)
     assert not proof.exact
     assert (proof.lost, proof.duplicated, proof.split, proof.waiting) == (1, 2, 2, 1)
     assert len(set(proof.checksums)) == 3
