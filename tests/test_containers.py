@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from bench.postgres import free_port
 from bench.shop.command import shop_of
 from bench.shop.orders import INVOICES, ORDERS
-from bench.shop.postgres import free_port
 from dtx.protocol.mechanisms import Identity
 from dtx.resource.config import BrokerConfig, load
 from dtx.resource.permissions import Action

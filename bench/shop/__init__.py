@@ -4,11 +4,11 @@
 orders into the queue, `python -m bench.shop.worker` turns them into rows and invoices, and `Audit` compares the three.
 """
 
+from bench.postgres import EmbeddedPostgres, PostgresMissing
 from bench.shop.audit import Audit, Figures, Gauge
 from bench.shop.backstage import Backstage
 from bench.shop.orders import INVOICES, ORDERS, Order, handle, orders_from, place
 from bench.shop.places import Shop
-from bench.shop.postgres import EmbeddedPostgres, PostgresMissing
 from bench.shop.worker import WorkerProcess
 
 __all__ = [

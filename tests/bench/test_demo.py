@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from bench.shop import postgres
+from bench import postgres
 from tm.cli import main
 
 if TYPE_CHECKING:
