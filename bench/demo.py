@@ -224,7 +224,7 @@ class Demo:
 def _did(event: dict[str, Any]) -> str:
     parts = []
     if event["committed"]:
-        parts.append(f"{event['committed']} committed (decided)")
+        parts.append(f"{event['committed']} committed")
     if event["rolled_back"]:
-        parts.append(f"{event['rolled_back']} rolled back (presumed abort)")
+        parts.append(f"{event['rolled_back']} rolled back")
     return ", ".join(parts) or "nothing was in doubt"

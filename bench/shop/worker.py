@@ -1,4 +1,4 @@
-"""The shop's worker: a process that turns orders into rows and invoices. `python -m bench.shop.worker FILE`.
+"""The shop's worker: a process that turns orders into rows and invoices. `python -m bench.shop`.
 
 It says what happens as lines of JSON on stdout: `ready`, `recovered` after each recovery pass that met a branch,
 `stopped` with what its messages came to. WorkerProcess starts one, listens to it, and kills it.
@@ -89,7 +89,7 @@ class WorkerProcess:
     """A worker in a process of its own. It can be killed, and started again."""
 
     def __init__(self, config: Path, *, workers: int = 4, batch: int = 1) -> None:
-        self._command = [sys.executable, "-m", "bench.shop.worker", "--config", str(config)]
+        self._command = [sys.executable, "-m", "bench.shop", "--config", str(config)]
         self._command += ["--workers", str(workers), "--batch", str(batch)]
         self.errors_at = config.with_suffix(".err")
         self._process: subprocess.Popen[str] | None = None
@@ -154,12 +154,8 @@ class WorkerProcess:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m bench.shop.worker`."""
+    """`python -m bench.shop`."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    parser = argparse.ArgumentParser(prog="python -m bench.shop.worker", description="orders into rows and invoices")
+    parser = argparse.ArgumentParser(prog="python -m bench.shop", description="orders into rows and invoices")
     add_arguments(parser)
     return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,6 +1,6 @@
-"""Every code block of README and docs is executed, page by page: SQL at the page's database before anything else, then in
-their order TOML, as the configuration that the Python blocks read, and Python in one namespace. Shell lines are parsed as
-the command line does. Addresses and folders are replaced by those of this machine; nothing else is.
+"""Every code block of README and docs is executed, page by page: SQL at the page's database before anything else; then,
+in their order, TOML as the configuration that the Python blocks read, and Python in one namespace. Shell lines are
+parsed as the command line does. Addresses and folders are replaced by those of this machine; nothing else is.
 """
 
 from __future__ import annotations
