@@ -109,6 +109,7 @@ class Demo:
         self._faults: list[str] = []
         where = arguments.folder if arguments.folder.is_absolute() else f"./{arguments.folder}"
         display.say(f"xabridge demo · {arguments.mode} · {arguments.workers} workers · embedded in {where}")
+        display.preparing("starting the broker and PostgreSQL")
         self._backstage = Backstage(folder, prepared_transactions=arguments.mode == "two-phase")
         stack.callback(self._backstage.close)
         self._backstage.open()
@@ -124,6 +125,7 @@ class Demo:
 
     def run(self) -> dict[str, Any]:
         """From the first order to the proof; the figures of the end."""
+        self._display.preparing(f"placing {self._orders:,} orders")
         place(self._front, self._placed())
         self._display.begin()
         began = time.monotonic()

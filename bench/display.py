@@ -29,6 +29,11 @@ class Display:
         """From now on time counts."""
         self._began = time.monotonic()
 
+    def preparing(self, text: str) -> None:
+        """What is being done before anything can be shown."""
+        if self._live:
+            self._draw(f"  {text} …")
+
     def show(self, figures: Figures) -> None:
         """How it stands."""
         done = min(BAR * figures.rows // self._orders, BAR)

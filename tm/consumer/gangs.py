@@ -113,9 +113,13 @@ class Tasks:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     def stop(self, timeout_s: float) -> int:
-        """As Gang says; not to be called in their event loop."""
+        """As Gang says. In their own event loop, which can't wait for them, it only asks: `astop` waits."""
         if self._loop.is_closed():  # they have ended with it
             return 0
+        with suppress(RuntimeError):  # no loop runs here
+            if asyncio.get_running_loop() is self._loop:
+                self.ask()
+                return self.alive
         return asyncio.run_coroutine_threadsafe(self.astop(timeout_s), self._loop).result()
 
     async def astop(self, timeout_s: float) -> int:
