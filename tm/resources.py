@@ -217,7 +217,8 @@ class Resource:
     def lost(self, why: str) -> None:
         """The calling thread of control has to open again before its next verb."""
         with self._lock:
-            self.why = why
+            if not self.down:  # otherwise it is known why, and this says when it is tried again
+                self.why = why
             self._lost.add(thread_of_control())
             self.suspect = True
 

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import getpass
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -55,6 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", metavar="FILE", help="TLS: the certificate's key, PEM")
     parser.add_argument("--client-ca", metavar="FILE", help="TLS: who may sign certificates of clients, PEM")
     parser.add_argument("--users", metavar="FILE", help="the file of users")
+    parser.add_argument(
+        "--user-from-env",
+        action="append",
+        default=[],
+        metavar="NAME=VARIABLE",
+        help="set a user's password in the file of users from an environment variable, before the broker starts",
+    )
     parser.add_argument("--anonymous", action="store_true", default=None, help="take peers without a name")
     parser.add_argument(
         "--plain-without-tls", action="store_true", default=None, help="take passwords in the clear, without TLS"
@@ -76,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     try:
         config = load(arguments.config, {name: getattr(arguments, name) for name in FLAGS})
+        for given in arguments.user_from_env:
+            _set_user(config, given)
         if arguments.set_password is not None:
             return _set_password(config, arguments.set_password)
         return asyncio.run(_serve(config))
@@ -94,6 +104,16 @@ def _set_password(config: BrokerConfig, user: str) -> int:
     password = getpass.getpass(f"password of {user}: ") if typed else sys.stdin.readline().rstrip("\n")
     set_password(config.users, user, password)
     return EXIT_OK
+
+
+def _set_user(config: BrokerConfig, given: str) -> None:
+    user, _, variable = given.partition("=")
+    if config.users is None:
+        raise ConfigError(f"--user-from-env {given}: there is no file of users; name one with --users")
+    password = os.environ.get(variable)
+    if not user or not password:
+        raise ConfigError(f"--user-from-env {given}: expected NAME=VARIABLE, and that variable to be set")
+    set_password(config.users, user, password)
 
 
 async def _serve(config: BrokerConfig) -> int:

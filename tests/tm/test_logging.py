@@ -50,11 +50,12 @@ ABOUT_NO_TRANSACTION = {
 
 
 def formats() -> dict[str, str]:
-    """The format of every line that tm's loggers write (those of tm.log are about a log) → where."""
+    """The format of every line that tm's loggers write → where. Those of tm.log are about a log, those of
+    tm.consumer are looked at in tests/tm/consumer."""
     found = {}
     root = Path(tm.__file__).parent
     for path in sorted(root.rglob("*.py")):
-        if path.parent.name == "log":
+        if path.parent.name in {"log", "consumer"}:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (
