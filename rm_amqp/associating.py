@@ -154,7 +154,7 @@ class Associating(Connected):
     def _run_end(self, standing: Standing, seat: Seat, association: Association, verb: AssociationVerb) -> None:
         xid = association.xid
         try:
-            seat.line.run(seat.channel.end(association, verb, self.deadline()))
+            seat.line.run(seat.channel.end(association, verb, self.deadline()), later=True)
         except RefusedError as error:
             seat.channel.recall = seat.channel.recall or association.received
             self._file(standing, association)

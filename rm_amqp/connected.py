@@ -258,7 +258,7 @@ class Connected:
     def _answer(self, standing: Standing, verb: str, asked: Asked, deadline: float, xid: Xid | None) -> Reply:
         """Waits for the answer; what was refused is raised."""
         steps = asked.command.answer(asked.request, deadline)
-        return self._over_command(standing, verb, xid, lambda: asked.line.run(steps))
+        return self._over_command(standing, verb, xid, lambda: asked.line.run(steps, later=True))
 
     def _reply(self, standing: Standing, verb: str, command: Coordination, xid: Xid | None) -> Reply:
         """Asks, and waits for the answer."""
@@ -266,7 +266,7 @@ class Connected:
 
         def reply() -> Reply:
             channel, line = self._commanding(deadline)
-            return line.run(channel.exchange(command, deadline))
+            return line.run(channel.exchange(command, deadline), later=True)
 
         return self._over_command(standing, verb, xid, reply)
 

@@ -59,7 +59,7 @@ class Line(Protocol):
 
     def run(self, steps: Steps[T], *, later: bool = False) -> T:
         """Runs steps to their end, and returns or raises what comes of them. With `later`, what they leave to be
-        written may wait for the next ones."""
+        written, since they last waited, may wait for the next ones, or for the keeper."""
         ...
 
     def begin(self, steps: Steps[T], *, later: bool = False) -> Running[T]:

@@ -13,6 +13,7 @@ from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
     START,
+    XID_TYPE,
     Commit,
     Declare,
     Discharge,
@@ -20,7 +21,6 @@ from dtx.protocol.commands import (
     Forget,
     Prepare,
     Rollback,
-    xid_to_wire,
 )
 from dtx.protocol.messages import PROPERTIES, VALUE, read_request
 from dtx.protocol.replies import decode_reply
@@ -46,6 +46,7 @@ _PROPERTIES: Final = b"\x00" + encode(Ulong(PROPERTIES))
 _VALUE: Final = b"\x00" + encode(Ulong(VALUE))
 _DECLARE: Final = _begins(CONTROL.by_type[Declare])
 _DISCHARGE: Final = _begins(CONTROL.by_type[Discharge])
+_XID: Final = _begins(XID_TYPE)
 _START: Final = _begins(START)
 _COMMIT: Final = _begins(COORDINATION.by_type[Commit])
 _SIMPLE: Final[dict[type, bytes]] = {kind: _begins(COORDINATION.by_type[kind]) for kind in (Prepare, Rollback, Forget)}
@@ -55,11 +56,14 @@ _CORRELATION: Final = b"\x06" + 5 * NULL
 
 @lru_cache(maxsize=1024)
 def _xid(xid: Xid) -> bytes:
-    return encode(xid_to_wire(xid))
+    items = [encode(Uint(xid.format_id & 0xFFFF_FFFF)), encode(xid.gtrid)]
+    if xid.bqual:
+        items.append(encode(xid.bqual))
+    return _XID + encode_list(items)
 
 
 def _start(start: Start) -> bytes:
-    if start == type(start)(start.xid):
+    if start.txn_id is None and start.timeout_s is None and not (start.join or start.resume):
         return _xid(start.xid)
     items = [
         _xid(start.xid),
