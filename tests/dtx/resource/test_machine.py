@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -518,7 +519,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert len(self.world.node.registry) == len(self.of("heuristic"))
 
 
-TestBroker = BrokerMachine.TestCase
+TestBroker = pytest.mark.slow(BrokerMachine.TestCase)
 TestBroker.settings = settings(
     max_examples=int(os.environ.get("XABRIDGE_SCHEDULES", "40")),
     stateful_step_count=40,
