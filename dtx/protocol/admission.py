@@ -1,11 +1,11 @@
 """Admission: which of a client's frames reach proton at all.
 
 Proton takes a field of a wrong type for one that is left out, and its engine is only sound as long as the
-peer keeps to the order of the specification: a second begin on a channel, an answer to a begin that was
-never sent, a handle attached twice, a transfer on a link whose sender we are, each leaves a freed object
-where a later frame finds it. So a frame is looked at here first. It is admitted if and only if its
-performative is the list that the table FIELDS says, of at most MAX_PERFORMATIVE octets, and it is legal for
-the sessions and links that the peer has.
+peer keeps to the order of the specification: after an answer to a begin that was never sent, for one, it
+uses a session that it has freed. A second begin on a channel, a handle attached twice and a transfer on a
+link whose sender we are confuse its maps in the same way. So a frame is looked at here first. It is admitted
+if and only if its performative is the list that the table FIELDS says, of at most MAX_PERFORMATIVE octets,
+and it is legal for the sessions and links that the peer has.
 """
 
 from __future__ import annotations

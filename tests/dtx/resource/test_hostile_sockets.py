@@ -212,6 +212,7 @@ def test_more_connections_than_there_may_be_are_refused(tmp_path: Path) -> None:
     asyncio.run(test())
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_read_is_sent_no_more(tmp_path: Path) -> None:
     """It has credit for everything in a queue of 20 MB; what waits for it stays within its bound."""
 
