@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from rm_db.branches import Work
     from xa import Completion, Handle, Registrar, ThreadOfControl, Xid
+    from xa.holdings import InDoubtBranch
 
 logger = logging.getLogger("xabridge.rm_db")
 
@@ -74,6 +75,7 @@ class DatabaseResource:
         self._url = ""
         self._branches = Branches(WAIT_S)
         self._scans: WeakKeyDictionary[ThreadOfControl, list[Xid]] = WeakKeyDictionary()
+        self._reports: WeakKeyDictionary[ThreadOfControl, list[InDoubtBranch]] = WeakKeyDictionary()
         self._broken: WeakSet[ThreadOfControl] = WeakSet()
 
     @property
@@ -296,18 +298,29 @@ class DatabaseResource:
 
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
         """As `xa.ResourceManager` says."""
+        return self._page(self._scans, self._scan, rmid, flags, count)
+
+    def _page(
+        self,
+        scans: WeakKeyDictionary[ThreadOfControl, list[T]],
+        all_of_them: Callable[[], Steps[list[T]]],
+        rmid: int,
+        flags: int,
+        count: int,
+    ) -> Sequence[T]:
+        """A page of a scan over `all_of_them`."""
         control = self._enter("recover", rmid, flags)
         if count < 1:
             raise xa_error(Code.XAER_INVAL, f"recover: count {count} is below 1")
         if flags & TMSTARTRSCAN:
-            self._scans[control] = self._run(control, self._scan())[::-1]
-        scan = self._scans.get(control)
+            scans[control] = self._run(control, all_of_them())[::-1]
+        scan = scans.get(control)
         if scan is None:
             raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
         page = scan[-count:][::-1]
         del scan[-count:]
         if flags & TMENDRSCAN:
-            del self._scans[control]
+            del scans[control]
         return page
 
     def _scan(self) -> Steps[list[Xid]]:
@@ -403,6 +416,7 @@ class DatabaseResource:
             for association in self._branches.held_by(control):
                 self._lose_one(association, xa_error(Code.XA_RBCOMMFAIL, why, association.branch.xid))
         self._scans.pop(control, None)
+        self._reports.pop(control, None)
         self._broken.add(control)
 
     def _reap(self) -> None:

@@ -21,8 +21,7 @@ from tm.outcome import ManagerUnusable, ProtocolMisuse
 from tm.performer import Performer
 from tm.propagation import Propagation, transactional
 from tm.reaper import Reaper
-from tm.recoverer import Recoverer
-from tm.recovery import Ownership
+from tm.recoverer import Recoverer, ownership_of
 from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.states import FINAL, GlobalState
@@ -32,14 +31,14 @@ from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import log_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Self
 
     from tm.completion import Completion, Steps
     from tm.log import DecisionLog
-    from tm.recovery import Report
+    from tm.recovery import Ownership, Report
     from tm.telemetry.recorder import Telemetry
 
 logger = logging.getLogger("xabridge.tm")
@@ -85,7 +84,7 @@ class TransactionManager:
         self._decider = self._choose_decider(decider, log)
         self._log: DecisionLog | None = _configured(open_log, log, node) if isinstance(log, str) else log
         if self._log is not None and self._log.node != node:
-            raise ConfigurationError(f"the log is that of node {self._log.node}, not of {node}")
+            raise ConfigurationError(f"log: it is that of node {self._log.node}, not of {node}: name one of its own")
         self._closed = False
         self._unusable: str | None = None
         performer = Performer(self._resources, self._log, sleep)
@@ -144,24 +143,20 @@ class TransactionManager:
         deciders = [resource.name for resource in self._resources.values() if resource.decides]
         if decider is None and len(deciders) > 1:
             raise ConfigurationError(
-                f'{" and ".join(deciders)} are both configured as mode = "decider": say which decides (decider = "…")'
+                f'decider: {" and ".join(deciders)} are both configured as mode = "decider": '
+                'say which decides (decider = "…")'
             )
         if decider is not None and decider not in deciders:
-            raise ConfigurationError(f'decider = "{decider}": no resource of that name has mode = "decider"')
+            having = f"there is {' and '.join(deciders)}" if deciders else 'give it mode = "decider"'
+            raise ConfigurationError(f'decider: "{decider}": no resource of that name has mode = "decider"; {having}')
         if not deciders and log is None:
             raise ConfigurationError(
-                'no log: say where decisions are kept (log = "file:///folder"), or which resource decides'
+                'log: there is no log: say where decisions are kept (log = "file:///folder"), or which resource decides'
             )
         return decider or (deciders[0] if deciders else None)
 
     def _ownership(self) -> Ownership:
-        deciders = {}
-        for resource in self._resources.values():
-            if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
-                deciders[resource.decider.decider_id] = resource.name
-        if self._log is None:
-            return Ownership(self.node, b"", 0, deciders)
-        return Ownership(self.node, self._log.log_id, self._log.incarnation, deciders)
+        return ownership_of(self.node, self._log, self._resources)
 
     def resource(self, name: str) -> Resource:
         """The resource `name`; ProtocolMisuse when none is configured under it."""
@@ -330,9 +325,9 @@ class TransactionManager:
             retries=retries,
         )
 
-    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> None:
+    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
         """For the transaction: as `Driver.drive`."""
-        self._driver.drive(transaction, completion, steps, early=early)
+        return self._driver.drive(transaction, completion, steps, early=early)
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
 
@@ -348,6 +343,16 @@ class TransactionManager:
     def forget(self, name: str, xid: Any) -> None:
         """Lets the resource `name` forget a branch that it completed on its own, and drops the note of it."""
         self._recoverer.forget(self.resource(name), xid)
+
+    def end_decision(self, gtrid: bytes, gone: Iterable[str] = ()) -> Report:
+        """For an operator: ends the decision of a transaction that names resources which are not configured any more,
+        so that no recovery pass could ever finish it. What the pass did that ended it.
+
+        `gone` are the names of those resources: to say so is to say that they don't exist any more, or that their
+        branches were committed by hand. ProtocolMisuse, and nothing is ended: one is not named in `gone`, is
+        configured, or another branch can't be finished now; the message says which, with the xids.
+        """
+        return self._recoverer.end_decision(gtrid, frozenset(gone))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stops taking transactions, waits for those under way (`timeout_s` at most), then closes resources and

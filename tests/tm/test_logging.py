@@ -15,9 +15,10 @@ import pytest
 import tm
 from tests.tm.two_resources import TwoResources
 from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, leftovers
+from tm.log import Branch, Decision
 from tm.reaper import Reaper
 from tm.tx import TxInterface
-from xa import Code, Xid
+from xa import FORMAT_ID, Code, Gtrid, Xid
 from xa.reference import (
     DecidingStore,
     Fate,
@@ -212,6 +213,12 @@ def given_up(both: TwoResources) -> None:
             transaction.rollback()
 
 
+def ended_by_hand(both: TwoResources) -> None:
+    gtrid = Gtrid("node-1", both.log.log_id, both.log.incarnation, 1).encode()
+    both.log.decide(Decision(gtrid, (Branch("gone", Xid(FORMAT_ID, gtrid, b"gone")),)))
+    both.manager.end_decision(gtrid, gone=["gone"])
+
+
 PATHS: list[Callable[[TwoResources], None]] = [
     committed,
     refused,
@@ -227,6 +234,7 @@ PATHS: list[Callable[[TwoResources], None]] = [
     end_not_noted,
     through_tx,
     given_up,
+    ended_by_hand,
 ]
 
 
