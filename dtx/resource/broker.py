@@ -130,6 +130,7 @@ class Broker:
         await asyncio.sleep(0)
         if self._timer is not None:
             self._timer.cancel()
+        self._store.hand_over()
         await self._loop.run_in_executor(None, self._store.close)
 
     def _store_stopped(self, error: StoreError) -> None:

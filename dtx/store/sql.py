@@ -97,9 +97,10 @@ class SqlStore:
         self.waiting_octets += batch.octets
         self._gathered.append((batch, done))
         if len(self._gathered) == 1:
-            self._soon(self._hand_over)
+            self._soon(self.hand_over)
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
+        """Gives the writing thread what was submitted; on the event loop, and before `close` for the last time."""
         gathered, self._gathered = self._gathered, []
         if gathered:
             self._open.writer.submit(gathered)
@@ -134,7 +135,6 @@ class SqlStore:
         """As `dtx.store.contract.MessageStore` says."""
         if self._opened is None:
             return
-        self._hand_over()
         opened, self._opened = self._opened, None
         opened.writer.close()
         opened.reader.close()

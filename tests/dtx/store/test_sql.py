@@ -25,6 +25,7 @@ from dtx.store.sql import SqlStore
 from tests.dtx.store.stores import WAIT_S, Loop, Opened, Place, enqueued
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.postgres import Postgres
@@ -262,6 +263,27 @@ def test_payloads_leave_memory_with_the_force(sqlite_place: Place) -> None:
     kept = [number for number in range(100, 300) if opened.store.cached(number) is not None]
     assert kept == [*range(290, 300)]
     opened.store.close()
+
+
+def test_what_a_turn_submits_has_one_force(sqlite_place: Place) -> None:
+    loop = Loop()
+    later: list[Callable[[], None]] = []
+    store = SqlStore(str(sqlite_place.where), loop.deliver, soon=later.append)
+    store.open()
+    told: list[StoreError | None] = []
+    for first in (1, 11, 21):
+        store.submit(enqueued(range(first, first + 10), QUEUE), told.append)
+    assert len(later) == 1
+    assert (store.groups, store.waiting_octets) == (0, 30 * len(b"payload"))
+    later.pop()()
+    loop.until(lambda: len(told) == 3)
+    assert (told, store.groups, store.waiting_octets) == ([None] * 3, 1, 0)
+    store.submit(enqueued([31], QUEUE), told.append)
+    store.hand_over()
+    later.pop()()  # there is nothing left to hand over
+    store.close()
+    loop.until(lambda: len(told) == 4)
+    assert len(list(sqlite_place.open().restored.messages())) == 31
 
 
 def test_a_dequeued_payload_leaves_the_cache(sqlite_place: Place) -> None:
