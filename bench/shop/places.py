@@ -17,8 +17,8 @@ DATABASE: Final = "shop"
 TIMEOUT_S: Final = 5
 """How long a transaction of the shop may take."""
 BRANCH_TIMEOUT_S: Final = TIMEOUT_S + 1
-"""A worker that is killed between the end of its work and prepare leaves a branch that nobody asks for: the broker gives
-its messages back after this."""
+"""A worker that is killed between the end of its work and prepare leaves a branch that nobody asks for: the broker
+gives its messages back after this."""
 
 
 @dataclass(frozen=True, slots=True)
