@@ -21,6 +21,7 @@ SUMMARY: Final = "run a benchmark"
 
 BENCHMARKS: Final[dict[str, str]] = {
     "broker": "bench.broker",
+    "db": "bench.databases",
     "log": "bench.log",
     "recovery": "bench.recovery",
     "tm": "bench.transactions",

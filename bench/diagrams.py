@@ -29,6 +29,7 @@ MACHINES: Final = (
     ("xa.tables", "ASYNC", "XA specification, table 6-5"),
     ("tm.states", "GLOBAL", "design: what the branches of one transaction come to together"),
     ("tm.tx_states", "TX", "TX specification, table 7-1"),
+    ("tm.consumer.states", "CONSUMER", "design: a handler with its workers"),
     ("dtx.resource.grammar", "CHANNEL", "the slides' dtx grammar, for one transactional channel"),
     ("dtx.resource.grammar", "LOCAL", "AMQP 1.0, transactions: a local transaction"),
     ("tm.log.sql_states", "GTRID", "design: a transaction in the decision log that is a table"),

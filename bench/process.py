@@ -6,10 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 class BrokerProcess:
@@ -22,6 +19,8 @@ class BrokerProcess:
         self._process: subprocess.Popen[str] | None = None
         self.host = "127.0.0.1"
         self.ports: list[int] = []
+        self.restored = 0
+        """Prepared branches that it had at its latest start."""
 
     @property
     def port(self) -> int:
@@ -32,9 +31,15 @@ class BrokerProcess:
         """Starts it, and waits until it listens."""
         with self._errors.open("a") as errors:
             self._process = subprocess.Popen(  # noqa: S603 — our own command
-                self._command, stdout=subprocess.PIPE, stderr=errors, text=True
+                self._command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                process_group=0,  # Ctrl+C is for us: we stop it
             )
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        restored = re.search(r"([0-9]+) branches in doubt", line)
+        self.restored = int(restored[1]) if restored else 0
         self.ports = [int(port) for port in re.findall(r"127\.0\.0\.1:([0-9]+)", line)]
         if not self.ports:
             self.kill()
@@ -65,10 +70,19 @@ class BrokerProcess:
         """Whether it has not ended by itself."""
         return self._process is not None and self._process.poll() is None
 
-    def rss_mb(self) -> float:
-        """Its resident memory."""
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
         if self._process is None:
             raise RuntimeError("the broker does not run")
-        with open(f"/proc/{self._process.pid}/statm") as file:  # noqa: PTH123 — no path of ours
-            pages = int(file.read().split()[1])
+        return self._process.pid
+
+    def cpu_s(self) -> float:
+        """The processor time that it took so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_mb(self) -> float:
+        """Its resident memory."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

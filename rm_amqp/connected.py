@@ -226,7 +226,7 @@ class Connected:
     def _lose(self, standing: Standing) -> None:
         """The thread hears XAER_RMFAIL: it has no associations any more, and the broker is to know it."""
         standing.lost = True
-        standing.scan = None
+        standing.scan = standing.report = None
         self._dissociate(standing)
 
     def _dissociate(self, standing: Standing) -> None:

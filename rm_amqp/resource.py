@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from dtx.protocol.replies import Recovered
 from rm_amqp.associating import Associating
 from rm_amqp.connected import R1
 from rm_amqp.loss import AllInUse, ConnectionLost, TimedOut
+from rm_amqp.reporting import REPORT_PAGE, diagnosed, reported
 from rm_amqp.settings import parse
 from rm_amqp.standing import MAX_OUTSTANDING, Operation, Scan
 from xa import (
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from dtx.protocol.commands import Coordination
     from rm_amqp.standing import Standing
     from xa import Registrar, Xid
+    from xa.diagnosis import Diagnosis
+    from xa.holdings import InDoubtBranch
 
 
 class AmqpResource(Associating):
@@ -127,7 +131,7 @@ class AmqpResource(Associating):
         with self._lock:
             self._state = advance(RESOURCE, self._state, ResourceVerb.CLOSE)
             for standing in self._standings.values():
-                standing.seat = standing.current = standing.scan = None
+                standing.seat = standing.current = standing.scan = standing.report = None
                 standing.suspended.clear()
                 standing.lost = False
         return Code.XA_OK
@@ -191,17 +195,51 @@ class AmqpResource(Associating):
             raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
         found: list[Xid] = []
         while not scan.over and len(found) < count:
-            command = Recover(scan.after, min(count - len(found), MAX_PAGE))
-            reply = self._reply(standing, "recover", command, None)
-            if not isinstance(reply, Recovered):
-                raise xa_error(Code.XAER_RMERR, "recover: the broker answered something else")
-            found += reply.in_doubt
-            scan.over = not reply.more or not reply.in_doubt
-            if reply.in_doubt:
-                scan.after = reply.in_doubt[-1]
+            found += self._scan_on(standing, scan, min(count - len(found), MAX_PAGE)).in_doubt
         if flags & TMENDRSCAN:
             standing.scan = None
         return found
+
+    def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
+        """As `xa.holdings.HoldingsReporting` says."""
+        standing = self._enter("recover", rmid, flags)
+        if count < 1:
+            raise xa_error(Code.XAER_INVAL, f"recover: count {count} is below 1")
+        if flags & TMSTARTRSCAN:
+            standing.report = Scan(details=True)
+        report = standing.report
+        if report is None:
+            raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
+        found: list[InDoubtBranch] = []
+        while not report.over and len(found) < count:
+            page = self._scan_on(standing, report, min(count - len(found), REPORT_PAGE))
+            found += [reported(details, time.time()) for details in page.details]
+        if flags & TMENDRSCAN:
+            standing.report = None
+        return found
+
+    def _scan_on(self, standing: Standing, scan: Scan, count: int) -> Recovered:
+        """The next page of a scan from the broker."""
+        command = Recover(scan.after, count, details=scan.details)
+        reply = self._reply(standing, "recover", command, None)
+        if not isinstance(reply, Recovered):
+            raise xa_error(Code.XAER_RMERR, "recover: the broker answered something else")
+        scan.over = not reply.more or not reply.in_doubt
+        if reply.in_doubt:
+            scan.after = reply.in_doubt[-1]
+        return reply
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        """As `xa.diagnosis.Diagnosing` says. An instance of its own is opened and closed again."""
+
+        def try_it() -> None:
+            other = AmqpResource()
+            try:
+                other.open(open_string, 1)
+            finally:
+                other.drop()
+
+        return diagnosed(lambda: parse(open_string), try_it)
 
     # --- asynchronous operations ------------------------------------------------------------------------------
     def _check_asked(self, verb: str, xid: Xid, flags: int) -> None:

@@ -23,10 +23,11 @@ MAX_OUTSTANDING: Final = 4096
 
 @dataclass(slots=True)
 class Scan:
-    """A recovery scan: where it is, and whether it has come to its end."""
+    """A recovery scan: where it is, whether it has come to its end, and whether it asks for what branches hold."""
 
     after: Xid = NULL_XID
     over: bool = False
+    details: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +38,7 @@ class Standing:
     current: Association | None = None
     suspended: dict[Xid, Association] = field(default_factory=dict)
     scan: Scan | None = None
+    report: Scan | None = None
     lost: bool = False
     """It heard XAER_RMFAIL, and has to call open."""
     outside: RegistrationState = RegistrationState.D0

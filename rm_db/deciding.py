@@ -14,6 +14,7 @@ from sqlalchemy import URL
 
 from rm_db.address import Address
 from rm_db.decisions import DecisionTable
+from rm_db.diagnosing import diagnose_decider
 from rm_db.resource import DatabaseResource
 from rm_db.server import SCHEMES, PgServer
 from rm_db.sql_server import DECIDER_PREFIX, TABLE_CONNECTIONS, guard, make_engine, parse_url
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rm_db.branches import Work
     from rm_db.wire import Steps
     from xa import DecisionRecord, Handle, Xid
+    from xa.diagnosis import Diagnosis
 
 
 T = TypeVar("T")
@@ -203,6 +205,10 @@ class DecidingDatabase(DatabaseResource):
     def _scan(self) -> Steps[list[Xid]]:
         yield from ()
         return []
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        """As `xa.diagnosis.Diagnosing` says."""
+        return diagnose_decider(open_string)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 

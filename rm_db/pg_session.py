@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import threading
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
 from rm_db.alchemy import BranchConnection, Lease
+from rm_db.pg_async import AsyncBranchView
 from rm_db.pg_view import Admission, BranchView
 from xa import Code, xa_error
 
@@ -25,53 +27,138 @@ if TYPE_CHECKING:
     from psycopg.adapt import AdaptersMap
     from sqlalchemy.engine import Engine
 
+    from rm_db.alchemy_async import BranchAsyncConnection
+    from rm_db.wire import Wire
     from rm_db.work import PgWork
+
+T = TypeVar("T")
 
 
 class PgConnection(BranchConnection):
-    """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction."""
+    """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction. What SQLAlchemy
+    keeps in it is made when something first asks for that: who uses psycopg never pays for it."""
 
-    def __init__(self, session: PgSession, engine: Engine, adapters: AdaptersMap | None) -> None:
-        super().__init__(engine, Lease(session.view(adapters), session.admission), session.admission)
+    _is_made = False
+
+    def __init__(self, session: PgSession, view: Callable[[AdaptersMap | None], BranchView]) -> None:
         self._session = session
+        self._view = view
+        self._owner = session.admission
+        self._orm = None  # the rest of it: __getattr__
+
+    def __getattr__(self, name: str) -> Any:
+        if self._is_made:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        self._is_made = True
+        engine, adapters = self._session.engine
+        super().__init__(engine, Lease(self._view(adapters), self._owner), self._owner)
+        return getattr(self, name)
 
     @property
     def psycopg(self) -> BranchView:
         """The psycopg connection, with psycopg's own adapters and rows."""
         return self._session.psycopg
 
+    @property
+    def owner(self) -> Admission:
+        """Who holds the connection."""
+        return self._session.admission
+
+    def view_for(self, engine: Engine) -> BranchView:
+        """A psycopg connection as the dialect of another engine wants it."""
+        return self._session.view(_adapters(engine))
+
+    @property
+    def asyncio(self) -> BranchAsyncConnection:
+        """The same transaction for code that awaits; it has an `orm` and a `psycopg` of its own. XAER_PROTO: greenlet
+        is not installed."""
+        return self._session.asyncio
+
 
 class PgSession:
     """One association's session."""
 
+    __slots__ = ("_apsycopg", "_asyncio", "_awaiting", "_facade", "_psycopg", "_sessions", "admission")
+
     def __init__(self, sessions: PgSessions, work: PgWork) -> None:
         self._sessions = sessions
+        self._facade: PgConnection | None = None
+        self._psycopg: BranchView | None = None
+        self._apsycopg: AsyncBranchView | None = None
+        self._awaiting: PgConnection | None = None
+        self._asyncio: BranchAsyncConnection | None = None
         self.admission = Admission(work)
 
-    @cached_property
+    @property
     def psycopg(self) -> BranchView:
         """A psycopg connection."""
-        return self.view(None)
+        if self._psycopg is None:
+            self._psycopg = self.view(None)
+        return self._psycopg
 
-    @cached_property
+    @property
     def facade(self) -> PgConnection:
         """The SQLAlchemy connection."""
-        engine, adapters = self._sessions.engine
-        return PgConnection(self, engine, adapters)
+        if self._facade is None:
+            self._facade = PgConnection(self, self.view)
+        return self._facade
+
+    @property
+    def apsycopg(self) -> AsyncBranchView:
+        """An asyncio psycopg connection."""
+        if self._apsycopg is None:
+            self._apsycopg = self._viewed(lambda wire: AsyncBranchView(self.admission, wire))
+        return self._apsycopg
+
+    @property
+    def awaiting(self) -> PgConnection:
+        """The SQLAlchemy connection under the asyncio one."""
+        if self._awaiting is None:
+            self._awaiting = PgConnection(self, self._awaiting_view)
+        return self._awaiting
+
+    @property
+    def asyncio(self) -> BranchAsyncConnection:
+        """The asyncio SQLAlchemy connection."""
+        if self._asyncio is None:
+            if find_spec("greenlet") is None:
+                raise xa_error(
+                    Code.XAER_PROTO,
+                    "SQLAlchemy's asyncio extension needs greenlet: install xabridge[asyncio]",
+                    self.admission.xid,
+                )
+            from rm_db.alchemy_async import BranchAsyncConnection  # noqa: PLC0415 — needs greenlet
+
+            self._asyncio = BranchAsyncConnection(self, self.awaiting)
+        return self._asyncio
+
+    @property
+    def engine(self) -> tuple[Engine, AdaptersMap | None]:
+        """As `PgSessions.engine`."""
+        return self._sessions.engine
 
     def view(self, adapters: AdaptersMap | None) -> BranchView:
         """A new psycopg connection, with these adapters instead of psycopg's."""
+        return self._viewed(lambda wire: BranchView(self.admission, wire, adapters))
+
+    def _awaiting_view(self, adapters: AdaptersMap | None) -> BranchView:
+        from rm_db.alchemy_async import AwaitingView  # noqa: PLC0415 — needs greenlet
+
+        in_the_loop = self.apsycopg
+        return self._viewed(lambda wire: AwaitingView(self.admission, wire, adapters, in_the_loop))
+
+    def _viewed(self, make: Callable[[Wire], T]) -> T:
         wire = self.admission.enter(wait=True)
         try:
-            return BranchView(self.admission, wire, adapters)
+            return make(wire)
         finally:
             self.admission.leave(wire)
 
     def finish(self) -> None:
         """As `rm_db.branches.Session` says."""
-        facade: PgConnection | None = self.__dict__.get("facade")
-        if facade is not None:
-            facade.finish()
+        for connection in (self._facade, self._awaiting):
+            if connection is not None:
+                connection.finish()
 
     def expire(self) -> None:
         """As `rm_db.branches.Session` says."""
@@ -98,9 +185,7 @@ class PgSessions:
             engine = create_engine(URL.create("postgresql+psycopg"), poolclass=NullPool, creator=self._create)
             with engine.connect():
                 self._initialized = True
-            _, options = engine.dialect.create_connect_args(engine.url)
-            context = options.get("context")
-            return engine, context.adapters if context is not None else None
+            return engine, _adapters(engine)
 
     def _create(self) -> psycopg.Connection[Any]:
         if self._initialized:
@@ -109,3 +194,10 @@ class PgSessions:
                 "connecting through a session's engine would leave the transaction: use the session itself",
             )
         return self._connect()
+
+
+def _adapters(engine: Engine) -> AdaptersMap | None:
+    """The adapters that the engine's dialect wants its connections to have."""
+    _, options = engine.dialect.create_connect_args(engine.url)
+    context = options.get("context")
+    return context.adapters if context is not None else None

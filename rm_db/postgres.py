@@ -12,7 +12,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from rm_db.address import Address
+from rm_db.diagnosing import diagnose_postgres
 from rm_db.gid import decode_gid, encode_gid
+from rm_db.reporting import REPORT, read_report
 from rm_db.resource import DatabaseResource
 from rm_db.server import Facts, PgServer
 from rm_db.sqlstate import (
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xa import Handle, Xid
+    from xa.diagnosis import Diagnosis
+    from xa.holdings import InDoubtBranch
 
 logger = logging.getLogger("xabridge.rm_db")
 
@@ -219,6 +223,18 @@ class PostgresResource(DatabaseResource):
         reply = yield from self._opened.command(_SCAN.format(gid=_GID, mine=self._mine).encode())
         found = (decode_gid(bytes.fromhex((gid or b"").decode("ascii"))) for (gid,) in reply.rows())
         return [xid for xid in found if xid is not None]
+
+    def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
+        """As `xa.holdings.HoldingsReporting` says."""
+        return self._page(self._reports, self._report, rmid, flags, count)
+
+    def _report(self) -> Steps[list[InDoubtBranch]]:
+        reply = yield from self._opened.command(REPORT.format(gid=_GID, mine=self._mine).encode())
+        return list(read_report(reply.rows()))
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        """As `xa.diagnosis.Diagnosing` says."""
+        return diagnose_postgres(open_string, two_phase=True)
 
     def prepared_transactions(self, rmid: int, *, everybodys: bool = False) -> Sequence[PreparedTransaction]:
         """What is prepared and could be recovered here, with what it holds; with `everybodys` also what other

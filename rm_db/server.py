@@ -18,7 +18,7 @@ from rm_db.pg_session import PgSessions
 from rm_db.pool import WirePool
 from rm_db.wire import ConnectionLost, Reply, Steps, Wire, drive
 from rm_db.work import Manners
-from xa import Code, xa_error
+from xa import Code, XaError, xa_error
 
 if TYPE_CHECKING:
     from rm_db.address import Address
@@ -58,7 +58,7 @@ class PgServer:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._conninfo = _conninfo(address)
+        self._conninfo = conninfo(address)
         self.sessions = PgSessions(self.connect)
         self.pool = WirePool(self._connect, address.pool_size, address.pool_wait_s, address.reply_s)
         self._manners: Manners | None = None
@@ -127,10 +127,11 @@ class PgServer:
         try:
             return Wire(self.connect())
         except psycopg.Error as error:
-            raise _unconnected(str(error).strip()) from None
+            raise unconnected(str(error).strip()) from None
 
 
-def _conninfo(address: Address) -> str:
+def conninfo(address: Address) -> str:
+    """What libpq connects with; XAER_INVAL for a URL that is none."""
     scheme, separator, rest = address.url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise xa_error(Code.XAER_INVAL, f"open: a URL that begins with {SCHEMES[0]}:// is expected, not {scheme}://")
@@ -143,7 +144,7 @@ def _conninfo(address: Address) -> str:
     return make_conninfo("", **settings)
 
 
-def _unconnected(message: str) -> Exception:
+def unconnected(message: str) -> XaError:
     """A connection that could not be made: was the server there? libpq tells that in words only."""
     code = Code.XAER_RMERR if _REACHED.search(message) and not _NOT_NOW.search(message) else Code.XAER_RMFAIL
     return xa_error(code, message)

@@ -1,6 +1,7 @@
 """The transaction manager: begin, enlist, commit; decision logs, recovery, and the TX interface."""
 
 from tm.config import Configuration, configuration_from
+from tm.consumer import Consumer, ConsumerSettings, ConsumerState, Counts, Health, HealthServer
 from tm.manager import TransactionManager
 from tm.outcome import (
     HeuristicCommitted,
@@ -30,8 +31,14 @@ __all__ = [
     "CommitReturn",
     "Configuration",
     "ConfigurationError",
+    "Consumer",
+    "ConsumerSettings",
+    "ConsumerState",
+    "Counts",
     "Finding",
     "GlobalState",
+    "Health",
+    "HealthServer",
     "HeuristicCommitted",
     "HeuristicHazard",
     "HeuristicMixed",

@@ -13,7 +13,8 @@ commit():
 rollback(): end every association with failure, roll back every branch. Nothing is logged: what can't be told
 now is presumed rolled back by recovery.
 
-Every answer means what `tm.verdicts.MEANING` says. The state moves by `tm.states.GLOBAL` only.
+Every answer means what `tm.verdicts.MEANING` says; XA_OK means DONE at every verb, so that where everybody says
+XA_OK, which is nearly always, nobody's answer is looked up. The state moves by `tm.states.GLOBAL` only.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tm.log import Branch, Decision, Heuristic, LogStopped
 from tm.outcome import Outcome, Reason, Verdict
 from tm.states import GLOBAL, GlobalState, GlobalVerb
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
-from xa import TMFAIL, TMNOFLAGS, TMONEPHASE, TMSUCCESS
+from xa import TMFAIL, TMNOFLAGS, TMONEPHASE, TMSUCCESS, Code
 from xa.machine import advance
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ Steps: TypeAlias = "Generator[Effect, Any, Outcome]"
 
 COMMIT_PAUSES_S: Final = (0.01, 0.1)
 """How long to wait before each further try to commit a branch that could not be told, before recovery takes it."""
+
+_OK: Final = Code.XA_OK
+_END, _PREPARE, _COMMIT = Verb.END, Verb.PREPARE, Verb.COMMIT  # those of every transaction, cheap to look up
+_MARKED: Final = GlobalState.MARKED
+_COMMITTED: Final = Verdict.COMMITTED
+_ASKED, _DECIDED, _FINISHED = (
+    GLOBAL.column(verb) for verb in (GlobalVerb.COMMIT, GlobalVerb.DECIDE, GlobalVerb.FINISH)
+)
 
 _AGREES: Final = {
     Verb.COMMIT: Meaning.HEUR_COMMITTED,
@@ -88,26 +97,38 @@ class Completion:
 
     def commit(self) -> Steps:
         """Commits, unless the transaction is marked rollback-only or somebody refuses."""
-        if self.state is GlobalState.MARKED:
+        if self.state is _MARKED:
             return (yield from self.rollback())
-        self._move(GlobalVerb.COMMIT)
-        if self.associations:
-            answers = yield Call(Verb.END, self.associations, TMSUCCESS)
-            if self._refusals(Verb.END, self.associations, answers):
+        self.state = _ASKED[self.state]
+        associations, yes = self.associations, self.branches
+        if associations:
+            answers = yield Call(_END, associations, TMSUCCESS)
+            if answers != [_OK] * len(associations) and self._refusals(_END, associations, answers):
                 return (yield from self._refuse(self.everybody()))
-        if self.decider is None and len(self.branches) == 1:
-            return (yield from self._one_phase(self.branches[0]))
-        answers = (yield Call(Verb.PREPARE, self.branches)) if self.branches else []
-        yes, left = self._votes(answers)
-        if self.reasons:
-            return (yield from self._refuse(left + self._decider()))
+        if self.decider is None and len(yes) == 1:
+            return (yield from self._one_phase(yes[0]))
+        answers = (yield Call(_PREPARE, yes)) if yes else []
+        if answers != [_OK] * len(yes):
+            yes, left = self._votes(answers)
+            if self.reasons:
+                return (yield from self._refuse(left + self._decider()))
         if self.decider is not None:
             return (yield from self._decide_there(self.decider, yes))
         if not yes:
             return self._finish(GlobalVerb.NO_WORK, Verdict.COMMITTED, decided=True)
         if len(yes) == 1:
             return (yield from self._commit_alone(yes[0]))
-        return (yield from self._decide_here(yes))
+        decision = Decision(self.gtrid, yes)
+        refused: LogError | None = yield Force(decision)  # the commit point: from its return on, it is committed
+        if refused is not None:
+            return (yield from self._not_decided(refused, yes))
+        self.state = _DECIDED[self.state]
+        answers = yield Call(_COMMIT, yes)
+        if answers != [_OK] * len(yes):
+            return (yield from self._commit_all(decision, None, _COMMIT, answers))
+        yield End(decision)
+        self.state = _FINISHED[self.state]
+        return Outcome(self.gtrid, _COMMITTED, True, (), (), tuple(self.reasons))
 
     def rollback(self, *reasons: Reason) -> Steps:
         """Rolls back."""
@@ -195,21 +216,18 @@ class Completion:
             self.pending = [branch]
             return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
         self._move(GlobalVerb.DECIDE)
-        return (yield from self._commit_all(decision, None, Verb.COMMIT_AGAIN))
+        answers = yield Call(Verb.COMMIT_AGAIN, (branch,))
+        return (yield from self._commit_all(decision, None, Verb.COMMIT_AGAIN, answers))
 
     # --- the decision ---------------------------------------------------------------------------------------
 
-    def _decide_here(self, yes: tuple[Branch, ...]) -> Steps:
-        decision = Decision(self.gtrid, yes)
-        refused: LogError | None = yield Force(decision)  # the commit point: from its return on, it is committed
-        if refused is not None:
-            self.reasons.append(Reason(None, refused))
-            if isinstance(refused, LogStopped):
-                self.pending = list(yes)
-                return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
-            return (yield from self._refuse(yes))
-        self._move(GlobalVerb.DECIDE)
-        return (yield from self._commit_all(decision, None, Verb.COMMIT))
+    def _not_decided(self, refused: LogError, yes: tuple[Branch, ...]) -> Steps:
+        """The log did not take the decision, or can't tell whether it did."""
+        self.reasons.append(Reason(None, refused))
+        if isinstance(refused, LogStopped):
+            self.pending = list(yes)
+            return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
+        return (yield from self._refuse(yes))
 
     def _decide_there(self, decider: Branch, yes: tuple[Branch, ...]) -> Steps:
         if not yes:
@@ -219,7 +237,8 @@ class Completion:
         meaning = MEANING[Verb.DECIDE][code_of(answer)]
         if meaning is Meaning.DONE:
             self._move(GlobalVerb.DECIDE)
-            return (yield from self._commit_all(decision, decider.resource, Verb.COMMIT))
+            answers = yield Call(Verb.COMMIT, yes)
+            return (yield from self._commit_all(decision, decider.resource, Verb.COMMIT, answers))
         self.reasons.append(Reason(decider, answer))
         if meaning is Meaning.LATER:
             self.pending = list(yes)
@@ -231,11 +250,11 @@ class Completion:
 
     # --- after the decision ---------------------------------------------------------------------------------
 
-    def _commit_all(self, decision: Decision, decider: str | None, verb: Verb) -> Steps:
+    def _commit_all(self, decision: Decision, decider: str | None, verb: Verb, answers: Sequence[Answer]) -> Steps:
+        """What the branches answered when they were first asked `verb`, and what is left to do about it."""
         answered: list[tuple[Branch, Meaning]] = []
         asked = decision.branches
         for pause_s in (*COMMIT_PAUSES_S, None):
-            answers = yield Call(verb, asked)
             later: list[Branch] = []
             row = MEANING[verb]
             for branch, answer in zip(asked, answers, strict=True):
@@ -253,6 +272,7 @@ class Completion:
             else:
                 yield Pause(pause_s)
                 asked, verb = tuple(later), Verb.COMMIT_AGAIN
+                answers = yield Call(verb, asked)
         return (yield from self._settle_commit(decision, decider, answered))
 
     def _settle_commit(

@@ -18,6 +18,7 @@ import os
 import re
 import tomllib
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +27,7 @@ from tm.resources import ConfigurationError, ResourceConfig
 from xa import check_node
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KEYS: Final = {"node", "log", "decider", "timeout_s", "recovery_interval_s", "resources", "telemetry"}
@@ -74,7 +75,7 @@ class _Reader:
     def configuration(self, table: Mapping[str, Any]) -> Configuration:
         for key in table:
             if key not in _KEYS | _OTHERS:
-                raise self._wrong(key, f"unknown key; known are {', '.join(sorted(_KEYS | _OTHERS))}")
+                raise self._unknown(key, key, _KEYS | _OTHERS)
         node = self._text(table, "node")
         if node is None:
             raise self._wrong("node", 'missing; name this node, for good: node = "orders-1"')
@@ -104,7 +105,7 @@ class _Reader:
             raise self._wrong(key, 'expected "url" or { url = "…", mode = "two-phase" }')
         for inner in value:
             if inner not in _RESOURCE_KEYS:
-                raise self._wrong(f"{key}.{inner}", f"unknown key; known are {', '.join(sorted(_RESOURCE_KEYS))}")
+                raise self._unknown(f"{key}.{inner}", inner, _RESOURCE_KEYS)
         url = value.get("url")
         if not isinstance(url, str):
             raise self._wrong(f"{key}.url", "missing, or no text; where is the resource?")
@@ -135,10 +136,15 @@ class _Reader:
         def value_of(match: re.Match[str]) -> str:
             value = self._environment.get(match[1])
             if value is None:
-                raise self._wrong(key, f"the environment variable {match[1]} is not set")
+                raise self._wrong(key, f"the environment variable {match[1]} is not set; set it for this process")
             return value
 
         return _VARIABLE.sub(value_of, text)
+
+    def _unknown(self, key: str, last: str, known: Collection[str]) -> ConfigurationError:
+        close = get_close_matches(last, known, 1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        return self._wrong(key, f"unknown key; known are {', '.join(sorted(known))}{meant}")
 
     def _wrong(self, key: str, what: str) -> ConfigurationError:
         return ConfigurationError(f"{self._path}: {key}: {what}")

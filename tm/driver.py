@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xabridge.tm")
 
+_COMMITTED: Final = Verdict.COMMITTED
+WORKERS: Final = 4
+"""Threads that go on behind the commit point of transactions that wait for their decision only."""
+BACKLOG: Final = 256
+"""So many transactions are with the workers, at work or waiting for one. Who comes while there is no room goes on by
+itself, and thereby slower: what waits stays bounded, and nobody waits for anybody."""
+
 
 class Driver:
     """For the transactions of one manager; `live` are those that have not ended."""
@@ -37,28 +45,44 @@ class Driver:
         self._performer = performer
         self._recoverer = recoverer
         self._recorder = recorder
-        self._background = ThreadPoolExecutor(4, thread_name_prefix="xabridge-completion")
+        self._background = ThreadPoolExecutor(WORKERS, thread_name_prefix="xabridge-completion")
+        self._room = threading.BoundedSemaphore(BACKLOG)
         self.log_stopped = False
         """Whether the log told nothing any more; to be set back by who has asked it again."""
 
-    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> None:
+    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
         """Performs the steps of a completion, to the end or (`early`) to the commit point, from where a worker thread
-        goes on. The transaction is live until the end."""
+        goes on, if there is room. The transaction is live until the end. Whether that was early, and the commit point
+        was reached: then what comes behind it is not this caller's to hear."""
+        told = False
         perform = self._performer.perform
         answer: Any = None
         try:
             while True:
                 effect = steps.send(answer)
                 if early and completion.state is GlobalState.COMMITTING:
-                    transaction.goes_on()
-                    self._background.submit(self._go_on, transaction, completion, steps, effect)
-                    return
+                    early, told = False, True
+                    if self._handed_over(transaction, completion, steps, effect):
+                        return told
                 answer = perform(effect)
         except StopIteration as stop:
             self._completed(transaction, completion, stop.value)
         except BaseException as error:
             self._broken_off(transaction, completion, error)
             raise
+        return told
+
+    def _handed_over(self, transaction: Transaction, completion: Completion, steps: Steps, effect: Effect) -> bool:
+        """Whether a worker goes on."""
+        if not self._room.acquire(blocking=False):
+            return False
+        transaction.goes_on()
+        try:
+            self._background.submit(self._go_on, transaction, completion, steps, effect)
+        except RuntimeError:  # after `stop`
+            self._room.release()
+            return False
+        return True
 
     def stop(self) -> None:
         """Waits for what is done in the background; nothing more is begun there."""
@@ -77,10 +101,11 @@ class Driver:
             self._broken_off(transaction, completion, error)
         finally:
             switch_control(None)
+            self._room.release()
 
     def _completed(self, transaction: Transaction, completion: Completion, outcome: Outcome) -> None:
         try:
-            if outcome.verdict is not Verdict.COMMITTED:
+            if outcome.verdict is not _COMMITTED:
                 self._leave(transaction, completion, outcome, interrupted=False)
                 self._tell(transaction, outcome)
             elif logger.isEnabledFor(logging.DEBUG):

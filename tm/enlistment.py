@@ -38,6 +38,9 @@ _DELIST: Final[dict[str, tuple[int, AssociationVerb]]] = {
     "fail": (TMFAIL, AssociationVerb.END_FAIL),
 }
 _T0, _T1, _T2 = AssociationState.T0, AssociationState.T1, AssociationState.T2
+_START, _RESUME = AssociationVerb.START, AssociationVerb.RESUME
+_AFTER: Final = {verb: ASSOCIATION.column(verb) for verb in AssociationVerb}
+"""Verb → state → the state after it went well."""
 
 
 class Doomed(Exception):
@@ -110,31 +113,29 @@ class Enlistments:
             try:
                 resource.mend()
             except XaError as error:
-                raise Doomed(Reason(None, f"{resource.name}: {error.message}")) from error
+                raise Doomed(Reason(None, error.message, resource.name)) from error
         if resource.dynamic:
             return _session(resource, None)
-        return self._associate(resource).session
-
-    def _associate(self, resource: Resource) -> Enlistment:
-        enlistment = self._by_name.get(resource.name)
-        verb, flags = AssociationVerb.START, TMJOIN
+        name = resource.name
+        enlistment = self._by_name.get(name)
+        verb, flags = _START, TMJOIN
         if enlistment is None:
             enlistment = self._new(resource)
             flags = TMJOIN if enlistment.joined else TMNOFLAGS
         elif enlistment.state is _T1:
-            return enlistment
+            return enlistment.session
         elif enlistment.state is _T2:
-            verb, flags = AssociationVerb.RESUME, TMRESUME
-        self._by_name[resource.name] = enlistment  # from here on the branch may exist, whatever is answered
+            verb, flags = _RESUME, TMRESUME
+        self._by_name[name] = enlistment  # from here on the branch may exist, whatever is answered
         try:
             resource.rm.start(enlistment.branch.xid, resource.rmid, flags)
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            error = resource.heard(raised, "start", enlistment.branch.xid)
-            enlistment.failed(verb, error)
-            raise Doomed(Reason(enlistment.branch, error)) from error
-        enlistment.state = advance(ASSOCIATION, enlistment.state, verb)
-        enlistment.session = _session(resource, enlistment.branch)
-        return enlistment
+            heard = resource.heard(raised, "start", enlistment.branch.xid)
+            enlistment.failed(verb, heard)
+            raise Doomed(Reason(enlistment.branch, heard)) from heard
+        enlistment.state = _AFTER[verb][enlistment.state]
+        enlistment.session = session = _session(resource, enlistment.branch)
+        return session
 
     def _new(self, resource: Resource) -> Enlistment:
         if resource.decides and resource.name != self._decider:
@@ -143,9 +144,10 @@ class Enlistments:
                 + (f"{self._decider} is the one that decides" if self._decider else "the log decides here")
                 + "; at most one decider takes part in a transaction"
             )
-        if resource.identity is not None:
+        identity = resource.identity
+        if identity is not None and self._by_name:
             for other in self._by_name.values():
-                if other.resource.identity == resource.identity and other.resource is not resource:
+                if other.resource.identity == identity and other.resource is not resource:
                     return Enlistment(resource, Branch(resource.name, other.branch.xid), joined=True)
         xid = Xid(FORMAT_ID, self._gtrid, resource.bqual)
         return Enlistment(resource, Branch(resource.name, xid), joined=False)
@@ -167,7 +169,7 @@ class Enlistments:
     def _dissociate(self, enlistment: Enlistment, how: DelistHow) -> None:
         flags, verb = _DELIST[how]
         resource = enlistment.resource
-        state = advance(ASSOCIATION, enlistment.state, verb)
+        state = _AFTER[verb][enlistment.state]
         enlistment.session = None
         try:
             resource.rm.end(enlistment.branch.xid, resource.rmid, flags)
@@ -188,8 +190,7 @@ class Enlistments:
             enlistment = self._new(resource)
         else:
             was = enlistment.state
-        verb = AssociationVerb.RESUME if was is _T2 else AssociationVerb.START
-        enlistment.state = advance(ASSOCIATION, enlistment.state, verb)
+        enlistment.state = _AFTER[_RESUME if was is _T2 else _START][enlistment.state]
         self._by_name[resource.name] = enlistment
         return enlistment, was
 

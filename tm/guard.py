@@ -37,7 +37,9 @@ class Guard:
                 f"transaction {named(self._gtrid)} is in use by another thread or task at this moment: "
                 "a transaction belongs to one at a time"
             )
-        self._act()
+        control = thread_of_control()
+        if control is not self._control:
+            self._before = switch_control(self._control)
 
     def __exit__(self, *_: object) -> None:
         self._reaping = False
@@ -52,14 +54,9 @@ class Guard:
         if not self._busy.acquire(blocking=False):
             self._reaping = False
             return False
-        self._act()
+        thread_of_control()  # to be given back
+        self._before = switch_control(self._control)
         return True
-
-    def _act(self) -> None:
-        control = thread_of_control()
-        if control is not self._control:
-            self._before = control
-            switch_control(self._control)
 
 
 async def finish_in_thread(work: Callable[[], _T]) -> _T:

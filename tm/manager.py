@@ -12,8 +12,10 @@ import threading
 import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from weakref import WeakSet
 
 from tm.config import Configuration, configuration_from
+from tm.consumer import Consumer
 from tm.driver import Driver
 from tm.log import LogError
 from tm.log.opening import open_log
@@ -21,8 +23,7 @@ from tm.outcome import ManagerUnusable, ProtocolMisuse
 from tm.performer import Performer
 from tm.propagation import Propagation, transactional
 from tm.reaper import Reaper
-from tm.recoverer import Recoverer
-from tm.recovery import Ownership
+from tm.recoverer import Recoverer, ownership_of
 from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.states import FINAL, GlobalState
@@ -32,15 +33,15 @@ from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import log_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Self
 
     from tm.completion import Completion, Steps
     from tm.log import DecisionLog
-    from tm.recovery import Report
-    from tm.telemetry.recorder import Telemetry
+    from tm.recovery import Ownership, Report
+    from tm.telemetry.recorder import Recorder, Telemetry
 
 logger = logging.getLogger("xabridge.tm")
 _T = TypeVar("_T")
@@ -85,8 +86,9 @@ class TransactionManager:
         self._decider = self._choose_decider(decider, log)
         self._log: DecisionLog | None = _configured(open_log, log, node) if isinstance(log, str) else log
         if self._log is not None and self._log.node != node:
-            raise ConfigurationError(f"the log is that of node {self._log.node}, not of {node}")
+            raise ConfigurationError(f"log: it is that of node {self._log.node}, not of {node}: name one of its own")
         self._closed = False
+        self._consumers: WeakSet[Consumer] = WeakSet()
         self._unusable: str | None = None
         performer = Performer(self._resources, self._log, sleep)
         self._performer = performer
@@ -144,24 +146,20 @@ class TransactionManager:
         deciders = [resource.name for resource in self._resources.values() if resource.decides]
         if decider is None and len(deciders) > 1:
             raise ConfigurationError(
-                f'{" and ".join(deciders)} are both configured as mode = "decider": say which decides (decider = "…")'
+                f'decider: {" and ".join(deciders)} are both configured as mode = "decider": '
+                'say which decides (decider = "…")'
             )
         if decider is not None and decider not in deciders:
-            raise ConfigurationError(f'decider = "{decider}": no resource of that name has mode = "decider"')
+            having = f"there is {' and '.join(deciders)}" if deciders else 'give it mode = "decider"'
+            raise ConfigurationError(f'decider: "{decider}": no resource of that name has mode = "decider"; {having}')
         if not deciders and log is None:
             raise ConfigurationError(
-                'no log: say where decisions are kept (log = "file:///folder"), or which resource decides'
+                'log: there is no log: say where decisions are kept (log = "file:///folder"), or which resource decides'
             )
         return decider or (deciders[0] if deciders else None)
 
     def _ownership(self) -> Ownership:
-        deciders = {}
-        for resource in self._resources.values():
-            if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
-                deciders[resource.decider.decider_id] = resource.name
-        if self._log is None:
-            return Ownership(self.node, b"", 0, deciders)
-        return Ownership(self.node, self._log.log_id, self._log.incarnation, deciders)
+        return ownership_of(self.node, self._log, self._resources)
 
     def resource(self, name: str) -> Resource:
         """The resource `name`; ProtocolMisuse when none is configured under it."""
@@ -330,9 +328,22 @@ class TransactionManager:
             retries=retries,
         )
 
-    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> None:
+    def consumer(self, queue: str, **settings: Any) -> Callable[[Callable[..., Any]], Consumer]:
+        """Decorates a handler(message, transaction) to run over a queue: see `tm.consumer`."""
+        return lambda handler: Consumer(self, queue, handler, **settings)
+
+    def has_consumer(self, consumer: Consumer) -> None:
+        """For a consumer: it is to be stopped before the manager is closed."""
+        self._consumers.add(consumer)
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records this manager's telemetry, where it was asked for."""
+        return self._recorder
+
+    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
         """For the transaction: as `Driver.drive`."""
-        self._driver.drive(transaction, completion, steps, early=early)
+        return self._driver.drive(transaction, completion, steps, early=early)
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
 
@@ -349,12 +360,24 @@ class TransactionManager:
         """Lets the resource `name` forget a branch that it completed on its own, and drops the note of it."""
         self._recoverer.forget(self.resource(name), xid)
 
+    def end_decision(self, gtrid: bytes, gone: Iterable[str] = ()) -> Report:
+        """For an operator: ends the decision of a transaction that names resources which are not configured any more,
+        so that no recovery pass could ever finish it. What the pass did that ended it.
+
+        `gone` are the names of those resources: to say so is to say that they don't exist any more, or that their
+        branches were committed by hand. ProtocolMisuse, and nothing is ended: one is not named in `gone`, is
+        configured, or another branch can't be finished now; the message says which, with the xids.
+        """
+        return self._recoverer.end_decision(gtrid, frozenset(gone))
+
     def close(self, timeout_s: float = 10.0) -> None:
         """Stops taking transactions, waits for those under way (`timeout_s` at most), then closes resources and
         log. What is left in doubt is finished by the next start."""
         if self._closed:
             return
         self._closed = True
+        for consumer in tuple(self._consumers):
+            consumer.stop(timeout_s)
         self._unusable = "this transaction manager is closed"
         self._reaper.stop()
         deadline = time.monotonic() + timeout_s

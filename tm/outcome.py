@@ -33,13 +33,20 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One branch that did not answer as asked (None: the log or the manager itself), and what was said."""
+    """One branch that did not answer as asked (None: there is none), and what was said. `where` names the resource
+    where there is no branch; neither: the log or the manager itself."""
 
     branch: Branch | None
     said: Answer | BaseException | str
+    where: str = ""
+
+    @property
+    def resource(self) -> str:
+        """The name of the resource, where it was one."""
+        return self.branch.resource if self.branch is not None else self.where
 
     def __str__(self) -> str:
-        where = f"{self.branch.resource}: " if self.branch is not None else ""
+        where = f"{self.resource}: " if self.resource else ""
         said = self.said
         if isinstance(said, Code):
             return f"{where}{said.name}: {MEANING[said]}"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xabridge.tm")
 
+_OK: Final = Code.XA_OK
 _OVERLAPPED: Final = frozenset({Verb.PREPARE, Verb.COMMIT, Verb.COMMIT_AGAIN, Verb.ROLLBACK})
 """What waits for the other side, so that asking several branches at a time pays."""
 
@@ -48,17 +49,17 @@ class Performer:
     def perform(self, effect: Effect) -> Any:
         """The answer to `effect`."""
         if type(effect) is Call:
-            return self.call(effect)
+            verb, branches, flags = effect.verb, effect.branches, effect.flags
+            if len(branches) > 1 and verb in _OVERLAPPED:
+                return self._overlapped(verb, branches, flags)
+            return [self._ask(verb, branch, flags) for branch in branches]
         return getattr(self, _METHODS[type(effect)])(effect)
 
     # --- branches -------------------------------------------------------------------------------------------
 
     def call(self, effect: Call) -> list[Answer]:
         """Asks the verb of every branch."""
-        verb, branches, flags = effect.verb, effect.branches, effect.flags
-        if len(branches) > 1 and verb in _OVERLAPPED:
-            return self._overlapped(verb, branches, flags)
-        answers: list[Answer] = [self._ask(verb, branch, flags) for branch in branches]  # type: ignore[misc]  # no TMASYNC
+        answers: list[Answer] = self.perform(effect)
         return answers
 
     def _overlapped(self, verb: Verb, branches: tuple[Branch, ...], flags: int) -> list[Answer]:
@@ -69,23 +70,25 @@ class Performer:
         """
         answers: list[Any] = [None] * len(branches)
         sent: set[str] = set()
-        last = len(branches) - 1
+        left = len(branches)
         try:
             for index, branch in enumerate(branches):
+                left -= 1
                 name = branch.resource
-                if self._resources[name].overlaps and (index < last or name in sent):
+                if self._resources[name].overlaps and (left or name in sent):
                     sent.add(name)
                     answers[index] = self._ask(verb, branch, flags | TMASYNC)
             for index, branch in enumerate(branches):
-                if answers[index] is None and branch.resource not in sent:
+                if answers[index] is None:
                     answers[index] = self._ask(verb, branch, flags)
         finally:  # an interruption of this thread leaves no operation behind that nobody waits for
-            for index, branch in enumerate(branches):
-                if type(answers[index]) is Handle:
-                    answers[index] = self._collect(branch, answers[index])
-        for index, answer in enumerate(answers):
-            if type(answer) is XaMisuse and answer.code is Code.XAER_ASYNC:  # as many as it takes were outstanding
-                answers[index] = self._ask(verb, branches[index], flags)
+            for index, answer in enumerate(answers):
+                if type(answer) is Handle:
+                    answers[index] = self._collect(branches[index], answer)
+        if answers != [_OK] * len(answers):
+            for index, answer in enumerate(answers):
+                if type(answer) is XaMisuse and answer.code is Code.XAER_ASYNC:  # too many were outstanding
+                    answers[index] = self._ask(verb, branches[index], flags)
         return answers
 
     def _ask(self, verb: Verb, branch: Branch, flags: int) -> Answer | Handle:

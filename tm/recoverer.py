@@ -5,31 +5,33 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.effects import Call
 from tm.leftovers import Leftovers
 from tm.log import Branch, Decision, LogError
-from tm.outcome import named
+from tm.outcome import ProtocolMisuse, named
 from tm.record import decode_branches
-from tm.recovery import Action, Decisions, Finding, ReadDecisions, ReadLive, Report, Scan, Settle, recover
+from tm.recovery import Action, Decisions, Finding, Ownership, ReadDecisions, ReadLive, Report, Scan, Settle, recover
 from tm.verdicts import Verb
-from xa import TMNOFLAGS, TMSTARTRSCAN, Code, ThreadOfControl, XaError, Xid, entered, xa_error
+from xa import TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code, ThreadOfControl, XaError, Xid, entered, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tm.log import DecisionLog
+    from tm.log.reading import LogImage
     from tm.performer import Performer
-    from tm.recovery import Ownership, RecoveryEffect
+    from tm.recovery import Gone, RecoveryEffect
     from tm.resources import Resource
     from tm.telemetry.recorder import Recorder
-    from tm.transaction import Transaction
 
 logger = logging.getLogger("xabridge.tm.recovery")
 
 PAGE: Final = 1000
 FIRST_RETRY_S: Final = 0.2
+_NOTHING: Final[Gone] = MappingProxyType({})
 _LEVELS: Final = {
     Action.COMMITTED: logging.INFO,
     Action.ROLLED_BACK: logging.INFO,
@@ -37,20 +39,23 @@ _LEVELS: Final = {
     Action.HEURISTIC: logging.ERROR,
     Action.PENDING: logging.WARNING,
     Action.LEFT_ALONE: logging.DEBUG,
+    Action.GONE: logging.DEBUG,
 }
 
 
 class Recoverer:
-    """Recovers for one manager. Passes exclude each other in this process."""
+    """Recovers for one manager, whose transactions under way are `live`. Passes exclude each other in this process;
+    `watch` is told of each effect of a pass before it is performed."""
 
     def __init__(
         self,
         resources: Mapping[str, Resource],
         log: DecisionLog | None,
         performer: Performer,
-        live: Mapping[bytes, Transaction],
+        live: Collection[bytes],
         ownership: Callable[[], Ownership],
         recorder: Recorder | None = None,
+        watch: Callable[[RecoveryEffect], None] | None = None,
     ) -> None:
         self._resources = resources
         self._log = log
@@ -58,6 +63,7 @@ class Recoverer:
         self._live = live
         self._ownership = ownership
         self._recorder = recorder
+        self._watch = watch
         self._control = ThreadOfControl()
         self.leftovers = Leftovers(resources, log, performer, lambda name, gtrid: self._settle(Settle(name, gtrid)))
         self._one_at_a_time = threading.Lock()
@@ -105,15 +111,15 @@ class Recoverer:
 
     # --- a pass ---------------------------------------------------------------------------------------------
 
-    def run_once(self, *, now: bool = False) -> Report:
-        """One pass; with `now` resources are tried whether their back-off has passed or not. LogError: the log
-        can't be read, so that nothing may be presumed."""
+    def run_once(self, *, now: bool = False, gone: Gone = _NOTHING) -> Report:
+        """One pass; with `now` resources are tried whether their back-off has passed or not; `gone` as in
+        `tm.recovery`. LogError: the log can't be read, so that nothing may be presumed."""
         with self._one_at_a_time, entered(self._control):
             began = time.perf_counter()
             if now:
                 self._mend_all()
             left = self.leftovers.clear()
-            steps = recover(self._ownership())
+            steps = recover(self._ownership(), gone)
             answer: Any = None
             try:
                 while True:
@@ -128,6 +134,50 @@ class Recoverer:
         if self._recorder is not None:
             self._recorder.recovered(report, began)
         _log_report(report)
+        return report
+
+    def end_decision(self, gtrid: bytes, gone: frozenset[str]) -> Report:
+        """As `TransactionManager.end_decision`."""
+        with self._one_at_a_time, entered(self._control):
+            decision = self._decisions().find(gtrid)
+        what = f"transaction {named(gtrid)}"
+        if decision is None:
+            raise ProtocolMisuse(f"{what} has no decision that has not ended: there is nothing to end")
+        if gtrid in self._live:
+            raise ProtocolMisuse(f"{what} is being completed at this moment: there is nothing to do about it")
+        lost = [branch for branch in decision.branches if branch.resource not in self._resources]
+        names = dict.fromkeys(branch.resource for branch in lost)
+        for name in gone:
+            if name not in names:
+                why = "is configured, recovery commits its branch" if name in self._resources else "has no branch in it"
+                raise ProtocolMisuse(f"{what}: {name} {why}; gone can only be what the decision names and nobody has")
+        if not names:
+            raise ProtocolMisuse(f"{what}: every resource of its decision is configured, recovery ends it")
+        missing = [branch for branch in lost if branch.resource not in gone]
+        if missing:
+            where = ", ".join(f"{branch.xid} on {branch.resource}" for branch in missing)
+            raise ProtocolMisuse(
+                f"{what} is decided to commit, and nobody is configured who could be told: {where}. Configure the "
+                "resource again, under whatever name, and recovery commits its branch. Only where it is gone for good, "
+                f"or the branch was committed by hand, end the decision with gone={sorted(names)}"
+            )
+        report = self.run_once(now=True, gone={gtrid: gone})
+        if gtrid not in report.ended:
+            left = [
+                f"{finding.branch.xid} on {finding.branch.resource}: {finding.why}"
+                for finding in report.findings
+                if finding.branch.xid.gtrid == gtrid and finding.action is Action.PENDING
+            ]
+            left += [f"{name} can't be reached: {why}" for name, why in report.unreachable.items()]
+            raise ProtocolMisuse(
+                f"{what} can't be ended as long as a branch of it may be left elsewhere ({'; '.join(left)}): "
+                "try again when that is over"
+            )
+        for branch in lost:
+            logger.warning(
+                "%s (xid %s) on %s: ended by hand without telling it, the resource is said to be gone",
+                named(gtrid), branch.xid, branch.resource,
+            )  # fmt: skip
         return report
 
     def forget(self, resource: Resource, xid: Xid) -> None:
@@ -151,6 +201,8 @@ class Recoverer:
                 logger.warning("%s can't be used: %s", resource.name, error)
 
     def _perform(self, effect: RecoveryEffect) -> Any:
+        if self._watch is not None:
+            self._watch(effect)
         if isinstance(effect, ReadDecisions):
             return self._decisions()
         if isinstance(effect, Scan):
@@ -172,25 +224,12 @@ class Recoverer:
         for resource in self._resources.values():
             if resource.decides:
                 try:
-                    by_decider[resource.name] = self._decided_in(resource)
+                    by_decider[resource.name] = decisions_in(resource)
                 except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's, and its records
                     logger.warning("recovery: the decisions in %s can't be read: %s", resource.name, raised)
                     if not isinstance(raised, ValueError):
                         resource.heard(raised, "decisions")
         return Decisions(logged, by_decider, noted)
-
-    def _decided_in(self, resource: Resource) -> dict[bytes, Decision]:
-        if resource.suspect:
-            resource.mend()
-        decided: dict[bytes, Decision] = {}
-        after = b""
-        while True:
-            page = resource.decider.decisions(resource.rmid, after, PAGE)
-            for record in page:
-                decided[record.gtrid] = Decision(record.gtrid, decode_branches(record.record))
-            if len(page) < PAGE:
-                return decided
-            after = page[-1].gtrid
 
     def _scan(self, resource: Resource) -> Sequence[Xid] | XaError:
         try:
@@ -204,9 +243,10 @@ class Recoverer:
                 page = resource.rm.recover(resource.rmid, flags, PAGE)
                 before = len(xids)
                 xids |= dict.fromkeys(page)
-                if len(page) < PAGE or len(xids) == before:  # the last page, or one that only repeats
+                if flags == TMENDRSCAN:
                     break
-                flags = TMNOFLAGS
+                last = len(page) < PAGE or len(xids) == before  # a page that only repeats is taken for the last
+                flags = TMENDRSCAN if last else TMNOFLAGS
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
             return resource.heard(raised, "recover")
         return list(xids)
@@ -222,6 +262,33 @@ class Recoverer:
             return xa_error(Code.XAER_RMERR, f"its record of {named(effect.gtrid)} can't be read: {error}")
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
             return resource.heard(raised, "settle")
+
+
+def decisions_in(resource: Resource) -> dict[bytes, Decision]:
+    """Every decision in a decider that has not ended, by gtrid; raises what the resource manager raises, and
+    ValueError for a record that can't be read."""
+    if resource.suspect:
+        resource.mend()
+    decided: dict[bytes, Decision] = {}
+    after = b""
+    while True:
+        page = resource.decider.decisions(resource.rmid, after, PAGE)
+        for record in page:
+            decided[record.gtrid] = Decision(record.gtrid, decode_branches(record.record))
+        if len(page) < PAGE:
+            return decided
+        after = page[-1].gtrid
+
+
+def ownership_of(node: str, log: DecisionLog | LogImage | None, resources: Mapping[str, Resource]) -> Ownership:
+    """Whose branches may be resolved with this log, and with those of the resources that decide and were opened."""
+    deciders = {}
+    for resource in resources.values():
+        if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
+            deciders[resource.decider.decider_id] = resource.name
+    if log is None:
+        return Ownership(node, b"", 0, deciders)
+    return Ownership(node, log.log_id, log.incarnation, deciders)
 
 
 def _log_report(report: Report) -> None:

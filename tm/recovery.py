@@ -7,7 +7,7 @@
  4. For each branch found: leave alone what isn't ours to resolve, and what is live; commit the decided; roll
     back the rest (presumed abort). Where the decision lives in a decider, let the decider settle it first.
  5. End a decision read in step 1 only if every one of its resource managers was reached, and none of its
-    branches is left.
+    branches is left; but for the resources that an operator has declared gone, for this decision.
 
 What a pass can't do stays as it is, and is named in its report. Passes may run concurrently with transactions
 and with each other; a branch that somebody else has finished is finished.
@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tm.effects import Call, Effect, End, Note, code_of
 from tm.log import Branch, Decision, Heuristic
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
-from xa import TMNOFLAGS, Gtrid, XaError
+from xa import TMNOFLAGS, Code, Gtrid, XaError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -84,6 +85,7 @@ class Action(Enum):
     FORGOTTEN = "completed on its own as decided, forgotten"
     PENDING = "still in doubt"
     LEFT_ALONE = "left alone"
+    GONE = "finished meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,11 @@ _DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLE
 _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
 
 
-def recover(ownership: Ownership) -> Steps:
+Gone: TypeAlias = "Mapping[bytes, frozenset[str]]"
+"""gtrid → the names, not configured any more, of resources whose branches of it an operator has taken care of."""
+
+
+def recover(ownership: Ownership, gone: Gone = MappingProxyType({})) -> Steps:
     """One pass; see the module's docstring for its steps."""
     before: Decisions = yield ReadDecisions()
     scanned: dict[str, Sequence[Xid] | XaError] = yield Scan()
@@ -153,12 +159,12 @@ def recover(ownership: Ownership) -> Steps:
     yield from _tell(Verb.COMMIT_AGAIN, commits, report)
     yield from _tell(Verb.ROLLBACK, rollbacks, report)
 
-    for branch in _not_configured(before, scanned):
+    for branch in _not_configured(before, scanned, gone):
         report.unreachable[branch.resource] = "not configured any more, but a decision names a branch there"
-    left = {finding.branch for finding in report.findings if finding.action is Action.PENDING}
+    left = {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
     for decider, decided in ((None, before.logged), *before.by_decider.items()):
         for decision in decided.values():
-            if _is_over(decision, live, scanned, left):
+            if _is_over(decision, live, scanned, left, gone):
                 yield End(decision, decider)
                 report.ended.append(decision.gtrid)
             elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
@@ -166,24 +172,33 @@ def recover(ownership: Ownership) -> Steps:
     return report
 
 
-def _not_configured(before: Decisions, scanned: Mapping[str, object]) -> Iterator[Branch]:
+def _not_configured(before: Decisions, scanned: Mapping[str, object], gone: Gone) -> Iterator[Branch]:
     for decided in (before.logged, *before.by_decider.values()):
         for decision in decided.values():
-            yield from (branch for branch in decision.branches if branch.resource not in scanned)
+            known = gone.get(decision.gtrid, ())
+            yield from (b for b in decision.branches if b.resource not in scanned and b.resource not in known)
 
 
 def _is_over(
     decision: Decision,
     live: frozenset[bytes],
     scanned: Mapping[str, Sequence[Xid] | XaError],
-    left: set[Branch],
+    left: set[Xid],
+    gone: Gone,
 ) -> bool:
     """Whether a decision read before the scan has no branch left: each resource manager was reached, and each
-    branch was either not found there or has been finished since."""
-    return decision.gtrid not in live and all(
-        branch.resource in scanned and not isinstance(scanned[branch.resource], XaError) and branch not in left
-        for branch in decision.branches
-    )
+    branch was either not found there or has been finished since.
+
+    What is gone need not be reached, but everything else has to be: a branch may be there, under another name.
+    """
+    if decision.gtrid in live or not all(branch.xid not in left for branch in decision.branches):
+        return False
+    absent = {branch.resource for branch in decision.branches if branch.resource not in scanned}
+    if absent:
+        return absent <= gone.get(decision.gtrid, set()) and not any(
+            isinstance(xids, XaError) for xids in scanned.values()
+        )
+    return not any(isinstance(scanned[branch.resource], XaError) for branch in decision.branches)
 
 
 def _judge(
@@ -201,7 +216,7 @@ def _judge(
     ours = Gtrid.of(branch.xid)
     if ours is None:
         return  # somebody else's transaction manager made it
-    why = _not_ours(ours, ownership)
+    why = why_not_ours(ours, ownership)
     if why is not None:
         _leave(report, branch, why)
         return
@@ -228,7 +243,7 @@ def _judge(
         rollbacks.append((branch, f"{decider} has no decision and will take none: rolled back"))
 
 
-def _not_ours(ours: Gtrid, ownership: Ownership) -> str | None:
+def why_not_ours(ours: Gtrid, ownership: Ownership) -> str | None:
     """Why a branch of this product's is not to be resolved here; None when it is."""
     log = ours.log_id.hex()
     if ours.node != ownership.node:
@@ -261,7 +276,9 @@ def _report(
     for (branch, reason), answer in zip(asked, answers, strict=True):
         meaning = MEANING[verb][code_of(answer)]
         why = reason
-        if meaning is Meaning.DONE:
+        if verb is Verb.ROLLBACK and code_of(answer) is Code.XAER_NOTA:
+            action, why = Action.GONE, "finished since the scan: what became of it is not for this pass to say"
+        elif meaning is Meaning.DONE:
             action = _DONE[verb]
         elif meaning is Meaning.LATER:
             action, why = Action.PENDING, f"{reason}; {_said(answer)}"

@@ -63,25 +63,30 @@ class ConfigurationError(Exception):
 def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
     """The factory for the resource `name`; ConfigurationError when nobody registered its scheme."""
     if config.mode not in ("two-phase", "decider"):
-        raise ConfigurationError(f'resource {name}: mode {config.mode!r} is neither "two-phase" nor "decider"')
+        raise ConfigurationError(f'resources.{name}.mode: {config.mode!r} is neither "two-phase" nor "decider"')
     if config.factory is not None:
         return config.factory
     scheme, separator, _ = config.url.partition("://")
     if not separator or not scheme:
-        raise ConfigurationError(f"resource {name}: {redacted(config.url)!r} is not a URL (scheme://…)")
+        raise ConfigurationError(
+            f"resources.{name}.url: {redacted(config.url)!r} is not a URL: write scheme://…, "
+            "as in postgresql://orders@db/shop"
+        )
     if config.mode == "decider" and not scheme.startswith("decider+"):
         scheme = f"decider+{scheme}"
     found = entry_points(group=GROUP, name=scheme)
     if not found:
         known = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP))) or "none"
         raise ConfigurationError(
-            f"resource {name}: no resource manager is registered for {scheme}:// (registered: {known})"
+            f"resources.{name}.url: no resource manager is registered for {scheme}:// (registered: {known}): "
+            "mend the URL, or install the package that has it"
         )
     try:
         factory: ResourceFactory = next(iter(found)).load()
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"resource {name}: the resource manager registered for {scheme}:// can't be loaded: {error}"
+            f"resources.{name}.url: the resource manager registered for {scheme}:// can't be loaded: {error}; "
+            "install its package again"
         ) from error
     return factory
 
@@ -136,7 +141,10 @@ class Resource:
     ) -> None:
         bqual = name.encode()
         if not 1 <= len(bqual) <= MAX_NAME:
-            raise ConfigurationError(f"resource {name!r}: a name has 1 to {MAX_NAME} octets, this has {len(bqual)}")
+            key = name or '""'
+            raise ConfigurationError(
+                f"resources.{key}: a name has 1 to {MAX_NAME} octets, this has {len(bqual)}: choose another"
+            )
         self.name = name
         self.rmid = rmid
         self.url = config.url
@@ -149,7 +157,9 @@ class Resource:
         }
         self.decides = config.mode == "decider"
         if self.decides and not is_decider(self.rm):
-            raise ConfigurationError(f"resource {name}: {self.rm.name} can't be the one that decides")
+            raise ConfigurationError(
+                f'resources.{name}.mode: {self.rm.name} can\'t be the one that decides: use mode = "two-phase"'
+            )
         self.overlaps = bool(self.rm.flags & TMUSEASYNC)
         self.dynamic = bool(self.rm.flags & TMREGISTER)
         self.identity: str | None = None
@@ -207,7 +217,8 @@ class Resource:
     def lost(self, why: str) -> None:
         """The calling thread of control has to open again before its next verb."""
         with self._lock:
-            self.why = why
+            if not self.down:  # otherwise it is known why, and this says when it is tried again
+                self.why = why
             self._lost.add(thread_of_control())
             self.suspect = True
 

@@ -7,7 +7,7 @@ comes while the first is inside is refused. Everything here runs under the guard
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from tm.enlistment import Doomed, Enlistments
 from tm.guard import Guard, finish_in_thread
@@ -23,11 +23,30 @@ if TYPE_CHECKING:
 
     from tm.completion import Completion, Steps
     from tm.enlistment import DelistHow, Enlistment
-    from tm.manager import TransactionManager
     from tm.resources import Resource
     from xa.tables import AssociationState
 
 logger = logging.getLogger("xabridge.tm")
+
+_ACTIVE, _MARKED, _COMMITTED = GlobalState.ACTIVE, GlobalState.MARKED, Verdict.COMMITTED  # cheap to look up
+_OVER: Final = FINAL | {GlobalState.COMMITTING}
+"""The states of a transaction that is no longer the application's."""
+
+
+class Surroundings(Protocol):
+    """What a transaction needs of its manager."""
+
+    def resource(self, name: str) -> Resource:
+        """The resource `name`; ProtocolMisuse when none is configured under it."""
+        ...
+
+    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
+        """As `tm.driver.Driver.drive`."""
+        ...
+
+    def detach(self, transaction: Transaction) -> None:
+        """It is completed or suspended, and no longer the calling context's."""
+        ...
 
 
 class Transaction:
@@ -57,7 +76,7 @@ class Transaction:
 
     def __init__(
         self,
-        manager: TransactionManager,
+        manager: Surroundings,
         gtrid: bytes,
         began_at: float,
         timeout_s: float,
@@ -75,7 +94,7 @@ class Transaction:
         self.suspended = False
         self.expired = False
         self._decider = decider
-        self._state = GlobalState.ACTIVE
+        self._state = _ACTIVE
         self._guard = Guard(gtrid, self.control)
         self._enlisted = Enlistments(gtrid, decider)
         self._completion: Completion | None = None
@@ -122,7 +141,8 @@ class Transaction:
         not take part, and the transaction is rollback-only. ProtocolMisuse: it is not active.
         """
         with self._guard:
-            self._check_active("enlist", name)
+            if self._state is not _ACTIVE or self.suspended:
+                self._check_active("enlist", name)
             try:
                 return self._enlisted.enlist(self._manager.resource(name))
             except Doomed as doomed:
@@ -225,25 +245,28 @@ class Transaction:
     def commit(self, *, wait: Literal["completed", "logged"] = "completed") -> None:
         """Commits. Returns when it is committed; raises what `tm.outcome` says otherwise.
 
-        `wait="logged"` returns when the decision is durable; the branches are told in the background.
+        `wait="logged"` returns when the decision is durable; the branches are told in the background, or before it
+        returns where too many transactions are there already. What comes of that is in the log and in `outcome`.
         """
-        if self._before and self._state is GlobalState.ACTIVE and not self.suspended:
+        told = False
+        if self._before and self._state is _ACTIVE and not self.suspended:
             self._run_before()
         try:
             with self._guard:
-                self._check_completable("commit")
-                self._enlist_decider()
+                if self._state is not _ACTIVE or self.suspended:
+                    self._check_completable("commit")
+                if self._decider is not None:
+                    self._enlist_decider()
                 completion = self._enlisted.completion(self._state)
-                if self._state is GlobalState.MARKED:
+                if self._state is _MARKED:
                     self._complete(completion, completion.rollback(*self._reasons), early=False)
                 else:
-                    self._complete(completion, completion.commit(), early=wait == "logged")
+                    told = self._complete(completion, completion.commit(), early=wait == "logged")
         finally:
-            if self._is_over():
+            if self._state in _OVER:
                 self._manager.detach(self)
-        if wait == "logged" and self._state is GlobalState.COMMITTING:
-            return
-        self._raise_outcome(asked_for=Verdict.COMMITTED)
+        if not told:
+            self._raise_outcome(asked_for=_COMMITTED)
 
     def rollback(self) -> None:
         """Rolls back, suspended or not; returns when that is done. Raises only where a resource had committed on its
@@ -255,7 +278,7 @@ class Transaction:
                     completion = self._enlisted.completion(self._state)
                     self._complete(completion, completion.rollback(*self._reasons), early=False)
         finally:
-            if self._is_over():
+            if self._state in _OVER:
                 self._manager.detach(self)
         self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
 
@@ -323,10 +346,11 @@ class Transaction:
                 raise error
         self._check_active(what, marked=True)
 
-    def _complete(self, completion: Completion, steps: Steps, *, early: bool) -> None:
-        """Drives the completion to its end, or, `early`, to its commit point; always under the guard."""
+    def _complete(self, completion: Completion, steps: Steps, *, early: bool) -> bool:
+        """Drives the completion to its end, or, `early`, to its commit point; always under the guard. Whether it came
+        past the commit point, where `early`."""
         self._completion = completion
-        self._manager.drive(self, completion, steps, early=early)
+        return self._manager.drive(self, completion, steps, early=early)
 
     def goes_on(self) -> None:
         """For the manager: the decision is durable, the rest is done in the background."""
@@ -352,9 +376,6 @@ class Transaction:
         if error is not None:
             raise error
 
-    def _is_over(self) -> bool:
-        return self._state in FINAL or self._state is GlobalState.COMMITTING
-
     # --- blocks -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -363,7 +384,7 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._is_over():
+        if self._state in _OVER:
             self._leave_block(error)
         elif error is None and not self.suspended:
             self.commit()
@@ -377,7 +398,7 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._is_over():
+        if self._state in _OVER:
             self._leave_block(error)
         elif error is None and not self.suspended:
             await self.acommit()

@@ -7,7 +7,9 @@
 
 Every routine answers a TxCode and raises nothing; what is behind a code goes to the log. Each thread of control (a
 thread or an asyncio task) has its own state (`tm.tx_states.TX`) and its own characteristics, which tx_open sets to
-their initial values: TX_COMMIT_COMPLETED, TX_UNCHAINED, and no timeout.
+their initial values: TX_COMMIT_COMPLETED, TX_UNCHAINED, and a timeout of 0, with which a transaction never expires: the
+manager's `timeout_s` is for transactions that are begun through it. Call tx_set_transaction_timeout where a client that
+hangs must not hold its locks for ever.
 
 The resource managers belong to the manager and are open for all of the process. tx_open sees to it that they are,
 and TX_OK means that some or all are; tx_close ends their use by the calling thread of control only.

@@ -1,18 +1,19 @@
 """A state machine as data: rows (state, verb, result) → state, and for every other verb the code that refuses it.
 
-`advance` is the only function that makes a new state. A missing row is the error, and the state stays untouched.
+New states come from `advance`, or from a `Column` of the table where one verb is asked all the time. A missing row is
+the error, and the state stays untouched.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, Code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 S = TypeVar("S", bound=Enum)
 V = TypeVar("V", bound=Enum)
@@ -60,6 +61,22 @@ class Row(Generic[S, V]):
     source: str
 
 
+class Column(dict[S, S]):
+    """What one verb with one result does: `column[state]` is the state after it, and IllegalTransition where the table
+    has no row, as `advance` raises it. Looked up in C."""
+
+    __slots__ = ("_machine", "_result", "_verb")
+
+    def __init__(self, machine: Machine[S, Any], verb: Enum, result: Result, entries: Iterable[tuple[S, S]]) -> None:
+        super().__init__(entries)
+        self._machine = machine
+        self._verb = verb
+        self._result = result
+
+    def __missing__(self, state: S) -> S:
+        raise self._machine.illegal(state, self._verb, self._result)
+
+
 @dataclass(frozen=True, slots=True)
 class Machine(Generic[S, V]):
     """A named table. `refusals` gives the code for each (state, verb) that has no row; together with the rows
@@ -92,6 +109,16 @@ class Machine(Generic[S, V]):
         """The code that refuses `verb` in `state`, or None when the verb is legal there."""
         return None if (state, verb) in self._legal else self.refusals[state, verb]
 
+    def column(self, verb: V, result: Result = Result.OK) -> Column[S]:
+        """The transitions of `verb` with `result`."""
+        return Column(
+            self, verb, result, ((state, to) for (state, v, r), to in self._next.items() if v is verb and r is result)
+        )
+
+    def illegal(self, state: S, verb: V, result: Result) -> IllegalTransition:
+        """The error for what has no row."""
+        return IllegalTransition(self.name, state, verb, result, self.refusal(state, verb) or Code.XAER_PROTO)
+
     def transitions(self) -> Iterator[tuple[S, V, Result, S, str]]:
         """Every entry: state, verb, result, next state, source."""
         for row in self.rows:
@@ -116,6 +143,5 @@ def advance(machine: Machine[S, V], state: S, verb: V, result: Result = Result.O
     """The state after `verb` answered `result` in `state`; IllegalTransition when the table has no such row."""
     target = machine._next.get((state, verb, result))  # noqa: SLF001 — this function is the machine's reader
     if target is None:
-        code = machine.refusal(state, verb) or Code.XAER_PROTO
-        raise IllegalTransition(machine.name, state, verb, result, code)
+        raise machine.illegal(state, verb, result)
     return target

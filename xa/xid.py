@@ -33,6 +33,19 @@ class Xid:
     bqual: bytes = b""
 
     def __post_init__(self) -> None:
+        format_id, gtrid, bqual = self.format_id, self.gtrid, self.bqual
+        if not (
+            type(format_id) is int
+            and 0 <= format_id <= MAX_FORMAT_ID
+            and type(gtrid) is bytes
+            and 1 <= len(gtrid) <= MAX_GTRID
+            and type(bqual) is bytes
+            and len(bqual) <= MAX_BQUAL
+        ):
+            self._check()
+
+    def _check(self) -> None:
+        """The null XID passes; for everything else that gets here, says why it is none."""
         if type(self.gtrid) is not bytes or type(self.bqual) is not bytes:
             raise TypeError(
                 f"gtrid and bqual are bytes, not {type(self.gtrid).__name__} and {type(self.bqual).__name__}"

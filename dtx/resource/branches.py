@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dtx.protocol.replies import Reply
     from dtx.resource.contexts import DistributedContext
     from dtx.resource.resource import Resource
+    from dtx.resource.timers import Timer
     from dtx.store.contract import Restored
 
     Answer = Callable[[Reply], None]
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 HEURISTIC: Final = {True: Code.XA_HEURCOM, False: Code.XA_HEURRB}
 IN_DOUBT: Final = frozenset({BranchState.S3, BranchState.S5})
 UNPREPARED: Final = frozenset({BranchState.S1, BranchState.S2, BranchState.S4})
+EXPIRING: Final = frozenset({BranchState.S1, BranchState.S2})
 
 
 class Branch:
@@ -48,6 +50,7 @@ class Branch:
         "since_ms",
         "state",
         "timeout_s",
+        "timer",
         "waiting",
         "work",
         "xid",
@@ -65,6 +68,8 @@ class Branch:
         """How it was completed heuristically."""
         self.timeout_s = 0
         self.deadline = 0.0
+        self.timer: Timer | None = None
+        """What is to happen if nothing does; one at a time."""
         self.since_ms = 0
         self.waiting: deque[Callable[[], None]] | None = None
         """What waits while an operation is being forced; None when none is."""
@@ -211,14 +216,20 @@ class Registry:
         """From now on the branch may take so long; 0 is the default."""
         branch.timeout_s = timeout_s or self._resource.settings.branch_timeout_s
         branch.deadline = self._resource.clock.monotonic() + branch.timeout_s
-        self._resource.after(branch.timeout_s, lambda: self._expire(branch))
+        if branch.state in EXPIRING:
+            self._after(branch.timeout_s, branch, self._expire)
+
+    def _after(self, delay_s: float, branch: Branch, call: Callable[[Branch], None]) -> None:
+        if branch.timer is not None:
+            branch.timer.cancel()
+        branch.timer = self._resource.after(delay_s, lambda: call(branch))
 
     def _expire(self, branch: Branch) -> None:
         now = self._resource.clock.monotonic()
         if branch.state not in UNPREPARED or now < branch.deadline:
             return
         if branch.waiting is not None:  # a prepare, commit or rollback is being forced: it decides
-            self._resource.after(1.0, lambda: self._expire(branch))
+            self._after(1.0, branch, self._expire)
         elif branch.state is not BranchState.S4:
             told = f"it was not prepared within {branch.timeout_s} s"
             branch.undo(BranchVerb.EXPIRE, told, Code.XA_RBTIMEOUT)
@@ -226,20 +237,22 @@ class Registry:
     def undo(self, branch: Branch) -> None:
         """Undoes the work of a branch that is not prepared; it is remembered for a while."""
         self.undo_now(branch)
-        self._resource.after(self._resource.settings.rollback_only_s, lambda: self._let_go(branch))
+        self._after(self._resource.settings.rollback_only_s, branch, self._let_go)
 
     def _let_go(self, branch: Branch) -> None:
         """Nobody came to hear that the branch is rollback-only; presumed abort says the same."""
         if branch.state is BranchState.S4 and self._branches.get(branch.xid) is branch:
             if branch.associations or branch.waiting is not None:
-                self._resource.after(60.0, lambda: self._let_go(branch))
+                self._after(60.0, branch, self._let_go)
             else:
                 branch.move(BranchVerb.ROLLBACK)
                 self.remove(branch)
 
     def prepared(self, branch: Branch) -> None:
-        """The branch is in doubt from now on."""
+        """The branch is in doubt from now on: no timer may touch it."""
         insort(self._in_doubt, branch.xid)
+        if branch.timer is not None:
+            branch.timer.cancel()
 
     def undo_now(self, branch: Branch) -> None:
         """Undoes what is not prepared."""
@@ -249,6 +262,8 @@ class Registry:
     def remove(self, branch: Branch) -> None:
         """The branch is gone."""
         self._branches.pop(branch.xid, None)
+        if branch.timer is not None:
+            branch.timer.cancel()
         at = bisect_left(self._in_doubt, branch.xid)
         if at < len(self._in_doubt) and self._in_doubt[at] == branch.xid:
             del self._in_doubt[at]

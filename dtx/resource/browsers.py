@@ -76,11 +76,11 @@ class BrowsingLink(Link):
         if not fits_one_piece(entry):
             self._ask_piece(entry, pieces, 0)
             return
-        payload = self._resource.payload(entry)
+        payload = self._resource.payloads.get(entry)
         if payload is not None:
             self._got(pieces, payload, last=True)
         else:
-            self._resource.fetch(entry, lambda found: self._got(pieces, found, last=True))
+            self._resource.payloads.fetch(entry, lambda found: self._got(pieces, found, last=True))
 
     def _ask_piece(self, entry: Entry, pieces: list[bytes], number: int) -> None:
         last = (number + 1) * CHUNK >= entry.size
@@ -109,7 +109,7 @@ class BrowsingLink(Link):
         self.advance()
 
     def _send(self, octets: bytes) -> None:
-        self._tag += 1
+        self._tag = (self._tag + 1) & 0xFFFF_FFFF
         self.delivery_count += 1
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         send(self.pointer, octets)

@@ -199,8 +199,7 @@ class LocalTransaction(Gathering):
         self._cause: Refusal | None = None
         self._ended = ended
         timeout_s = resource.settings.local_timeout_s
-        if timeout_s:
-            resource.after(timeout_s, self._expire)
+        self._timer = resource.after(timeout_s, self._expire) if timeout_s else None
 
     def check(self) -> None:
         """As Gathering says."""
@@ -214,11 +213,11 @@ class LocalTransaction(Gathering):
             self.state = advance(LOCAL, self.state, LocalVerb.ROLLBACK)
             if active:
                 self._undo()
-            self._ended(self)
+            self._over()
             answer(None)
         elif self.state is Local.ROLLED_BACK:
             self.state = advance(LOCAL, self.state, LocalVerb.COMMIT, Result.RB)
-            self._ended(self)
+            self._over()
             answer(self._cause)
         else:
             self._commit(answer)
@@ -228,7 +227,7 @@ class LocalTransaction(Gathering):
             self._cause = Refusal(Condition.ROLLBACK, f"rolled back: {self.work.lost}", Code.XA_RBOTHER)
             self.state = advance(LOCAL, self.state, LocalVerb.COMMIT, Result.RB)
             self._undo()
-            self._ended(self)
+            self._over()
             answer(self._cause)
             return
         self.state = advance(LOCAL, self.state, LocalVerb.COMMIT)
@@ -246,7 +245,7 @@ class LocalTransaction(Gathering):
                 self._undo()
                 answer(Refusal(Condition.ROLLBACK, f"rolled back, the store is full: {error}", Code.XA_RBOTHER))
 
-        self._ended(self)
+        self._over()
         if self.work.empty:
             done(None)
         else:
@@ -266,7 +265,7 @@ class LocalTransaction(Gathering):
         self.state = advance(LOCAL, self.state, LocalVerb.LOSE)
         if active:
             self._undo()
-        self._ended(self)
+        self._over()
 
     def _expire(self) -> None:
         if self.state is Local.ACTIVE:
@@ -275,6 +274,11 @@ class LocalTransaction(Gathering):
             told = f"rolled back: the transaction took longer than {timeout_s} s"
             self._cause = Refusal(Condition.TIMEOUT, told, Code.XA_RBTIMEOUT)
             self._undo()
+
+    def _over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ended(self)
 
     def _undo(self) -> None:
         batch = self._resource.turn.batch

@@ -8,6 +8,7 @@ from tests.contract.asynchrony import TestAsynchrony
 from tests.contract.completion import TestCompletion
 from tests.contract.failures import TestFailures
 from tests.contract.heuristics import TestHeuristics
+from tests.contract.holdings import TestHoldings
 from tests.contract.opening import TestOpening
 from tests.contract.recovery import TestRecovery
 from tests.contract.refusals import TestRefusals
@@ -20,6 +21,7 @@ __all__ = [
     "TestCompletion",
     "TestFailures",
     "TestHeuristics",
+    "TestHoldings",
     "TestOpening",
     "TestRecovery",
     "TestRefusals",

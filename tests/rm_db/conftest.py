@@ -9,6 +9,7 @@ import pytest
 from tests.contract.client import RMID, Client
 from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
+from tests.rm_db.pooler import Pooler, installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +46,16 @@ def postgres_unprepared() -> Iterator[Postgres]:
     server.start()
     yield server
     server.remove()
+
+
+@pytest.fixture(scope="session")
+def pooler(postgres_unprepared: Postgres) -> Iterator[Pooler]:
+    """A pooler in transaction mode before that, with fewer connections than it has clients."""
+    if not installed():
+        pytest.skip("PgBouncer is not installed: .ci/run installs it")
+    pooler = Pooler(postgres_unprepared, size=8)
+    yield pooler
+    pooler.remove()
 
 
 @pytest.fixture

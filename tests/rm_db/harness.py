@@ -165,6 +165,20 @@ class PostgresDeciderHarness(PostgresHarness):
         return super().leaks() + [f"{state}: {gtrid}" for gtrid, state in rows]
 
 
+class PooledDeciderHarness(PostgresDeciderHarness):
+    """The same behind a pooler in transaction mode, where no session is anybody's own."""
+
+    def __init__(self, server: Postgres, url: str, pooled_url: str) -> None:
+        super().__init__(server, url)
+        self.proxy.close()
+        self.proxy = Proxy(pooled_url)
+        self.open_string = self.proxy.url + "?xa_pooler=transaction"
+
+    def disconnect(self, rm: ResourceManager) -> None:  # noqa: ARG002 — the server does not know whose a connection is
+        """As `Harness` says: what anybody has connected to the pooler."""
+        self.proxy.cut()
+
+
 class SqliteDeciderHarness(_Harness):
     """A database in a file."""
 

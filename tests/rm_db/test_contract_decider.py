@@ -1,4 +1,5 @@
-"""The contract suite for deciders over DecidingDatabase, on PostgreSQL and on SQLite."""
+"""The contract suite for deciders over DecidingDatabase: on PostgreSQL, on one without prepared transactions behind a
+pooler in transaction mode, and on SQLite."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contract.deciding import TestDeciding
-from tests.rm_db.harness import PostgresDeciderHarness, SqliteDeciderHarness
+from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tests.postgres import Postgres
+    from tests.rm_db.pooler import Pooler
 
 __all__ = ["TestDeciding"]
 
@@ -27,16 +29,29 @@ NOT_ON_SQLITE = {
 """Test → why it can't be; what SQLite does instead is in test_deciding.py."""
 
 
-@pytest.fixture(params=["postgresql", "sqlite"])
-def harness(
-    request: pytest.FixtureRequest, postgres: Postgres, database: str, tmp_path: Path
-) -> Iterator[PostgresDeciderHarness | SqliteDeciderHarness]:
+@pytest.fixture(scope="module")
+def unprepared_database(postgres_unprepared: Postgres) -> str:
+    """A database of a server without prepared transactions."""
+    return postgres_unprepared.create_database()
+
+
+@pytest.fixture(params=["postgresql", "pooled", "sqlite"])
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PostgresDeciderHarness | SqliteDeciderHarness]:
     """A new database."""
     if request.param == "sqlite":
         if request.node.originalname in NOT_ON_SQLITE:
             pytest.skip(NOT_ON_SQLITE[request.node.originalname])
         yield SqliteDeciderHarness(tmp_path)
         return
-    harness = PostgresDeciderHarness(postgres, database)
+    harness: PostgresDeciderHarness
+    if request.param == "pooled":
+        pooler: Pooler = request.getfixturevalue("pooler")
+        url: str = request.getfixturevalue("unprepared_database")
+        server: Postgres = request.getfixturevalue("postgres_unprepared")
+        server.start()
+        harness = PooledDeciderHarness(server, url, pooler.url(url))
+    else:
+        server = request.getfixturevalue("postgres")
+        harness = PostgresDeciderHarness(server, request.getfixturevalue("database"))
     yield harness
     harness.close()

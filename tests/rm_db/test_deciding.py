@@ -20,7 +20,7 @@ from rm_db import DecidingDatabase
 from rm_db.decisions import END_BATCH
 from tests.contract.client import RMID, elsewhere, new_key, new_xid, refused
 from tests.contract.deciding import Decider
-from tests.rm_db.harness import PostgresDeciderHarness, SqliteDeciderHarness
+from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness
 from xa import TMFAIL, TMONEPHASE, Code, ThreadOfControl, XaMisuse, Xid, entered
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.postgres import Postgres
+    from tests.rm_db.pooler import Pooler
 
 PATIENCE_S: Final = 60
 
@@ -497,5 +498,32 @@ def test_without_prepared_transactions(postgres_unprepared: Postgres) -> None:
     with refused(Code.XA_RBROLLBACK):
         client.decide(settled)
     assert late not in harness.committed()
+    client.rm.close("", RMID)
+    harness.close()
+
+
+def test_more_clients_than_the_pooler_has_connections(pooler: Pooler, postgres_unprepared: Postgres) -> None:
+    """Transactions of many take turns on few sessions, and each decides for itself."""
+    postgres_unprepared.start()
+    url = postgres_unprepared.create_database()
+    harness = PooledDeciderHarness(postgres_unprepared, url, pooler.url(url))
+    client = Decider(harness)
+
+    def work(number: int) -> str:
+        with entered(ThreadOfControl()):
+            for attempt in range(10):
+                xid = client.ended(key := f"{number} {attempt}")
+                assert client.decide(xid) is Code.XA_OK
+                assert client.settle(xid) is not None
+            return key
+
+    with ThreadPoolExecutor(3 * 8) as pool:
+        keys = list(pool.map(work, range(24), timeout=PATIENCE_S))
+    assert set(keys) <= harness.committed()
+    assert len(harness.committed()) == 240
+    ((sessions,),) = harness.admin(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    assert 1 <= sessions <= 8
     client.rm.close("", RMID)
     harness.close()

@@ -55,6 +55,8 @@ def test_a_good_file(tmp_path: Path) -> None:
 WRONG = {
     "no TOML": ("node =", "", "not TOML"),
     "an unknown key": ('node = "n"\nlogs = "x"', "logs", "unknown key; known are "),
+    "a key that is misspelt": ('node = "n"\nlogg = "x"', "logg", "unknown key; known are broker"),
+    "... and what was meant": ('node = "n"\nlogg = "x"', "logg", "(did you mean log?)"),
     "no node": ('log = "file:///x"', "node", "missing; name this node"),
     "a node that is none": ('node = "two words"', "node", "expected 1 to 32 of the ASCII letters"),
     "a node that is a number": ("node = 7", "node", "expected text, not 7"),
@@ -121,14 +123,20 @@ def manager(tmp_path: Path, text: str) -> TransactionManager:
 
 
 LATE = {
-    "no log and nobody who decides": ('node = "n"\n[resources]\na = "reference-test://a"', "no log: say where"),
+    "no log and nobody who decides": (
+        'node = "n"\n[resources]\na = "reference-test://a"',
+        "log: there is no log: say where",
+    ),
     "a log that is no URL": ('node = "n"\nlog = "/var/log"', "'/var/log' is not a URL"),
     "a log with two slashes": ('node = "n"\nlog = "file://var/log"', "three slashes"),
     "a scheme that nobody has": (
         'node = "n"\nlog = "file:///x"\n[resources]\na = "gopher://a"',
         "registered for gopher://",
     ),
-    "a url that is none": ('node = "n"\nlog = "file:///x"\n[resources]\na = "a:b"', "resource a: 'a:b' is not a URL"),
+    "a url that is none": (
+        'node = "n"\nlog = "file:///x"\n[resources]\na = "a:b"',
+        "resources.a.url: 'a:b' is not a URL: write scheme://",
+    ),
     "a name that is too long": (
         f'node = "n"\nlog = "file:///x"\n[resources]\n{"a" * 49} = "reference-test://a"',
         "a name has 1 to 48 octets",

@@ -263,13 +263,13 @@ def test_two_deciders_need_a_word(shop: Shop, store: DecidingStore) -> None:
 
 
 def test_a_decider_that_is_not_configured_as_one(shop: Shop) -> None:
-    with pytest.raises(ConfigurationError, match='decider = "a": no resource of that name has mode = "decider"'):
+    with pytest.raises(ConfigurationError, match='decider: "a": no resource of that name has mode = "decider"'):
         shop.open(decider="a")
 
 
 def test_a_resource_that_can_not_decide(shop: Shop) -> None:
     config = ResourceConfig("reference://a", "decider", ReferenceFactory(shop["a"]))
-    with pytest.raises(ConfigurationError, match="a: xabridge reference can't be the one that decides"):
+    with pytest.raises(ConfigurationError, match=r"a\.mode: xabridge reference can't be the one that decides"):
         shop.open(resources={"a": config})
 
 

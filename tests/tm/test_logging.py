@@ -15,9 +15,10 @@ import pytest
 import tm
 from tests.tm.two_resources import TwoResources
 from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, leftovers
+from tm.log import Branch, Decision
 from tm.reaper import Reaper
 from tm.tx import TxInterface
-from xa import Code, Xid
+from xa import FORMAT_ID, Code, Gtrid, Xid
 from xa.reference import (
     DecidingStore,
     Fate,
@@ -49,11 +50,12 @@ ABOUT_NO_TRANSACTION = {
 
 
 def formats() -> dict[str, str]:
-    """The format of every line that tm's loggers write (those of tm.log are about a log) → where."""
+    """The format of every line that tm's loggers write → where. Those of tm.log are about a log, those of
+    tm.consumer are looked at in tests/tm/consumer."""
     found = {}
     root = Path(tm.__file__).parent
     for path in sorted(root.rglob("*.py")):
-        if path.parent.name == "log":
+        if path.parent.name in {"log", "consumer"}:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (
@@ -212,6 +214,12 @@ def given_up(both: TwoResources) -> None:
             transaction.rollback()
 
 
+def ended_by_hand(both: TwoResources) -> None:
+    gtrid = Gtrid("node-1", both.log.log_id, both.log.incarnation, 1).encode()
+    both.log.decide(Decision(gtrid, (Branch("gone", Xid(FORMAT_ID, gtrid, b"gone")),)))
+    both.manager.end_decision(gtrid, gone=["gone"])
+
+
 PATHS: list[Callable[[TwoResources], None]] = [
     committed,
     refused,
@@ -227,6 +235,7 @@ PATHS: list[Callable[[TwoResources], None]] = [
     end_not_noted,
     through_tx,
     given_up,
+    ended_by_hand,
 ]
 
 

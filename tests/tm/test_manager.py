@@ -25,7 +25,7 @@ from tm import (
 from tm.log import FileLog, LogLocked, LogStopped
 from tm.log.journal import LEAST_SEGMENT_SIZE
 from tm.recovery import Action
-from xa import Code, ResourceUnavailable, Xid
+from xa import Code, ResourceUnavailable, XaError, Xid, entered
 from xa.reference import Fate
 
 if TYPE_CHECKING:
@@ -269,6 +269,21 @@ def test_an_exception_at_start_or_shutdown_keeps_nobody_from_anything(
     assert f"{where} is broken" in caplog.text
     disk = FileLog(shop.folder / "log", NODE)
     disk.close()
+
+
+@pytest.mark.parametrize("branches", [0, 1, 2, 3, 4])
+def test_a_scan_is_read_to_its_end_and_closed(shop: Shop, monkeypatch: pytest.MonkeyPatch, branches: int) -> None:
+    monkeypatch.setattr("tm.recoverer.PAGE", 2)
+    for number in range(branches):
+        shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
+            for name in "ab":
+                tx[name].write(f"k{number}", 1)
+    assert len(shop["a"].in_doubt) == branches
+    assert len(shop.tm.recover().ended) == branches
+    shop.assert_nothing_left()
+    with entered(shop.tm._recoverer._control), pytest.raises(XaError, match="no scan is open"):
+        shop.clients["a"].recover(shop.tm.resource("a").rmid)
 
 
 def test_a_scan_that_never_ends_is_ended(shop: Shop) -> None:

@@ -40,6 +40,7 @@ class Pass:
         self.words: dict[bytes, Decision | XaError | None] = {}
         self.answers: dict[tuple[Verb, Branch], Code] = {}
         self.note: LogFull | None = None
+        self.gone: dict[bytes, frozenset[str]] = {}
         self.asked: list[str] = []
 
     def logged(self, *decided: Decision, before: bool = True, now: bool = True) -> Pass:
@@ -51,7 +52,7 @@ class Pass:
         return self
 
     def run(self) -> Report:
-        steps = recover(Ownership(NODE, LOG, 7, self.deciders))
+        steps = recover(Ownership(NODE, LOG, 7, self.deciders), self.gone)
         answer: Any = None
         while True:
             try:
@@ -210,6 +211,42 @@ def test_a_decision_that_names_an_unconfigured_resource_stays_and_is_told() -> N
     assert not report.clean
 
 
+def test_a_decision_is_ended_without_what_is_gone() -> None:
+    other = Decision(gtrid(2), (branch("a", gtrid(2)), branch("b", gtrid(2))))
+    one = Pass(a=[A]).logged(DECISION, other)
+    one.gone = {gtrid(): frozenset("b")}
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: a1", "ended 1"]
+    assert report.ended == [gtrid()]
+    assert report.undone == [gtrid(2)], "gone is said of one decision"
+    assert list(report.unreachable) == ["b"], "the other decision names it still"
+
+
+def test_what_is_gone_is_committed_where_it_is_found_after_all() -> None:
+    one = Pass(a=[], renamed=[Branch("renamed", B.xid)]).logged(DECISION)
+    one.gone = {gtrid(): frozenset("b")}
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: renamed1", "ended 1"]
+    assert report.clean
+
+
+@pytest.mark.parametrize("trouble", ["other", "renamed pending", "own pending", "live", "not all are gone"])
+def test_a_decision_is_not_ended_while_a_branch_may_be_left(trouble: str) -> None:
+    lost = xa_error(Code.XAER_RMFAIL, "connection refused")
+    elsewhere: list[Branch] | XaError = lost if trouble == "other" else [Branch("other", B.xid)]
+    one = Pass(a=[A], other=elsewhere).logged(
+        Decision(gtrid(), (A, B, branch("c", gtrid()))) if trouble == "not all are gone" else DECISION
+    )
+    one.gone = {gtrid(): frozenset("b")}
+    if trouble == "renamed pending":
+        one.answers[Verb.COMMIT_AGAIN, Branch("other", B.xid)] = Code.XA_RETRY
+    elif trouble == "own pending":
+        one.answers[Verb.COMMIT_AGAIN, A] = Code.XA_RETRY
+    elif trouble == "live":
+        one.live = frozenset({gtrid()})
+    assert one.run().ended == []
+
+
 def test_a_resource_with_a_new_name_has_its_branches_committed() -> None:
     """The exact xids decide, not the names; whether the old name hides more can't be known, so the decision stays."""
     one = Pass(a=[A], renamed=[Branch("renamed", B.xid)]).logged(DECISION)
@@ -277,6 +314,8 @@ def test_every_answer_to_what_recovery_asks(verb: Verb, code: Code) -> None:
     asked = [*ORDER, f"{verb.value}: a1"]
     if meaning is Meaning.DONE:
         expected = Action.COMMITTED if verb is Verb.COMMIT_AGAIN else Action.ROLLED_BACK
+        if verb is Verb.ROLLBACK and code is Code.XAER_NOTA:
+            expected = Action.GONE
     elif meaning is Meaning.LATER:
         expected = Action.PENDING
     elif meaning is agreed:
@@ -343,3 +382,13 @@ def test_decisions_of_an_unreachable_decider_end_nothing_and_presume_nothing() -
     report = one.run()
     assert one.asked == [*ORDER, "settle 1 in d"]
     assert report.unreachable == {"d": "gone"}
+
+
+def test_a_branch_that_was_finished_since_the_scan_is_not_told_to_be_rolled_back() -> None:
+    """Its transaction was committed while the pass ran, its decision is ended, and the scan had still seen it."""
+    left = branch("shop", gtrid())
+    one = Pass(shop=[left])
+    one.answers[Verb.ROLLBACK, left] = Code.XAER_NOTA
+    report = one.run()
+    assert [finding.action for finding in report.findings] == [Action.GONE]
+    assert report.clean

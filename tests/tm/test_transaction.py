@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.tm.log.waiting import until
 from tests.tm.wrapped import Wrapped
 from tm import (
     GlobalState,
@@ -24,6 +25,8 @@ from xa.reference import Fate
 from xa.tables import BranchState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.tm.shop import Shop
     from tm import Transaction
 
@@ -621,6 +624,84 @@ def test_logged_is_told_at_the_decision_and_the_branches_behind_it(shop: Shop) -
     shop.tm._driver.stop()
     assert shop.values() == {"a": 1, "b": 1}
     assert tx.status is GlobalState.COMMITTED
+    shop.assert_nothing_left()
+
+
+@pytest.fixture
+def backlogged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """One transaction is told in the background, is held there, and leaves no room for another."""
+    monkeypatch.setattr("tm.driver.BACKLOG", 1)
+    go_on = threading.Event()
+
+    class SlowInTheBackground(Wrapped):
+        def commit(self, *arguments: Any) -> Any:
+            assert not threading.current_thread().name.startswith("xabridge-completion") or go_on.wait(30)
+            return self.rm.commit(*arguments)
+
+    shop.wrap["a"] = SlowInTheBackground
+    with shop.tm.begin() as held:
+        write(held)
+        held.commit(wait="logged")
+    assert held.status.value == "committing"
+    yield shop
+    go_on.set()
+    shop.tm._driver.stop()
+    assert held.status is GlobalState.COMMITTED
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.tm.recover()
+    shop.assert_nothing_left()
+
+
+def test_logged_without_room_in_the_background_tells_the_branches_itself(backlogged: Shop) -> None:
+    for number in range(3):
+        with backlogged.tm.begin() as tx:
+            tx["a"].write(f"k{number}", 1)
+            tx["b"].write(f"k{number}", 1)
+            tx.commit(wait="logged")
+        assert tx.status is GlobalState.COMMITTED
+        assert backlogged.values(f"k{number}") == {"a": 1, "b": 1}
+    assert backlogged.tm.current_or_none() is None
+
+
+def test_logged_without_room_says_no_more_than_that_it_is_decided(backlogged: Shop) -> None:
+    backlogged["b"].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
+    with backlogged.tm.begin() as tx:
+        tx["a"].write("other", 1)
+        tx["b"].write("other", 1)
+        tx.commit(wait="logged")
+    assert tx.status is GlobalState.IN_DOUBT
+    assert tx.outcome is not None
+    assert tx.outcome.decided
+    backlogged["b"].script.clear()
+    backlogged.tm.recover()
+    assert backlogged.values("other") == {"a": 1, "b": 1}
+
+
+def test_logged_has_room_again_when_the_background_is_done(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tm.driver.BACKLOG", 1)
+    workers: list[str] = []
+
+    class Watched(Wrapped):
+        def commit(self, *arguments: Any) -> Any:
+            workers.append(threading.current_thread().name)
+            return self.rm.commit(*arguments)
+
+    shop.wrap["a"] = Watched
+    for _ in range(3):
+        with shop.tm.begin() as tx:
+            write(tx)
+            tx.commit(wait="logged")
+        until(lambda: shop.tm._driver._room._value == 1)
+    assert all(name.startswith("xabridge-completion") for name in workers)
+
+
+def test_logged_after_the_background_has_ended_tells_the_branches_itself(shop: Shop) -> None:
+    with shop.tm.begin() as tx:
+        write(tx)
+        shop.tm._driver.stop()
+        tx.commit(wait="logged")
+    assert tx.status is GlobalState.COMMITTED
+    assert shop.values() == {"a": 1, "b": 1}
     shop.assert_nothing_left()
 
 

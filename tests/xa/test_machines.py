@@ -139,6 +139,24 @@ def test_every_state_verb_and_result(machine: AnyMachine) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_a_column_says_what_advance_says(machine: AnyMachine) -> None:
+    known = entries(machine)
+    for verb, result in product(members(machine.verbs), Result):
+        column = machine.column(verb, result)
+        for state in members(machine.states):
+            if (state, verb, result) in known:
+                assert column[state] is advance(machine, state, verb, result)
+                continue
+            with pytest.raises(IllegalTransition) as raised:
+                column[state]
+            with pytest.raises(IllegalTransition) as expected:
+                advance(machine, state, verb, result)
+            assert vars(raised.value) == vars(expected.value)
+            assert str(raised.value) == str(expected.value)
+            assert state not in column
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
 def test_rows_are_the_specifications_or_say_whose_they_are(machine: AnyMachine) -> None:
     ours = entries(machine)
     specified = {

@@ -13,6 +13,7 @@ from tm.log.decision import (
     LogError,
     LogFull,
     LogLocked,
+    LogMissing,
     LogStopped,
 )
 from tm.log.file import FileLog
@@ -30,6 +31,7 @@ __all__ = [
     "LogFull",
     "LogImage",
     "LogLocked",
+    "LogMissing",
     "LogStopped",
     "read_log",
 ]

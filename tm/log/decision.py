@@ -47,6 +47,10 @@ class LogLocked(LogError):
     """Another process holds the log. The message names it."""
 
 
+class LogMissing(LogError):
+    """Nobody has opened a log there yet, so there is nothing to read."""
+
+
 class LogDamaged(LogError):
     """The log can't be read where it must be readable. The message says where. It is not opened."""
 

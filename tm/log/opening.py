@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def open_log(url: str, node: str) -> DecisionLog:
     """The log at `url`, open for `node`; ValueError when the URL names none. LogError: it can't be opened."""
-    folder = _folder(url)
+    folder = folder_of(url)
     if folder is not None:
         return FileLog(folder, node)
     from tm.log.sql import SqlLog  # noqa: PLC0415 — loads SQLAlchemy, which a log of files does not need
@@ -26,7 +26,7 @@ def open_log(url: str, node: str) -> DecisionLog:
 
 def look_at_log(url: str, node: str) -> LogImage:
     """What the log of `node` at `url` says, whoever has it open; nothing is changed. Errors as in `open_log`."""
-    folder = _folder(url)
+    folder = folder_of(url)
     if folder is not None:
         return read_log(folder)
     from tm.log.sql import read_sql_log  # noqa: PLC0415 — as above
@@ -34,7 +34,7 @@ def look_at_log(url: str, node: str) -> LogImage:
     return read_sql_log(url, node)
 
 
-def _folder(url: str) -> Path | None:
+def folder_of(url: str) -> Path | None:
     """The folder that `url` names, or None when it is a database's."""
     parts = urlsplit(url)
     if not parts.scheme:

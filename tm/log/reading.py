@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tm.log.decision import Decision, Heuristic, LogDamaged, LogError
+from tm.log.decision import Decision, Heuristic, LogDamaged, LogError, LogMissing
 from tm.log.files import Files, PosixFiles
 from tm.log.journal import read_current, segment_generations
 from tm.log.records import decode_decision, decode_heuristic
@@ -35,13 +35,13 @@ class LogImage:
 
 
 def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -> LogImage:
-    """The log in `directory` as it stands on disk. LogError when there is none, LogDamaged when it is damaged."""
+    """The log in `directory` as it stands on disk. LogMissing when there is none, LogDamaged when it is damaged."""
     files = files or PosixFiles(directory)
     damage = ""
     for _ in range(ATTEMPTS):
         generations = _generations(files)
         if not generations:
-            raise LogError(f"{files}: there is no decision log here")
+            raise LogMissing(f"{files}: there is no decision log here")
         state = LogState()
         try:
             header = read_current(files, generations[-1], state).header

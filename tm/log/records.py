@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from tm.log.decision import Branch, Decision, Heuristic
@@ -68,7 +69,10 @@ def encode_decision(decision: Decision) -> bytes:
     parts = [bytes((DECISION, len(gtrid))), gtrid, _COUNT.pack(len(branches))]
     for branch in branches:
         xid = branch.xid
-        parts.append(_branch(branch.resource, xid, b"" if xid.gtrid == gtrid else xid.gtrid))
+        if xid.gtrid == gtrid:
+            parts.append(_own_branch(branch.resource, xid.format_id, xid.bqual))
+        else:
+            parts.append(_branch(branch.resource, xid, xid.gtrid))
     return b"".join(parts)
 
 
@@ -97,14 +101,23 @@ def branch_key(branch: Branch) -> bytes:
 def _branch(resource: str, xid: Xid, gtrid: bytes) -> bytes:
     if xid.is_null:
         raise ValueError(f"the null xid names no branch (resource manager {resource})")
+    return _fields(resource, xid.format_id, gtrid, xid.bqual)
+
+
+@lru_cache(maxsize=1024)
+def _own_branch(resource: str, format_id: int, bqual: bytes) -> bytes:
+    """A branch whose gtrid is the decision's: the same octets for every transaction of a resource."""
+    return _fields(resource, format_id, b"", bqual)
+
+
+def _fields(resource: str, format_id: int, gtrid: bytes, bqual: bytes) -> bytes:
     name = resource.encode()
     if len(name) > MAX_RESOURCE:
         raise ValueError(f"the name of resource manager {resource!r} has more than {MAX_RESOURCE} octets")
-    bqual = xid.bqual
     return b"%c%b%b%c%b%c%b" % (
         len(name),
         name,
-        _FORMAT_ID.pack(xid.format_id),
+        _FORMAT_ID.pack(format_id),
         len(gtrid),
         gtrid,
         len(bqual),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from sqlalchemy import delete, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from tm.log.decision import Branch, Decision, DecisionRefused, Heuristic, LogError, LogFull, LogStopped
+from tm.log.decision import Branch, Decision, DecisionRefused, Heuristic, LogError, LogFull, LogMissing, LogStopped
 from tm.log.reading import LogImage
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
 from tm.log.sql_gtrids import Entry, GtridTable, TakenOver
@@ -311,13 +311,13 @@ def read_heuristics(database: Database, node: str) -> Sequence[Heuristic]:
 
 
 def read_sql_log(url: str, node: str) -> LogImage:
-    """The log of `node` as it stands in its database; who holds it is not disturbed. LogError when there is none."""
+    """The log of `node` as it stands in its database; who holds it is not disturbed. LogMissing when there is none."""
     database = Database(url)
     try:
         database.check()
         row = read_node(database, node)
         if row is None:
-            raise LogError(f"{database}: there is no decision log of node {node!r} here")
+            raise LogMissing(f"{database}: there is no decision log of node {node!r} here")
         decisions = GtridTable(database, node, row.epoch).decisions()
         return LogImage(node, row.log_id, row.epoch, tuple(decisions), tuple(read_heuristics(database, node)))
     except SQLAlchemyError as error:

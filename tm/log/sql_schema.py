@@ -52,7 +52,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 
-from tm.log.decision import LogError
+from tm.log.decision import LogError, LogMissing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,10 +150,10 @@ class Database:
             self._check_tables(connection)
 
     def check(self) -> None:
-        """Checks the tables and makes none. LogError: there is no log here."""
+        """Checks the tables and makes none. LogMissing: there is no log here; LogError: they can't hold one."""
         with self.engine.connect() as connection:
             if not inspect(connection).has_table(SCHEMA.name):
-                raise LogError(f"{self}: there is no decision log here")
+                raise LogMissing(f"{self}: there is no decision log here")
             self._check_tables(connection)
 
     def _check_tables(self, connection: Connection) -> None:

@@ -29,6 +29,7 @@ CODE: Final = "xabridge.code"
 ACTION: Final = "xabridge.action"
 CLEAN: Final = "xabridge.clean"
 FAILED: Final = "xabridge.failed"
+QUEUE: Final = "xabridge.queue"
 
 BEGUN: Final = Metric("xabridge.transactions.begun", "counter", "{transaction}", (), "Transactions that were begun.")
 COMPLETED: Final = Metric(
@@ -96,7 +97,23 @@ FINDINGS: Final = Metric(
     "{branch}",
     (RESOURCE, ACTION),
     "Branches that recovery passes met, by what was done: committed, rolled_back, heuristic, forgotten, pending, "
-    "left_alone. A branch that stays is met again by every pass.",
+    "left_alone, gone (finished since the scan). A branch that stays is met again by every pass.",
+)
+
+CONSUMED: Final = Metric(
+    "xabridge.consumer.messages",
+    "counter",
+    "{message}",
+    (QUEUE, OUTCOME),
+    "Messages that a consumer had in hand, by what became of them: handled, failed (rolled back: they come again), "
+    "dead_lettered, unknown, heuristic, or returned when it was stopped.",
+)
+CONSUMER_DURATION: Final = Metric(
+    "xabridge.consumer.duration",
+    "histogram",
+    "s",
+    (QUEUE, OUTCOME),
+    "How long the handlers of one transaction took, with its commit or rollback.",
 )
 
 METRICS: Final = (
@@ -111,6 +128,8 @@ METRICS: Final = (
     PASSES,
     PASS_DURATION,
     FINDINGS,
+    CONSUMED,
+    CONSUMER_DURATION,
 )
 
 BUCKETS_S: Final = (

@@ -224,6 +224,12 @@ class Recorder:
         attributes = {**self._node, table.RECORD: record, table.FAILED: failed}
         self._record[table.FORCE_DURATION](perf_counter() - began, attributes)
 
+    def consumed(self, queue: str, outcome: str, messages: int, took_s: float) -> None:
+        """A consumer of `queue` has come to an end with so many messages."""
+        attributes = {**self._node, table.QUEUE: queue, table.OUTCOME: outcome}
+        self._record[table.CONSUMED](messages, attributes)
+        self._record[table.CONSUMER_DURATION](took_s, attributes)
+
     # --- recovery -------------------------------------------------------------------------------------------
 
     def recovered(self, report: Report, began: float) -> None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from xa.codes import Code
     from xa.control import ThreadOfControl
-    from xa.machine import Machine
+    from xa.machine import Column, Machine
     from xa.reference.client import ReferenceClient
     from xa.xid import Xid
 
@@ -23,9 +23,10 @@ class Branch:
     """One branch; one that is in S0 is not, or no longer, the store's.
 
     `reason` is the rollback code of a branch that can only be rolled back, `outcome` the XA_HEUR* of a completed
-    one, `asked` the client that has an asynchronous operation on it outstanding."""
+    one, `asked` the client that has an asynchronous operation on it outstanding, `since` when it was prepared or
+    completed, by the store's clock."""
 
-    __slots__ = ("asked", "associations", "outcome", "reason", "state", "writes", "xid")
+    __slots__ = ("asked", "associations", "outcome", "reason", "since", "state", "writes", "xid")
 
     def __init__(self, xid: Xid) -> None:
         self.xid = xid
@@ -35,6 +36,7 @@ class Branch:
         self.reason: Code | None = None
         self.outcome: Code | None = None
         self.asked: ReferenceClient | None = None
+        self.since = 0.0
 
 
 class Dialect:
@@ -42,6 +44,7 @@ class Dialect:
 
     __slots__ = (
         "active",
+        "after",
         "end",
         "end_fail",
         "lose",
@@ -63,6 +66,7 @@ class Dialect:
         self.suspend, self.end, self.end_fail, self.lose = (
             machine.verbs[name] for name in ("SUSPEND", "END", "END_FAIL", "LOSE")
         )
+        self.after: dict[Enum, Column[Any]] = {verb: machine.column(verb) for verb in machine.verbs}
 
 
 STATIC: Final = Dialect(ASSOCIATION, ("T0", "T1", "T2"), ("START", "RESUME"))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from xa.control import ThreadOfControl
     from xa.errors import XaError
+    from xa.holdings import InDoubtBranch
     from xa.reference.branch import Association, Branch, Dialect
     from xa.reference.store import ReferenceStore
     from xa.xid import Xid
@@ -99,6 +100,7 @@ class ReferenceClient:
         self._outside: dict[ThreadOfControl, RegistrationState] = {}
         self._operations: dict[int, Operation] = {}
         self._scans: WeakKeyDictionary[ThreadOfControl, list[Xid]] = WeakKeyDictionary()
+        self._reports: WeakKeyDictionary[ThreadOfControl, list[InDoubtBranch]] = WeakKeyDictionary()
 
     def release(self, association: Association) -> None:
         """The association is not this thread's any more, or not suspended. Called with the store's lock held."""
@@ -118,18 +120,20 @@ class ReferenceClient:
         """As `xa.ResourceManager` says."""
         if flags:
             check_flags("complete", flags, self.flags)
+        operations = self._operations
         with self._store.lock:
-            if rmid != self._rmid or not self._operations:
+            if rmid != self._rmid or not operations:
                 self._check_open("complete", rmid)
-            if flags & TMMULTIPLE or handle is None:
+            if handle is None or flags & TMMULTIPLE:
                 handle = self._any_of(thread_of_control(), handle, flags)
-            operation = self._operations.get(handle)
+            operation = operations.get(handle)
             if operation is None:
                 refused = ASYNC.refusal(AsyncState.A0, AsyncVerb.COMPLETE) or Code.XAER_INVAL
                 raise xa_error(refused, f"complete: no operation {handle} is outstanding")
-            control, verb, branch, outcome = operation
-            code = self._result(outcome, branch, flags) if isinstance(outcome, Flight) else outcome
-            del self._operations[handle]
+            control, verb, branch, code = operation
+            if isinstance(code, Flight):
+                code = self._result(code, branch, flags)
+            del operations[handle]
             if branch is not None:
                 branch.asked = None
             if code is LOST:
@@ -164,13 +168,18 @@ class ReferenceClient:
     # --- what every verb goes through ---------------------------------------------------------------------
     def _enter(self, verb: str, rmid: int, flags: int) -> ThreadOfControl:
         """The calling thread of control, if it may issue this verb."""
-        if (verb, rmid, flags) not in self._passed:
-            check_flags(verb, flags, self.flags)
-            self._check_open(verb, rmid)
-            self._passed.add((verb, rmid, flags))
+        if (
+            self._broken is None
+            and (verb, rmid, flags) in self._passed
+            and len(self._operations) < MAX_OUTSTANDING  # as only TMASYNC has to know
+        ):
+            return thread_of_control()
+        check_flags(verb, flags, self.flags)
+        self._check_open(verb, rmid)
+        self._passed.add((verb, rmid, flags))
         if flags & TMASYNC:
             self._check_room(verb)
-        return thread_of_control() if self._broken is None else self._connected(verb, rmid)
+        return self._connected(verb, rmid)
 
     def _connected(self, verb: str, rmid: int) -> ThreadOfControl:
         """The calling thread of control, if it may issue verbs at all."""
@@ -295,6 +304,7 @@ class ReferenceClient:
         for key in [key for key in self._suspended if key[0] is control]:
             del self._suspended[key]
         self._scans.pop(control, None)
+        self._reports.pop(control, None)
         for handle, (owner, verb, branch, _) in self._operations.items():
             if owner is control:
                 self._operations[handle] = (owner, verb, branch, LOST)

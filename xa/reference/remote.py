@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from xa.codes import Code
 from xa.control import ThreadOfControl, entered, thread_of_control
-from xa.errors import XaError, xa_error
+from xa.diagnosis import Check, Diagnosis, Health
+from xa.errors import ResourceUnavailable, XaError, xa_error
 from xa.flags import TMASYNC, TMUSEASYNC
 from xa.reference.resource import ReferenceResource
 from xa.reference.server import KeyLocked
@@ -28,6 +29,7 @@ from xa.tables import BranchState
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from xa.holdings import InDoubtBranch
     from xa.reference.store import ReferenceStore
     from xa.resource import Completion, Handle, Registrar
     from xa.xid import Xid
@@ -193,6 +195,19 @@ class RemoteReference:
         """As `xa.ResourceManager` says."""
         xids: Sequence[Xid] = self.ask("recover", rmid, flags, count)
         return xids
+
+    def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
+        """As `xa.holdings.HoldingsReporting` says."""
+        branches: Sequence[InDoubtBranch] = self.ask("in_doubt", rmid, flags, count)
+        return branches
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        """As `xa.diagnosis.Diagnosing` says."""
+        try:
+            diagnosis: Diagnosis = self.ask("diagnose", open_string)
+        except ResourceUnavailable as error:
+            return Diagnosis((Check(Health.FAIL, "reachable", error.message, "start the process that serves it"),))
+        return diagnosis
 
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
         """As `xa.ResourceManager` says."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from xa.codes import AxCode, Code
 from xa.control import thread_of_control
@@ -38,13 +38,18 @@ from xa.tables import REGISTRATION, RESOURCE, RegistrationState, RegistrationVer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from weakref import WeakKeyDictionary
 
     from xa.control import ThreadOfControl
+    from xa.diagnosis import Diagnosis
     from xa.errors import XaError
+    from xa.holdings import InDoubtBranch
     from xa.reference.client import Effect
     from xa.reference.store import ReferenceStore
     from xa.resource import Handle, Registrar
     from xa.xid import Xid
+
+T = TypeVar("T")
 
 _AX_ERRORS: Final = {
     AxCode.TMER_TMERR: Code.XAER_RMERR,
@@ -240,7 +245,7 @@ class ReferenceResource(ReferenceClient):
                 # by the xid, which is looked up again when the request arrives
                 return self._send(verb, control, branch, flags, lambda *, answer: effect(store.find(xid), answer))
             code = effect(branch, None)
-            if flags & TMASYNC:
+            if flags and flags & TMASYNC:
                 return self._promise(control, verb, branch, code)
         if code is OK or code is RDONLY:
             return code
@@ -248,26 +253,50 @@ class ReferenceResource(ReferenceClient):
 
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
         """As `xa.ResourceManager` says."""
+        with self._store.lock:
+            return self._page(self._scans, self._store.recoverable, rmid, flags, count)
+
+    def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
+        """As `xa.holdings.HoldingsReporting` says."""
+        with self._store.lock:
+            return self._page(self._reports, self._store.reports, rmid, flags, count)
+
+    def _page(
+        self,
+        scans: WeakKeyDictionary[ThreadOfControl, list[T]],
+        all_of_them: Callable[[], list[T]],
+        rmid: int,
+        flags: int,
+        count: int,
+    ) -> Sequence[T]:
+        """A page of a scan over `all_of_them`. Called with the store's lock held."""
         control = self._enter("recover", rmid, flags)
         if count < 1:
             raise xa_error(Code.XAER_INVAL, f"recover: count {count} is below 1")
-        with self._store.lock:
-            self._send("recover", control, None, 0, answer_only)
-            if flags & TMSTARTRSCAN:
-                self._scans[control] = self._store.recoverable()[::-1]
-            scan = self._scans.get(control)
-            if scan is None:
-                raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
-            page = scan[-count:][::-1]
-            del scan[-count:]
-            if flags & TMENDRSCAN:
-                del self._scans[control]
-            return page
+        self._send("recover", control, None, 0, answer_only)
+        if flags & TMSTARTRSCAN:
+            scans[control] = all_of_them()[::-1]
+        scan = scans.get(control)
+        if scan is None:
+            raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
+        page = scan[-count:][::-1]
+        del scan[-count:]
+        if flags & TMENDRSCAN:
+            del scans[control]
+        return page
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        """As `xa.diagnosis.Diagnosing` says."""
+        return self._store.diagnosis(open_string)
 
     # --- work ---------------------------------------------------------------------------------------------------
     def session(self, rmid: int) -> ReferenceSession:
         """As `xa.ResourceManager` says."""
-        control = self._connected("session", rmid)
+        if self._broken is None and ("session", rmid, 0) in self._passed:
+            control = thread_of_control()
+        else:
+            control = self._connected("session", rmid)
+            self._passed.add(("session", rmid, 0))
         if self._dialect is STATIC and control not in self._current:
             raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
         return ReferenceSession(self, control)

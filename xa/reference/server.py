@@ -7,6 +7,7 @@ code that comes back is the answer, or the refusal of the state tables.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from xa.codes import ROLLBACK_CODES, Code
@@ -16,7 +17,7 @@ from xa.reference.script import Script
 from xa.tables import BRANCH, BranchState, BranchVerb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from xa.control import ThreadOfControl
     from xa.reference.client import Flight, ReferenceClient
@@ -29,6 +30,9 @@ START, JOIN, END, END_SHARED = BranchVerb.START, BranchVerb.JOIN, BranchVerb.END
 END_FAIL, PREPARE, COMMIT = BranchVerb.END_FAIL, BranchVerb.PREPARE, BranchVerb.COMMIT
 COMMIT_ONE_PHASE, ROLLBACK, FORGET = BranchVerb.COMMIT_ONE_PHASE, BranchVerb.ROLLBACK, BranchVerb.FORGET
 RESULT_OK: Final = Result.OK
+
+_AFTER_OK: Final = {verb: BRANCH.column(verb) for verb in BranchVerb}
+"""Verb → state → the state after it was answered XA_OK."""
 
 _COMMITTED: Final = frozenset({COMMIT, COMMIT_ONE_PHASE})
 _NEEDS_ENDED: Final = frozenset({PREPARE, COMMIT, COMMIT_ONE_PHASE, ROLLBACK, FORGET})
@@ -44,8 +48,15 @@ class KeyLocked(Exception):
 class Server:
     """The server's state, and the requests."""
 
-    def __init__(self, name: str = "reference", *, read_only_votes: bool = False) -> None:
+    def __init__(
+        self,
+        name: str = "reference",
+        *,
+        read_only_votes: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = name
+        self.clock = clock
         self.script = Script()
         self.lock = threading.Lock()
         self.reachable = True
@@ -84,13 +95,17 @@ class Server:
         known = self.known.setdefault(branch.xid, branch)
         if known is not branch:
             return BRANCH.refusal(known.state, START) or Code.XAER_DUPID
-        code = self._apply(branch, START, OK if answer is None else answer)
+        if answer is None:
+            branch.state = _AFTER_OK[START][S0]
+            code = OK
+        else:
+            code = self._apply(branch, START, answer)
         if branch.state is S0:
             self.known.pop(branch.xid, None)
             return code
         branch.associations.append(association)
         dialect = association.dialect
-        association.state = advance(dialect.machine, association.state, dialect.start)
+        association.state = dialect.after[dialect.start][association.state]
         return code
 
     def join(self, association: Association, answer: Code | None = None) -> Code:
@@ -140,7 +155,10 @@ class Server:
         code = self._apply(branch, moved, answer if answer is not None else branch.reason or OK)
         result = RESULT_OK if code is OK else RESULT_OF.get(code)
         if result is not None:
-            association.state = advance(dialect.machine, association.state, verb, result)
+            if result is RESULT_OK:
+                association.state = dialect.after[verb][association.state]
+            else:
+                association.state = advance(dialect.machine, association.state, verb, result)
             if association.state is dialect.none:
                 self._settle(association)
             if migrates and code is OK:
@@ -169,8 +187,13 @@ class Server:
     def prepare(self, branch: Branch, answer: Code | None = None) -> Code:
         """xa_prepare."""
         if answer is None:
-            answer = branch.reason or (RDONLY if self._read_only_votes and not branch.writes else OK)
-        return self._apply(branch, PREPARE, answer)
+            answer = branch.reason or OK
+            if self._read_only_votes and answer is OK and not branch.writes:
+                answer = RDONLY
+        code = self._apply(branch, PREPARE, answer)
+        if code is OK:
+            branch.since = self.clock()
+        return code
 
     def commit(self, branch: Branch, answer: Code | None = None) -> Code:
         """xa_commit."""
@@ -224,26 +247,38 @@ class Server:
         if branch.associations and verb in _NEEDS_ENDED:
             return BRANCH.refusal(branch.state, verb) or Code.XAER_PROTO
         if code is OK:
-            result = RESULT_OK
-        elif code is NOTA:  # a resource manager that says so has nothing of the branch
+            target = _AFTER_OK[verb].get(branch.state)
+            if target is None:
+                return self._refused(branch, verb, RESULT_OK)
+            if target in _HOLDS_NOTHING:
+                self.land(branch, target, code, commits=verb in _COMMITTED)
+            else:
+                branch.state = target
+            return code
+        if code is NOTA:  # a resource manager that says so has nothing of the branch
             self.land(branch, S0, code, commits=False)
             return code
-        elif code in RESULT_OF:
-            result = RESULT_OF[code]
-        else:
+        result = RESULT_OF.get(code)
+        if result is None:
             return BRANCH.refusal(branch.state, verb) or code
         try:
             target = advance(BRANCH, branch.state, verb, result)
-        except IllegalTransition as refused:
-            if BRANCH.refusal(branch.state, verb) is None:
-                raise  # the verb is legal, but the script wants an answer that the table does not have
-            return refused.code
+        except IllegalTransition:
+            return self._refused(branch, verb, result)
         if code is RDONLY and branch.writes:
             raise ValueError(f"{branch.xid} has pending writes and can't vote XA_RDONLY: mend the script")
         if target in _HOLDS_NOTHING:
-            self.land(branch, target, code, commits=code is OK and verb in _COMMITTED)
+            self.land(branch, target, code, commits=False)
         else:
             branch.state = target
+        return code
+
+    def _refused(self, branch: Branch, verb: BranchVerb, result: Result) -> Code:
+        """The refusal of `verb`; IllegalTransition where the verb is legal, and only the answer that the script wants
+        is not in the table."""
+        code = BRANCH.refusal(branch.state, verb)
+        if code is None:
+            raise BRANCH.illegal(branch.state, verb, result)
         return code
 
     def land(self, branch: Branch, target: BranchState, code: Code, *, commits: bool) -> None:
@@ -261,11 +296,13 @@ class Server:
             self._release(branch)
         if target is S5:
             branch.outcome = code
+            branch.since = self.clock()
             return
         self.known.pop(branch.xid, None)
-        for association in tuple(branch.associations):  # of a branch that vanished: their threads will notice
-            association.state = advance(association.dialect.machine, association.state, association.dialect.lose)
-            self._settle(association)
+        if branch.associations:
+            for association in tuple(branch.associations):  # of a branch that vanished: their threads will notice
+                association.state = advance(association.dialect.machine, association.state, association.dialect.lose)
+                self._settle(association)
 
     def doom(self, branch: Branch, reason: Code) -> None:
         """A branch that can only be rolled back keeps its first reason and gives up its writes and locks."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xa.codes import HEURISTIC_CODES, Code
+from xa.diagnosis import Check, Diagnosis, Health
+from xa.holdings import Holding, InDoubtBranch, Relation
 from xa.machine import advance
 from xa.reference.server import OK, Server
 from xa.tables import BRANCH, BranchState, BranchVerb
@@ -17,6 +19,7 @@ from xa.tables import BRANCH, BranchState, BranchVerb
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from xa.reference.branch import Branch
     from xa.reference.client import ReferenceClient
     from xa.xid import Xid
 
@@ -60,6 +63,22 @@ class ReferenceStore(Server):
         """Which key is locked by which branch."""
         with self.lock:
             return {key: branch.xid for key, branch in self.key_locks.items()}
+
+    # --- what an operator is told -----------------------------------------------------------------------
+    def reports(self) -> list[InDoubtBranch]:
+        """What `in_doubt` lists. Called with `lock` held."""
+        now = self.clock()
+        return [_report(self.name, self.known[xid], now) for xid in self.recoverable()]
+
+    def diagnosis(self, open_string: str) -> Diagnosis:
+        """What `diagnose` tells."""
+        if open_string != self.url:
+            mend = f"name it {self.url}"
+            return Diagnosis((Check(Health.FAIL, "open string", f"{open_string} is not this store", mend),))
+        with self.lock:
+            if not self.reachable:
+                return Diagnosis((Check(Health.FAIL, "reachable", "the store can't be reached", "heal it"),))
+            return Diagnosis((Check(Health.OK, "reachable", f"{self.url}, in this machine's memory"),), 0.0)
 
     # --- what an operator, a timer, a network and a crash do -----------------------------------------------
     def expire(self, xid: Xid) -> None:
@@ -134,3 +153,8 @@ class ReferenceStore(Server):
                 flight.code = Code.XAER_RMFAIL
                 self.lose(flight.held())
             return len(dropped)
+
+
+def _report(store: str, branch: Branch, now: float) -> InDoubtBranch:
+    held = (Holding(Relation.LOCKED, store, "key", len(branch.writes)),) if branch.writes else ()
+    return InDoubtBranch(branch.xid, now - branch.since, "", branch.outcome, held)

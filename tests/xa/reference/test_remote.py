@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from xa import TMASYNC, TMSTARTRSCAN, TMSUCCESS, Code, Handle, ResourceUnavailable, XaMisuse, Xid
+from xa.diagnosis import Health
 from xa.reference import KeyLocked, ReferenceStore
 from xa.reference.remote import ReferenceServer, RemoteReference
 from xa.tables import BranchState
@@ -93,3 +94,17 @@ def test_what_a_killed_client_prepared_stays_and_the_rest_lets_go(address: str, 
     assert store.branches[ONE] is BranchState.S3
     assert remote.commit(ONE, 1) is Code.XA_OK
     assert store.data == {"one": 1}
+
+
+def test_what_is_held_and_how_it_is_come_through(address: str, store: ReferenceStore, tmp_path: Path) -> None:
+    remote = _opened(address)
+    remote.start(ONE, 1)
+    remote.session(1).write("key", "value")
+    remote.end(ONE, 1, TMSUCCESS)
+    remote.prepare(ONE, 1)
+    (branch,) = remote.in_doubt(1, TMSTARTRSCAN)
+    assert (branch.xid, branch.holdings[0].count) == (ONE, 1)
+    assert [check.health for check in remote.diagnose(store.url).checks] == [Health.OK]
+    (check,) = RemoteReference(str(tmp_path / "nobody"), KEY, "served").diagnose(store.url).checks
+    assert check.health is Health.FAIL
+    assert "can't be reached" in check.found

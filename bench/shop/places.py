@@ -1,0 +1,39 @@
+"""Shop: where a shop's broker and database are, and the configuration of those who work in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tm.resources import Mode
+
+BROKER: Final = "broker"
+DATABASE: Final = "shop"
+"""The names of the two resources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """The open strings of both, and how the database takes part."""
+
+    broker: str
+    database: str
+    mode: Mode = "two-phase"
+
+    def configure(self, file: Path, node: str, log: Path) -> Path:
+        """Writes an xabridge.toml for `node`, which keeps its decisions in the folder `log`, or in the database."""
+        lines = [f"node = {json.dumps(node)}", "recovery_interval_s = 2"]
+        if self.mode != "decider":
+            lines.append(f"log = {json.dumps(f'file://{log}')}")
+        lines += [
+            "",
+            "[resources]",
+            f"{BROKER} = {json.dumps(self.broker)}",
+            f'{DATABASE} = {{ url = {json.dumps(self.database)}, mode = "{self.mode}" }}',
+        ]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return file

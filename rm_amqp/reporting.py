@@ -1,0 +1,60 @@
+"""For operators: what the broker tells of a branch in doubt, and whether a broker can be used at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from xa import Code, XaError
+from xa.diagnosis import Check, Diagnosis, Health
+from xa.holdings import MAX_HOLDINGS, Holding, InDoubtBranch, Relation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dtx.protocol.replies import Details
+    from rm_amqp.settings import Settings
+
+REPORT_PAGE: Final = 100
+"""Branches that are asked for at a time, with what each of them holds."""
+
+_WRONG: Final[dict[Code, tuple[str, str]]] = {
+    Code.XAER_INVAL: ("open string", "mend the URL in the configuration"),
+    Code.XAER_RMFAIL: ("reachable", "start the broker, or let this machine reach it; its place is the URL"),
+    Code.XAER_RMERR: ("usable", "do what it says: credentials, permissions, or a broker with distributed transactions"),
+}
+"""Code of a failed open → what was looked at, and the mend."""
+
+
+def reported(details: Details, now_s: float) -> InDoubtBranch:
+    """A branch as the broker tells of it. Its age is by the broker's clock, compared with ours."""
+    holdings = tuple(_holdings(details))
+    age_s = max(now_s - details.since_ms / 1000, 0.0)
+    omitted = max(len(holdings) - MAX_HOLDINGS, 0)
+    return InDoubtBranch(
+        details.xid, age_s, details.owner, details.outcome, holdings[:MAX_HOLDINGS], omitted
+    )  # fmt: skip
+
+
+def _holdings(details: Details) -> Iterator[Holding]:
+    for held in details.holdings:
+        if held.retired:
+            yield Holding(Relation.FROM, held.queue, "message", held.retired)
+        if held.posted:
+            yield Holding(Relation.TO, held.queue, "message", held.posted)
+
+
+def diagnosed(settings_of: Callable[[], Settings], try_it: Callable[[], None]) -> Diagnosis:
+    """What parsing the open string and opening a new instance with it came to."""
+    try:
+        settings = settings_of()
+        try_it()
+    except XaError as error:
+        subject, mend = _WRONG.get(error.code, _WRONG[Code.XAER_RMERR])
+        return Diagnosis((Check(Health.FAIL, subject, error.message, mend),))
+    who = f"as {settings.user}" if settings.user else "without a name"
+    where = ("amqps://" if settings.tls else "amqp://") + ",".join(map(str, settings.brokers))
+    checks = [Check(Health.OK, "usable", f"{where}: distributed transactions, {who}")]
+    if settings.plain_without_tls and not settings.tls:
+        mend = "use amqps://, and leave plain_without_tls away"
+        checks.append(Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend))
+    return Diagnosis(tuple(checks))

@@ -1,0 +1,90 @@
+"""BranchAsyncConnection: a branch's connection as SQLAlchemy's asyncio extension has it. The extension needs greenlet,
+which comes with our extra `asyncio`; this module can't be imported without.
+
+Under SQLAlchemy's proxies the synchronous connection works as it always does, in a greenlet. Only where the driver
+waits for the server it hands over to the event loop (`AwaitingView`), so that no asyncio dialect is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.util import await_only
+
+from rm_db.pg_view import BranchCursor, BranchView
+
+if TYPE_CHECKING:
+    from psycopg.abc import PQGen
+    from psycopg.adapt import AdaptersMap
+    from sqlalchemy.engine import Engine
+
+    from rm_db.pg_async import AsyncBranchView
+    from rm_db.pg_session import PgConnection, PgSession
+    from rm_db.pg_view import Admission
+    from rm_db.wire import Wire
+
+RV = TypeVar("RV")
+
+
+class AwaitingCursor(BranchCursor):
+    """A cursor whose rows are here when it was executed."""
+
+    async def _async_soft_close(self) -> None:
+        """What SQLAlchemy awaits of an asyncio driver's cursor: there is nothing to wait for."""
+
+
+class AwaitingView(BranchView):
+    """A view that waits in the event loop, where one runs; SQLAlchemy's extension has put it in a greenlet there. The
+    end of the work flushes in a thread of its own, where it waits as others do."""
+
+    def __init__(
+        self, admission: Admission, wire: Wire, adapters: AdaptersMap | None, in_the_loop: AsyncBranchView
+    ) -> None:
+        super().__init__(admission, wire, adapters)
+        self._in_the_loop = in_the_loop
+        self.cursor_factory = AwaitingCursor
+
+    def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
+        """As psycopg's."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return super().wait(gen, *args, **kwargs)
+        result: RV = await_only(self._in_the_loop.wait(gen, *args, **kwargs))
+        return result
+
+
+class BranchAsyncConnection(AsyncConnection):
+    """An asyncio SQLAlchemy connection in the middle of a branch's transaction; `orm` and `psycopg` are other ways to
+    the same transaction."""
+
+    __slots__ = ("_orm", "_session")
+
+    def __init__(self, session: PgSession, connection: PgConnection) -> None:
+        super().__init__(_SessionEngine(connection.engine), connection)
+        self._session = session
+        self._orm: AsyncSession | None = None
+
+    @property
+    def orm(self) -> AsyncSession:
+        """The ORM session on this connection, made at the first use. It is flushed when the work ends."""
+        if self._orm is None:
+            connection = self._session.awaiting
+            self._orm = AsyncSession(sync_session_class=lambda **_: connection.orm)  # type: ignore[arg-type]  # a callable serves
+        return self._orm
+
+    @property
+    def psycopg(self) -> AsyncBranchView:
+        """The asyncio psycopg connection, with psycopg's own adapters and rows."""
+        return self._session.apsycopg
+
+
+class _SessionEngine(AsyncEngine):
+    """An engine for the proxies' sake: its dialect is the synchronous one."""
+
+    __slots__ = ()
+
+    def __init__(self, engine: Engine) -> None:
+        self.sync_engine = self._assign_proxied(engine)

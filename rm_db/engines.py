@@ -1,0 +1,200 @@
+"""Code that works with a SQLAlchemy `Engine` of its own takes part in global transactions, without being changed.
+
+    take_part(engine, manager, "shop")                                     # where the engine is made; or in its URL:
+    create_engine("postgresql+psycopg://…/shop?plugin=xabridge&xabridge_manager=app.wiring:manager&xabridge_resource=shop")
+
+While the calling context is in a transaction of the manager's, the engine's connections are the branch's; otherwise
+they are the engine's own. What the code takes for its transaction is a savepoint then: its commit keeps the work for
+the global transaction to decide, its rollback takes this piece back and nothing else. An ORM `Session` on the engine
+does the same, since it works through connections.
+
+It is for PostgreSQL through psycopg, which `postgresql://` resources and deciders have. Two connections of one engine
+that are open at once in a transaction share the one connection of the branch: their savepoints nest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sqlalchemy import CreateEnginePlugin
+from sqlalchemy.pool import Pool
+
+from rm_db.alchemy import Lease
+from rm_db.pg_session import PgConnection
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from sqlalchemy import URL, Engine
+    from sqlalchemy.pool import PoolProxiedConnection
+
+
+_NUMBERS: Final = itertools.count(1)
+
+
+class Manager(Protocol):
+    """What is asked of the transaction manager."""
+
+    def current_or_none(self) -> object | None:
+        """The calling context's transaction."""
+        ...
+
+    def __getitem__(self, name: str) -> Any:
+        """The native interface of a resource in it."""
+        ...
+
+
+class _Record:
+    """Where SQLAlchemy notes what to set back in a connection that returns to its pool. This one never does."""
+
+    def __init__(self) -> None:
+        self.finalize_callback: list[Any] = []
+
+
+class Borrowed(Lease):
+    """The branch's connection in an engine's hands. What is done between two commits of the borrower's is one
+    savepoint."""
+
+    __slots__ = ("_connection_record", "_savepoint")
+
+    def __init__(self, connection: PgConnection, engine: Engine) -> None:
+        super().__init__(connection.view_for(engine), connection.owner)
+        self._connection_record = _Record()
+        self._savepoint: str | None = None
+
+    def cursor(self, *args: Any, **kwargs: Any) -> Any:
+        """A cursor of the driver's, inside a savepoint."""
+        if self._savepoint is None:
+            name = f"xabridge_{next(_NUMBERS)}"  # not that of another borrower's, which may be open around it
+            self._say(f"SAVEPOINT {name}")
+            self._savepoint = name
+        return super().cursor(*args, **kwargs)
+
+    def commit(self) -> None:
+        """Keeps what was done since the last one, for the transaction manager to decide."""
+        name, self._savepoint = self._savepoint, None
+        if name is not None:
+            self._say(f"RELEASE SAVEPOINT {name}")
+
+    def rollback(self) -> None:
+        """Takes back what was done since the last commit."""
+        name, self._savepoint = self._savepoint, None
+        if name is not None and not self._owner.is_over:
+            self._say(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
+
+    def close(self) -> None:
+        """As a pool does: what was not committed is taken back."""
+        self.rollback()
+
+    def _close_special(self, transaction_reset: bool = False) -> None:  # noqa: ARG002 — SQLAlchemy's signature
+        """What SQLAlchemy's own connections call instead of `close`, behind a rollback."""
+        self.close()
+
+    def _say(self, statement: str) -> None:
+        self.dbapi_connection.execute(statement, prepare=False)
+
+
+class BranchPool(Pool):
+    """An engine's own pool, and the branch's connection while there is a transaction."""
+
+    def __init__(self, plain: Pool, engine: Engine, manager: Manager, resource: str) -> None:
+        # nothing of Pool's own is used: who asks for it gets it from the plain pool
+        self._plain = plain
+        self._engine = engine
+        self._manager = manager
+        self._resource = resource
+        self._lock = threading.Lock()
+        self._reached = False
+
+    def connect(self) -> PoolProxiedConnection:
+        """As SQLAlchemy's."""
+        if self._manager.current_or_none() is None:
+            return self._plain.connect()
+        if not self._reached:
+            with self._lock:
+                self._plain.connect().close()  # the dialect asks the server at the first connection what it is
+                self._reached = True
+        session = self._manager[self._resource]
+        if not isinstance(session, PgConnection):
+            raise TypeError(f"{self._resource} is {type(session).__name__}: an engine takes part in PostgreSQL only")
+        return Borrowed(session, self._engine)
+
+    def dispose(self) -> None:
+        """As SQLAlchemy's; of the plain pool."""
+        self._plain.dispose()
+
+    def recreate(self) -> Self:
+        """As SQLAlchemy's."""
+        return type(self)(self._plain.recreate(), self._engine, self._manager, self._resource)
+
+    def status(self) -> str:
+        """As SQLAlchemy's; of the plain pool."""
+        return self._plain.status()
+
+    @property
+    def dispatch(self) -> Any:  # type: ignore[override]  # an attribute there
+        """Who listens to the engine's pool listens to the plain one."""
+        return self._plain.dispatch
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_plain":
+            raise AttributeError(name)
+        return getattr(self._plain, name)
+
+
+def take_part(engine: Engine, manager: Manager, resource: str) -> None:
+    """From now on `engine` is the resource `resource` of `manager` wherever a transaction is active. Both have to reach
+    the same database."""
+    dialect = engine.dialect
+    if (dialect.name, dialect.driver) != ("postgresql", "psycopg"):
+        raise ValueError(
+            f"{dialect.name}+{dialect.driver} can't take part: make the engine with postgresql+psycopg://, or work "
+            f'with the transaction\'s own connection, transaction["{resource}"]'
+        )
+    engine.pool = BranchPool(engine.pool, engine, manager, resource)
+
+
+class EnginePlugin(CreateEnginePlugin):
+    """`plugin=xabridge` in an engine's URL. `xabridge_manager` says where the transaction manager is found at the first
+    connection, as module:name; `xabridge_resource` is the resource's name there."""
+
+    def __init__(self, url: URL, kwargs: dict[str, Any]) -> None:
+        super().__init__(url, kwargs)
+        settings = [url.query.get(name) for name in ("xabridge_manager", "xabridge_resource")]
+        where, resource = settings
+        if not (isinstance(where, str) and where.partition(":")[2] and isinstance(resource, str) and resource):
+            raise ValueError(
+                "plugin=xabridge needs xabridge_manager=module:name, where the transaction manager is, and "
+                "xabridge_resource=…, the resource's name there, beside it in the URL"
+            )
+        self._manager = _Named(where)
+        self._resource = resource
+
+    def update_url(self, url: URL) -> URL:
+        """As SQLAlchemy's: our settings are not the driver's."""
+        return url.difference_update_query(["xabridge_manager", "xabridge_resource"])
+
+    def engine_created(self, engine: Engine) -> None:
+        """As SQLAlchemy's."""
+        take_part(engine, self._manager, self._resource)
+
+
+class _Named:
+    """A manager that is looked up when it is first needed: it may be made behind the engine."""
+
+    def __init__(self, where: str) -> None:
+        self._module, _, self._name = where.partition(":")
+
+    @property
+    def _manager(self) -> Manager:
+        manager: Manager = getattr(import_module(self._module), self._name)
+        return manager
+
+    def current_or_none(self) -> object | None:
+        return self._manager.current_or_none()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._manager[name]

@@ -1,0 +1,115 @@
+"""What an operator can do about a decision that names a resource which is not configured any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tm import Action, OutcomeUnknown, ProtocolMisuse
+from tm.outcome import named
+from xa.reference import Fate
+
+if TYPE_CHECKING:
+    from tests.tm.shop import Shop
+    from tm import Transaction
+    from xa import Xid
+
+GTRID = b"no gtrid of anybody"
+
+
+@pytest.fixture
+def decided(shop: Shop) -> Transaction:
+    """A transaction that is decided, and neither `a` nor `b` was told; `b` is not configured any more."""
+    for name in "ab":
+        shop[name].script.plan("commit", fate=Fate.REQUEST_LOST, times=9)
+    transaction = shop.tm.begin()
+    for name in "ab":
+        transaction[name].write("k", 1)
+    with pytest.raises(OutcomeUnknown):
+        transaction.commit()
+    shop.kill()
+    for name in "ab":
+        shop[name].script.clear()
+    return transaction
+
+
+def in_doubt(shop: Shop) -> dict[str, list[Xid]]:
+    return {name: store.in_doubt for name, store in shop.stores.items()}
+
+
+def test_recovery_commits_what_it_can_and_keeps_the_decision(shop: Shop, decided: Transaction) -> None:
+    tm = shop.open(names="a")
+    assert shop.values() == {"a": 1, "b": None}
+    report = tm.recover()
+    assert report.undone == [decided.gtrid]
+    assert "not configured" in report.unreachable["b"]
+
+
+def test_it_is_refused_until_said_what_is_gone_and_says_how(shop: Shop, decided: Transaction) -> None:
+    tm = shop.open(names="a")
+    with pytest.raises(ProtocolMisuse) as refused:
+        tm.end_decision(decided.gtrid)
+    for part in (named(decided.gtrid), "decided to commit", str(decided.xid("b")), "Configure", "gone=['b']"):
+        assert part in str(refused.value)
+    assert tm.log is not None
+    assert [decision.gtrid for decision in tm.log.decisions()] == [decided.gtrid]
+
+
+def test_it_is_ended_for_good_when_said_so(shop: Shop, decided: Transaction, caplog: pytest.LogCaptureFixture) -> None:
+    tm = shop.open(names="a")
+    report = tm.end_decision(decided.gtrid, gone=["b"])
+    assert report.ended == [decided.gtrid]
+    assert f"(xid {decided.xid('b')}) on b: ended by hand" in caplog.text
+    assert tm.log is not None
+    assert not tm.log.decisions()
+    assert tm.recover().clean
+    with pytest.raises(ProtocolMisuse, match="no decision"):
+        tm.end_decision(decided.gtrid, gone=["b"])
+    tm.close()
+    assert shop.open(names="a").last_report is not None
+    assert shop.tm.recover().clean
+
+
+def test_its_other_branches_are_committed_first(shop: Shop, decided: Transaction) -> None:
+    shop["a"].partition()
+    tm = shop.open(names="a")
+    with pytest.raises(ProtocolMisuse, match="a can't be reached"):
+        tm.end_decision(decided.gtrid, gone=["b"])
+    assert in_doubt(shop)["a"]
+    shop["a"].heal()
+    report = tm.end_decision(decided.gtrid, gone=["b"])
+    assert [finding.action for finding in report.findings] == [Action.COMMITTED]
+    assert shop.values() == {"a": 1, "b": None}
+
+
+def test_under_another_name_it_is_committed_and_nothing_is_lost(shop: Shop, decided: Transaction) -> None:
+    tm = shop.open(resources={"a": shop.config("a"), "new": shop.config("b")})
+    assert shop.values() == {"a": 1, "b": 1}, "the exact xids decide"
+    assert tm.end_decision(decided.gtrid, gone=["b"]).ended == [decided.gtrid]
+    assert not any(in_doubt(shop).values())
+
+
+@pytest.mark.parametrize(
+    ("gone", "message"),
+    [(["a"], "a is configured"), (["b", "a"], "a is configured"), (["x", "b"], "x has no branch in it")],
+)
+def test_gone_is_only_what_the_decision_names_and_nobody_has(
+    shop: Shop, decided: Transaction, gone: list[str], message: str
+) -> None:
+    tm = shop.open(names="a")
+    with pytest.raises(ProtocolMisuse, match=message):
+        tm.end_decision(decided.gtrid, gone=gone)
+    assert tm.recover().undone == [decided.gtrid]
+
+
+def test_what_recovery_can_end_is_not_ended_by_hand(shop: Shop, decided: Transaction) -> None:
+    shop["b"].partition()
+    tm = shop.open()
+    with pytest.raises(ProtocolMisuse, match="every resource of its decision is configured"):
+        tm.end_decision(decided.gtrid)
+
+
+def test_what_nobody_decided_can_not_be_ended(shop: Shop) -> None:
+    with pytest.raises(ProtocolMisuse, match="no decision"):
+        shop.tm.end_decision(GTRID, gone=["b"])

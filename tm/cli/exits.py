@@ -1,0 +1,24 @@
+"""Exit codes of `recover` and `doctor`. They are documented in docs/recover.md, and scripts depend on them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """What a command came to. Where several apply, the highest is told."""
+
+    DONE = 0
+    """Done; nothing that was asked about is in doubt."""
+    FAILED = 1
+    """Something that was asked for could not be done, or a check failed."""
+    USAGE = 2
+    """The arguments or the configuration are no good."""
+    IN_DOUBT = 3
+    """Something is in doubt, or was left so."""
+    INCOMPLETE = 4
+    """A resource manager, or the log, could not be reached: the answer is not the whole one."""
+    REFUSED = 5
+    """Nothing was done: it was not confirmed, or needs --heuristic."""
+    LOG_IN_USE = 6
+    """Nothing was done: another process holds the decision log."""

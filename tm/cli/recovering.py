@@ -1,0 +1,146 @@
+"""`recover run`: one recovery pass, as a transaction manager makes it at its start, and its report for people.
+
+Where the decisions are in a log, the log is opened for it: no transaction of it is under way then. Where a resource
+decides, others of this node may be at work beside the pass, and asking the decider for its final word would roll back
+what they have under way. So what is younger than the timeout of transactions is left to them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tm.cli.exits import Exit
+from tm.cli.survey import Known, Survey, survey
+from tm.cli.tables import NARROW, paragraph, shortened
+from tm.cli.text import age, gtrid_name, listed, printable, transaction_name
+from tm.effects import Call
+from tm.performer import Performer
+from tm.recoverer import Recoverer, ownership_of
+from tm.recovery import Action, ReadDecisions, Report, Scan
+from tm.verdicts import Verb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tm.cli.progress import Progress
+    from tm.cli.site import Site
+    from tm.cli.survey import BranchView
+    from tm.log import DecisionLog
+    from tm.recovery import Finding, RecoveryEffect
+
+_WIDTH: Final = 20
+_UNSOLVED: Final = frozenset({Action.PENDING, Action.HEURISTIC})
+_DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
+
+
+def one_pass(site: Site, log: DecisionLog | None, progress: Progress, spared: frozenset[bytes]) -> Report:
+    """One pass with the log in hand; the transactions in `spared` are taken to be under way."""
+    performer = Performer(site.resources, log)
+    recoverer = Recoverer(
+        site.resources,
+        log,
+        performer,
+        spared,
+        lambda: ownership_of(site.configuration.node, log, site.resources),
+        watch=_told(progress),
+    )
+    return recoverer.run_once(now=True)
+
+
+def under_way_perhaps(site: Site) -> frozenset[bytes]:
+    """The gtrids that a process of this node may be at work on: undecided, younger than the timeout, and a resource
+    decides them."""
+    if not any(resource.decides for resource in site.resources.values()):
+        return frozenset()
+    return frozenset(
+        view.gtrid
+        for view in survey(site.look()).transactions
+        if view.decider is not None and view.decision is Known.NONE and _young(site, view.branches)
+    )
+
+
+def _young(site: Site, branches: Iterable[BranchView]) -> bool:
+    ages = [branch.age_s for branch in branches]
+    return any(seconds is not None and seconds < site.configuration.timeout_s for seconds in ages)
+
+
+def _told(progress: Progress) -> Callable[[RecoveryEffect], None]:
+    told = dict.fromkeys(_DOING, 0)
+
+    def tell(effect: RecoveryEffect) -> None:
+        if isinstance(effect, ReadDecisions):
+            progress.note("reading the decisions …")
+        elif isinstance(effect, Scan):
+            progress.note("asking the resource managers …")
+        elif isinstance(effect, Call) and effect.verb in told:
+            told[effect.verb] += len(effect.branches)
+            progress.note("branches: " + ", ".join(f"{told[verb]} {_DOING[verb]}" for verb in told))
+
+    return tell
+
+
+def report_lines(report: Report, spared: frozenset[bytes], timeout_s: float) -> Iterator[str]:
+    """What the pass did, a line for each transaction."""
+    by_name: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        by_name.setdefault(transaction_name(finding.branch.xid), []).append(finding)
+    for name, findings in by_name.items():
+        for what in _what(findings):
+            yield from _line(name, what)
+            name = ""  # noqa: PLW2901 — said once
+    for gtrid in spared:
+        yield from _line(
+            gtrid_name(gtrid), f"left alone: younger than the timeout of {age(timeout_s)}, it may be under way"
+        )
+    for gtrid in report.undone:
+        if gtrid_name(gtrid) not in by_name:
+            yield from _line(gtrid_name(gtrid), "decided to commit; a resource manager it needs could not be asked")
+    if not by_name and not spared and not report.undone:
+        yield "nothing in doubt" if not report.unreachable else "nothing found in doubt"
+
+
+def _what(findings: list[Finding]) -> Iterator[str]:
+    for action in Action:
+        those = [finding for finding in findings if finding.action is action]
+        where = ", ".join(printable(finding.branch.resource) for finding in those)
+        if action in {Action.COMMITTED, Action.ROLLED_BACK, Action.FORGOTTEN} and those:
+            yield f"{action.value} on {where}"
+        elif those:
+            for why in dict.fromkeys(finding.why for finding in those):
+                on = "" if action is Action.LEFT_ALONE else f" on {where}"
+                yield f"{action.value}{on}: {printable(why)}"
+
+
+def _line(name: str, what: str) -> Iterator[str]:
+    shown = shortened(name, NARROW)
+    margin = " " * (_WIDTH + 1)
+    if len(shown) > _WIDTH:
+        yield shown
+        shown = ""
+    yield from paragraph(what, shown.ljust(_WIDTH + 1), margin)
+
+
+def exit_code(report: Report) -> Exit:
+    """What to tell a script of it."""
+    if report.unreachable:
+        return Exit.INCOMPLETE
+    if any(finding.action in _UNSOLVED for finding in report.findings):
+        return Exit.IN_DOUBT
+    return Exit.DONE
+
+
+def expected(found: Survey) -> Iterator[str]:
+    """What a pass would do now: the lines of `run --dry-run`."""
+    for view in found.transactions:
+        on = listed([printable(branch.resource) for branch in view.in_doubt])
+        if view.decision is Known.UNKNOWN:
+            what = f"would be left alone: {view.why}"
+        elif any(branch.outcome is not None or branch.noted is not None for branch in view.in_doubt):
+            what = f"was completed on its own on {on}; would be noted, and forgotten where that is what was decided"
+        elif view.decision is Known.COMMIT:
+            what = f"would be committed on {on}"
+        else:
+            what = f"would be rolled back on {on}, unless it is decided until then"
+        yield from _line(view.name, what)
+    if not found.transactions:
+        yield "nothing found in doubt"

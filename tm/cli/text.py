@@ -1,0 +1,98 @@
+"""How things are written for people: ages, what a branch holds, names that came from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from xa import FORMAT_ID, Gtrid, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xa.holdings import Holding, Relation
+
+_UNITS: Final = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([smhd]?)")
+
+
+def printable(text: str) -> str:
+    """`text` with an escape for each character that would move a terminal's cursor, or hide."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def age(seconds: float | None) -> str:
+    """The largest unit that is in it: "4 m"; "?" where it is not known."""
+    if seconds is None:
+        return "?"
+    for unit, size in _UNITS:
+        if seconds >= 2 * size or (unit == "s" and seconds >= 0):
+            return f"{int(seconds // size)} {unit}"
+    return "0 s"
+
+
+def duration(text: str) -> float:
+    """The seconds in "90", "90s", "5m", "2h" or "1d"; ValueError for anything else."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is no duration: write 90s, 5m, 2h or 1d")
+    return float(match[1]) * dict(_UNITS)[match[2] or "s"]
+
+
+def transaction_name(xid: Xid) -> str:
+    """The short name of the global transaction that a branch belongs to; of one that somebody else began, its xid
+    without the branch."""
+    ours = Gtrid.of(xid)
+    return str(ours) if ours is not None else str(Xid(xid.format_id, xid.gtrid)).rstrip("_")
+
+
+def gtrid_name(gtrid: bytes) -> str:
+    """The same for a gtrid of ours, from a decision."""
+    return transaction_name(Xid(FORMAT_ID, gtrid))
+
+
+def several(count: int, unit: str) -> str:
+    """ "1 message", "2 messages", "2 branches"."""
+    if count == 1:
+        return f"1 {unit}"
+    return f"{count} {unit}{'es' if unit.endswith(('ch', 's', 'x')) else 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
+
+
+def held(holdings: Sequence[Holding], omitted: int = 0) -> str:
+    """What a branch holds, in words: "2 messages: 1 from orders, 1 to invoices"; "" for nothing."""
+    by_unit: dict[str, list[Holding]] = {}
+    for holding in holdings:
+        by_unit.setdefault(printable(holding.unit), []).append(holding)
+    said = "; ".join(_held_units(unit, those) for unit, those in by_unit.items())
+    return f"{said}; and more in {several(omitted, 'place')}" if omitted else said
+
+
+def _held_units(unit: str, holdings: list[Holding]) -> str:
+    counts = [holding.count for holding in holdings]
+    if None in counts:
+        return _uncounted(unit, holdings)
+    total = several(sum(filter(None, counts)), unit)
+    if len(holdings) == 1:
+        return f"{total} {_where(holdings[0])}"
+    return f"{total}: " + ", ".join(f"{holding.count} {_where(holding)}" for holding in holdings)
+
+
+def _uncounted(unit: str, holdings: list[Holding]) -> str:
+    """Where it is known only that there are some: "rows locked in a, b"."""
+    places: dict[Relation, list[str]] = {}
+    for holding in holdings:
+        counted = "" if holding.count is None else f" ({holding.count})"
+        places.setdefault(holding.relation, []).append(printable(holding.place) + counted)
+    units = several(2, unit).removeprefix("2 ")
+    return "; ".join(f"{units} {relation.value} {', '.join(where)}" for relation, where in places.items())
+
+
+def _where(holding: Holding) -> str:
+    return f"{holding.relation.value} {printable(holding.place)}"

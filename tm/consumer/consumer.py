@@ -1,0 +1,180 @@
+"""Consumer: runs a handler over a queue with several workers, each message under a global transaction.
+
+    @tm.consumer("orders", workers=8, batch=50, max_deliveries=5)
+    def handle(message, tx):
+        tx["shop"].execute(...)
+        tx["broker"].send("invoices", ...)
+
+    handle.run()        # until SIGTERM or SIGINT; or: with handle: …, async with handle: …, start() and stop()
+
+What the handler does in its transaction is committed with the message's consumption. When it raises, everything is
+rolled back and the message comes again, after a wait; see `tm.consumer.rounds` for what then happens to it. Handlers
+that are coroutine functions run in tasks of one event loop, others in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tm.consumer.gangs import Tasks, TasksInThread, Threads
+from tm.consumer.settings import ConsumerSettings
+from tm.consumer.signals import Stopper
+from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
+from tm.consumer.tally import Counts, Health, Tally
+from tm.consumer.worker import Crew
+from tm.outcome import ProtocolMisuse
+from xa.machine import IllegalTransition, advance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+    from tm.consumer.gangs import Gang
+    from tm.manager import TransactionManager
+
+logger = logging.getLogger("xabridge.tm.consumer")
+
+
+class Consumer:
+    """A handler with its workers. `settings` are those of `ConsumerSettings`. Called, it calls the handler."""
+
+    def __init__(
+        self, manager: TransactionManager, queue: str, handler: Callable[..., Any], /, **settings: Any
+    ) -> None:
+        self.settings = ConsumerSettings(queue, **settings)
+        self._handler = handler
+        self._is_async = inspect.iscoroutinefunction(handler)
+        self._tally = Tally(queue, manager.recorder)
+        self._crew = Crew(manager, self.settings, handler, self._tally)
+        manager.resource(self.settings.resource)
+        self._lock = threading.Lock()
+        self._state = ConsumerState.NEW
+        self._gang: Gang | None = None
+        self._stopper: Stopper | None = None
+        self.failure: BaseException | None = None
+        """What a worker ended with, where it was not asked to."""
+        manager.has_consumer(self)
+
+    def __call__(self, message: Any, transaction: Any) -> Any:
+        """The handler itself, as it was before it was decorated."""
+        return self._handler(message, transaction)
+
+    def __repr__(self) -> str:
+        return f"<Consumer of {self.settings.queue} {self._state.value}>"
+
+    @property
+    def state(self) -> ConsumerState:
+        """Where it stands."""
+        return self._state
+
+    @property
+    def counts(self) -> Counts:
+        """What its messages came to."""
+        return self._tally.counts
+
+    def health(self) -> Health:
+        """How it is, for a probe."""
+        workers = 0 if self._gang is None else self._gang.alive
+        return Health(self._state, workers, len(self._tally.busy), self._tally.counts, self._tally.trouble)
+
+    # --- in threads -----------------------------------------------------------------------------------------
+
+    def run(self) -> Counts:
+        """Works until SIGTERM or SIGINT (in the main thread), `stop` in another, or a failure of a worker, which is
+        raised. Then what runs is finished, `shutdown_s` at most."""
+        with Stopper() as stopper:
+            self._stopper = stopper
+            try:
+                self.start()
+                stopper.wait()
+            finally:
+                self.stop()
+                self._stopper = None
+        if self.failure is not None:
+            raise self.failure
+        return self.counts
+
+    def start(self) -> None:
+        """Starts the workers, in the background."""
+        self._advance(ConsumerVerb.START)
+        self._gang = (TasksInThread if self._is_async else Threads)(self._crew, self._failed)
+        if self.failure is not None:  # of a worker that failed before we knew it
+            self._gang.ask()
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """Finishes what runs and begins nothing, for `timeout_s` at most (`shutdown_s` where it is None); whether
+        everything was finished. What was not is rolled back."""
+        if self._state is ConsumerState.STOPPED:
+            return True
+        self._ask_to_stop()
+        gang = self._gang
+        left = gang.stop(self.settings.shutdown_s if timeout_s is None else timeout_s) if gang is not None else 0
+        self._ended(left)
+        return not left
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # --- in the caller's event loop --------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if not self._is_async:
+            self.start()
+            return self
+        self._advance(ConsumerVerb.START)
+        self._gang = Tasks(self._crew, self._failed)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        gang = self._gang
+        if not isinstance(gang, Tasks):
+            await asyncio.to_thread(self.stop)
+            return
+        self._ask_to_stop()
+        self._ended(await gang.astop(self.settings.shutdown_s))
+
+    # --- states ---------------------------------------------------------------------------------------------
+
+    def _advance(self, verb: ConsumerVerb) -> None:
+        with self._lock:
+            try:
+                self._state = advance(CONSUMER, self._state, verb)
+            except IllegalTransition as error:
+                raise ProtocolMisuse(
+                    f"the consumer of {self.settings.queue} is {self._state.value}: no {verb.value}; make another"
+                ) from error
+
+    def _ask_to_stop(self) -> None:
+        self._advance(ConsumerVerb.STOP)
+        stopper = self._stopper
+        if stopper is not None:
+            stopper.wake()
+
+    def _failed(self, error: BaseException) -> None:
+        """A worker has ended with this."""
+        logger.error("%s: a worker failed, the consumer stops", self.settings.queue, exc_info=error)
+        self.failure = self.failure or error
+        gang = self._gang
+        if gang is not None:
+            gang.ask()
+        self._ask_to_stop()
+
+    def _ended(self, left: int) -> None:
+        self._advance(ConsumerVerb.END)
+        if left:
+            logger.error(
+                "%s: %d workers did not finish in time; their transactions are rolled back", self.settings.queue, left
+            )

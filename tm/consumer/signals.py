@@ -1,0 +1,69 @@
+"""Stopper: waits for SIGTERM, SIGINT, or to be woken."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopper:
+    """A context. In the main thread it takes the two signals over while it is entered; the first one that comes gives
+    them back, so that a second one has its usual effect.
+
+    A signal's handler may run at any instruction of the main thread, one that holds a lock included: it only writes
+    into a pipe.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, Any] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        self._out, self._in = os.pipe()
+        os.set_blocking(self._in, False)
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                self._before[number] = signal.signal(number, self._heard)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._give_back()
+        with self._lock:
+            self._closed = True
+            for end in (self._in, self._out):
+                os.close(end)
+
+    def wait(self) -> None:
+        """Until there is a signal, or `wake` was called."""
+        os.read(self._out, 1)
+
+    def wake(self) -> None:
+        """From any thread, as often as one likes."""
+        with self._lock:
+            if not self._closed:
+                self._write()
+
+    def _heard(self, _number: int, _frame: object) -> None:
+        self._give_back()
+        self._write()
+
+    def _write(self) -> None:
+        with suppress(BlockingIOError):  # it is full of wake-ups
+            os.write(self._in, b"\0")
+
+    def _give_back(self) -> None:
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, handler)

@@ -1,0 +1,170 @@
+"""Worker: performs the rounds of one worker in a thread.
+
+What a session for messages has to offer: `receive_batch(address, count, timeout_s)`, `reject(message)` and
+`release(message)`, all of which take effect when the branch is committed; and `aio`, the same for asyncio.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from tm.consumer.rounds import GiveBack, Handle, Pause, Receive, Refuse, rounds
+from tm.consumer.tally import DEAD_LETTERED, HANDLED, RETURNED, outcome_of
+from tm.outcome import ProtocolMisuse, Verdict
+from xa import Code, XaError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Sequence
+
+    from tm.consumer.rounds import Effect
+    from tm.consumer.settings import ConsumerSettings
+    from tm.consumer.tally import Tally
+    from tm.manager import TransactionManager
+    from tm.transaction import Transaction
+
+logger = logging.getLogger("xabridge.tm.consumer")
+
+OUTCOMES: Final = {Handle: HANDLED, Refuse: DEAD_LETTERED, GiveBack: RETURNED}
+"""Effect → what its messages count as, where it succeeds."""
+
+
+class Crew:
+    """What the workers of one consumer share, in threads or in tasks."""
+
+    def __init__(
+        self, manager: TransactionManager, settings: ConsumerSettings, handler: Callable[..., Any], tally: Tally
+    ) -> None:
+        self.manager = manager
+        self.settings = settings
+        self.handler = handler
+        self.tally = tally
+        self.timeout_s = settings.timeout_s or manager.timeout_s
+
+    def session(self, transaction: Transaction) -> Any:
+        """The session of the queue's resource, in a transaction."""
+        return transaction[self.settings.resource]
+
+    def calls(self, messages: Sequence[Any]) -> Sequence[Any]:
+        """What the handler is called with, call by call."""
+        return messages if self.settings.takes == "message" else [messages]
+
+    def told(
+        self,
+        number: int,
+        effect: Handle | Refuse | GiveBack,
+        transaction: Transaction,
+        error: Exception | None,
+        began: float,
+    ) -> None:
+        """Counts, and logs, what came of an effect."""
+        outcome = OUTCOMES[type(effect)] if error is None else outcome_of(error)
+        messages, queue = len(effect.messages), self.settings.queue
+        self.tally.done(number, outcome, messages, began)
+        if isinstance(effect, Handle | Refuse):
+            self.tally.count(RETURNED, len(effect.back))
+        if error is not None:
+            trace = error if logger.isEnabledFor(logging.DEBUG) else None
+            why = f"{type(error).__name__}: {error}"
+            logger.warning("%s: %d of %s: %s: %s", transaction, messages, queue, outcome, why, exc_info=trace)
+        elif isinstance(effect, Refuse):
+            count = effect.messages[0].delivery_count
+            logger.error("%s: a message of %s was dead-lettered after %d deliveries", transaction, queue, count)
+
+    def failed_to_receive(self, number: int, error: Exception) -> None:
+        """A worker can't receive."""
+        self.tally.troubled(number, error)
+        logger.warning("%s: nothing can be received: %s: %s", self.settings.queue, type(error).__name__, error)
+
+
+def unreadable(error: Exception, effect: Receive) -> bool:
+    """Whether the one message that was received may be one that can't be read: what a session refuses when the branch
+    is committed. Where it is something else nothing was received, and nothing is committed."""
+    return effect.count == 1 and isinstance(error, XaError) and error.code is Code.XAER_RMERR
+
+
+def not_committed(transaction: Transaction) -> Exception | None:
+    """What is wrong where a handler has completed its transaction itself, and otherwise than by commit."""
+    outcome = transaction.outcome
+    if outcome is not None and outcome.verdict is Verdict.COMMITTED:
+        return None
+    return ProtocolMisuse(f"the handler has completed transaction {transaction} itself; raise instead")
+
+
+class Worker:
+    """One worker, in a thread. `crew` is what it shares with the others."""
+
+    def __init__(self, number: int, crew: Crew, stopping: threading.Event) -> None:
+        self._number = number
+        self._crew = crew
+        self._stopping = stopping
+        self._transaction: Transaction
+
+    def run(self) -> None:
+        """Until the consumer is to stop."""
+        steps = rounds(self._crew.settings, self._crew.timeout_s, self._stopping.is_set)
+        answer: Any = None
+        while True:
+            try:
+                effect = steps.send(answer)
+            except StopIteration:
+                return
+            answer = self._perform(effect)
+
+    def _perform(self, effect: Effect) -> Any:
+        if isinstance(effect, Pause):
+            self._stopping.wait(effect.seconds)
+            return None
+        if isinstance(effect, Receive):
+            return self._receive(effect)
+        began = self._crew.tally.clock()
+        error: Exception | None = None
+        transaction = self._transaction
+        try:
+            with transaction:
+                self._work(effect, transaction)
+            error = not_committed(transaction)
+        except Exception as raised:  # noqa: BLE001 — a handler of anybody's
+            error = raised
+        self._crew.told(self._number, effect, transaction, error, began)
+        return error
+
+    def _receive(self, effect: Receive) -> Sequence[Any] | Exception:
+        crew, settings = self._crew, self._crew.settings
+        try:
+            transaction = crew.manager.begin(settings.timeout_s)
+            try:
+                for name in crew.tally.used if effect.check else ():
+                    transaction.enlist(name)
+                messages: Sequence[Any] = crew.session(transaction).receive_batch(
+                    settings.queue, effect.count, settings.idle_s
+                )
+            except BaseException as error:
+                if isinstance(error, Exception) and unreadable(error, effect):
+                    transaction.commit()
+                else:
+                    transaction.rollback()
+                raise
+            if not messages:
+                transaction.rollback()
+                crew.tally.idle(self._number)
+                return ()
+        except Exception as error:  # noqa: BLE001 — a resource manager of anybody's
+            crew.failed_to_receive(self._number, error)
+            return error
+        self._transaction = transaction
+        crew.tally.working(self._number, transaction)
+        return messages
+
+    def _work(self, effect: Handle | Refuse | GiveBack, transaction: Transaction) -> None:
+        back = effect.messages if isinstance(effect, GiveBack) else effect.back
+        if isinstance(effect, Refuse) or back:
+            session = self._crew.session(transaction)
+            for message in back:
+                session.release(message)
+            for message in effect.messages if isinstance(effect, Refuse) else ():
+                session.reject(message)
+        if isinstance(effect, Handle):
+            for call in self._crew.calls(effect.messages):
+                self._crew.handler(call, transaction)

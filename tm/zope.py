@@ -1,0 +1,97 @@
+"""The `transaction` package of Zope with our decision log: everything a manager's transaction did is one data manager.
+
+    import transaction
+    from tm.zope import join
+
+    join(manager)                          # begins a transaction of the manager's, inside the current one of Zope's
+    manager["shop"].execute(…)
+    transaction.commit()
+
+Zope's package asks every data manager to vote, then tells all to finish, and keeps no log. Ours comes last in its
+order and commits when it is asked to vote, everybody else having voted yes: whatever is behind our manager (databases,
+brokers) is committed by one decision, which is logged and recovered. Towards data managers of others it is one that
+commits in one phase: what they do after their vote is not ours to repair.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from tm.outcome import OutcomeUnknown, RolledBack
+from tm.states import FINAL
+
+if TYPE_CHECKING:
+    from tm.manager import TransactionManager
+    from tm.transaction import Transaction
+
+LAST: Final = "~~xabridge"
+"""Zope's package sorts data managers by name; nothing that people write comes behind this."""
+
+
+def join(manager: TransactionManager, zope_manager: Any = None, *, timeout_s: float | None = None) -> Transaction:
+    """Begins a transaction of `manager` as part of the current transaction of `zope_manager` (`transaction.manager`
+    where it is not given), or returns the one that is part of it already. It ends with Zope's, which commits it and
+    rolls it back."""
+    if zope_manager is None:
+        import transaction  # type: ignore[import-untyped]  # noqa: PLC0415 — an extra
+
+        zope_manager = transaction.manager
+    current = zope_manager.get()
+    try:
+        return cast("Transaction", current.data(manager))
+    except KeyError:
+        joined = manager.begin(timeout_s)
+    try:
+        current.join(DataManager(zope_manager, manager, joined))
+    except BaseException:
+        joined.rollback()
+        raise
+    current.set_data(manager, joined)
+    return joined
+
+
+class DataManager:
+    """`transaction.interfaces.IDataManager` over one transaction of ours."""
+
+    def __init__(self, zope_manager: Any, manager: TransactionManager, joined: Transaction) -> None:
+        self.transaction_manager = zope_manager
+        self.joined = joined
+        self._manager = manager
+
+    def sortKey(self) -> str:  # noqa: N802 — the interface's name
+        """Behind everybody else."""
+        return f"{LAST}:{self._manager.node}:{id(self):x}"
+
+    def should_retry(self, error: BaseException) -> bool:
+        """For `transaction.manager.attempts()`: nothing of a transaction that was rolled back is left."""
+        return isinstance(error, RolledBack)
+
+    def abort(self, _: object) -> None:
+        """Zope's transaction is given up before it was to be committed."""
+        self._roll_back()
+
+    def tpc_begin(self, _: object) -> None:
+        """The others are about to vote."""
+
+    def commit(self, _: object) -> None:
+        """All work is done already."""
+
+    def tpc_vote(self, _: object) -> None:
+        """The others have voted yes: commits. Raises what `Transaction.commit` raises. Where the decision to commit is
+        durable, and only telling it was interrupted, this is a yes: recovery finishes it."""
+        try:
+            self.joined.commit()
+        except OutcomeUnknown as unknown:
+            if unknown.outcome is None or not unknown.outcome.decided:
+                raise
+
+    def tpc_finish(self, _: object) -> None:
+        """Done."""
+
+    def tpc_abort(self, _: object) -> None:
+        """Somebody has voted no."""
+        self._roll_back()
+
+    def _roll_back(self) -> None:
+        if self.joined.status not in FINAL and self.joined.outcome is None:
+            self.joined.rollback()

@@ -1,0 +1,55 @@
+"""Diagnosing: what a resource manager may offer beyond the contract, for `xabridge doctor`: checks of its own, each
+with what to do about what it finds.
+
+It is optional: an instance offers it if and only if it has the method. Where it does not, opening it is the check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol, runtime_checkable
+
+
+class Health(Enum):
+    """What a check came to. WARN: it works, and may not for long, or not as well as it could."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check: what was `found` ("max_prepared_transactions is 0"), and where it is not OK, the `mend` ("set it to
+    at least 40 and restart PostgreSQL"). `subject` names what was looked at, in a word or two, and stays the same
+    from one version to the next, for scripts. No secret stands in any of them."""
+
+    health: Health
+    subject: str
+    found: str
+    mend: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a resource manager says of itself. `clock_ahead_s`: by how much the clock of its server is ahead of that of
+    this process (`time.time()`), the way there and back counted in; None where it was not asked."""
+
+    checks: tuple[Check, ...]
+    clock_ahead_s: float | None = None
+
+
+@runtime_checkable
+class Diagnosing(Protocol):
+    """What a resource manager has that offers it."""
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        """Looks whether what `open_string` names can be reached and does what it must.
+
+        Precondition: none; the instance need not be open, and is afterwards as it was before. It changes nothing,
+        neither here nor there, and ends within the time that `open` would take. What is wrong is a Check and not an
+        exception: a resource that can't be reached, a login that is refused, an open string that is no good.
+        Checks stand in the order in which one depends on the other, from whether it can be reached on.
+        """
+        ...
