@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dtx.resource.credentials import set_password
-from dtx.resource.permissions import Permissions
+from dtx.resource.permissions import EVERYTHING, Permissions
 from dtx.resource.settings import Limits, Settings
 from rm_amqp import AmqpResource, Message
 from tests.contract.client import ScriptedRegistrar
@@ -130,6 +130,7 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBrok
         key=CERTIFICATES / "broker.key",
         client_ca=CERTIFICATES / "ca.pem",
         anonymous=True,
+        permissions=Permissions({"anonymous": EVERYTHING, "*": EVERYTHING}),
     )
     yield broker
     broker.stop()
