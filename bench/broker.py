@@ -5,8 +5,10 @@ branches_per_s_1, _16         complete branches (start, one message in, one out,
                               16 channels; the client names the txn-id ahead, so start, work, end and prepare
                               are one exchange, and commit is another
 steps_per_s_1                 the same with one exchange for every verb
+*_cpu_us                      the broker's processor time for one of these, all of its threads
 restart_s                     from the start of the process to the first page of recover, with 100,000 messages
                               and 10,000 prepared branches, after kill -9
+client_cpu_us, round_trips    what a branch costs the resource manager client, and more: see bench/client.py
 rss_mb_100k                   memory that 100,000 queued messages of 1 KiB take, above an empty broker
 """
 
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.amqp import Client, drive
+from bench.client import measure_client
 from bench.load import Load, run
 from bench.process import BrokerProcess
 from dtx.protocol.commands import Recover
@@ -42,6 +45,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
                 "messages": messages,
                 "in_doubt": in_doubt,
                 **_messages(broker, messages),
+                **measure_client(broker, scale),
                 **_branches(broker, messages, in_doubt, scale),
                 **_restart(broker, in_doubt),
             }
@@ -49,36 +53,45 @@ def measure(*, quick: bool) -> dict[str, Any]:
             broker.kill()
 
 
-def _loads(broker: BrokerProcess, channels: int, total: int, **given: str) -> list[Load]:
+def _loads(broker: BrokerProcess, channels: int, total: int, *, source: str = "", target: str = "") -> list[Load]:
     return [
-        Load(broker.host, broker.port, (total + channel) // channels, name=f"{given['target']}-{channel}", **given)
+        Load(broker.host, broker.port, (total + channel) // channels, source, target, f"{target}-{channel}")
         for channel in range(channels)
     ]
 
 
 def _messages(broker: BrokerProcess, messages: int) -> dict[str, float]:
     empty = broker.rss_mb()
-    posting = run("post", _loads(broker, 2, messages, target="posted"))
+    posting = _measured(broker, "posts", "post", _loads(broker, 2, messages, target="posted"), messages)
     held = broker.rss_mb()
-    retiring = run("retire", _loads(broker, 2, messages, source="posted", target=""))
+    retiring = _measured(broker, "retires", "retire", _loads(broker, 2, messages, source="posted"), messages)
     return {
-        "posts_per_s": round(messages / posting),
-        "retires_per_s": round(messages / retiring),
+        **posting,
+        **retiring,
         "rss_mb_empty": round(empty, 1),
         "rss_mb_100k": round(held - empty, 1),
     }
 
 
+def _measured(
+    broker: BrokerProcess, name: str, kind: str, loads: list[Load], count: int, channels: str = ""
+) -> dict[str, float]:
+    """How many a second, and the broker's processor time for one."""
+    before = broker.cpu_s()
+    seconds = run(kind, loads)
+    cpu_us = (broker.cpu_s() - before) / count * 1e6
+    return {f"{name}_per_s{channels}": round(count / seconds), f"{name}_cpu_us{channels}": round(cpu_us, 1)}
+
+
 def _branches(broker: BrokerProcess, messages: int, in_doubt: int, scale: int) -> dict[str, float]:
-    counts = {"branches_per_s_1": ("branches", 1, 2000), "branches_per_s_16": ("branches", 16, 8000)}
-    counts["steps_per_s_1"] = ("step_by_step", 1, 1000)
-    total = sum(count for _, _, count in counts.values()) // scale
+    cycles = (("branches", "branches", 1, 2000), ("branches", "branches", 16, 8000), ("steps", "step_by_step", 1, 1000))
+    total = sum(count for *_, count in cycles) // scale
     run("post", _loads(broker, 2, (messages + total) // 200 * 200 + 200, target="orders"))
     figures: dict[str, float] = {}
-    for name, (kind, channels, most) in counts.items():
+    for name, kind, channels, most in cycles:
         count = most // scale
-        loads = _loads(broker, channels, count, source="orders", target=name)
-        figures[name] = round(count / run(kind, loads))
+        loads = _loads(broker, channels, count, source="orders", target=f"{name}-{channels}")
+        figures.update(_measured(broker, name, kind, loads, count, f"_{channels}"))
     run("prepared", _loads(broker, 16, in_doubt, source="orders", target="invoices"))
     return figures
 

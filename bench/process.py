@@ -6,10 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 class BrokerProcess:
@@ -65,10 +62,19 @@ class BrokerProcess:
         """Whether it has not ended by itself."""
         return self._process is not None and self._process.poll() is None
 
-    def rss_mb(self) -> float:
-        """Its resident memory."""
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
         if self._process is None:
             raise RuntimeError("the broker does not run")
-        with open(f"/proc/{self._process.pid}/statm") as file:  # noqa: PTH123 — no path of ours
-            pages = int(file.read().split()[1])
+        return self._process.pid
+
+    def cpu_s(self) -> float:
+        """The processor time that it took so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_mb(self) -> float:
+        """Its resident memory."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

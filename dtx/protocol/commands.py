@@ -243,15 +243,16 @@ def _start_to_wire(start: Start) -> Described:
 def _start_from_wire(value: Any) -> Start:
     if type(value) is not Described:
         raise ValueError(f"an xid or a start is expected, not {kind_name(value)}")
-    if value.descriptor in {XID_TYPE.symbol, XID_TYPE.code}:
+    given = _GLOBAL_IDS.from_wire(value)
+    if not isinstance(given, Start):
         return Start(_named(value))
-    start: Start = _STARTS.from_wire(value)
+    start = given
     if start.join and start.resume:
         raise ValueError("join and resume exclude each other")
     return start
 
 
-_STARTS: Final = Catalog.of(START)
+_GLOBAL_IDS: Final = Catalog.of(XID_TYPE, START)
 GLOBAL_ID: Final = Kind("global-id", _start_to_wire, _start_from_wire)
 
 

@@ -43,6 +43,8 @@ class Condition(StrEnum):
     TRANSFER_LIMIT = "amqp:link:transfer-limit-exceeded"
     MESSAGE_SIZE = "amqp:link:message-size-exceeded"
     DETACH_FORCED = "amqp:link:detach-forced"
+    UNATTACHED_HANDLE = "amqp:session:unattached-handle"
+    HANDLE_IN_USE = "amqp:session:handle-in-use"
     WINDOW_VIOLATION = "amqp:session:window-violation"
 
 

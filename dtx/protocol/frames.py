@@ -37,10 +37,12 @@ from dtx.protocol.performatives import (
     Seen,
     decoded,
 )
-from dtx.protocol.values import Symbol, Uint
+from dtx.protocol.values import Symbol, Uint, Ulong
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from dtx.protocol.admission import Admission
 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 MIN_MAX_FRAME_SIZE: Final = 512
@@ -49,6 +51,8 @@ MAX_PROPERTIES: Final = 256
 _FRAME: Final = struct.Struct(">IBBH")
 _PERFORMATIVE: Final = b"\x00\x53"
 """How the descriptor of a performative begins in every frame that proton and its like send."""
+_USUAL: Final = b"\x02\x00"
+"""Header without an extension, and type, of the same."""
 _SMALLEST: Final = _FRAME.size + 4
 """Octets of the smallest frame with a performative: 00 53 code, and an empty list."""
 _SMALL_WIDTHS: Final = bytes(
@@ -128,7 +132,7 @@ def _unusual(data: bytes, position: int, stop: int) -> tuple[int, int]:
         raise FrameError(DECODE_ERROR, f"a frame without a performative: {error}") from error
     if isinstance(descriptor, Symbol):
         return CODES.get(descriptor, 0), start
-    return (descriptor, start) if isinstance(descriptor, int) else (0, start)
+    return (descriptor, start) if type(descriptor) is Ulong else (0, start)
 
 
 def _has_more(data: bytes, position: int, stop: int) -> bool:
@@ -163,14 +167,16 @@ def _has_field(index: int, data: bytes, position: int, stop: int) -> bool:
 
 
 class IncomingFrames(_Splitter):
-    """What a peer sends. `max_frame_size` is what our open frame says.
+    """What a peer sends. `max_frame_size` is what our open frame says; a server gives the `admission` that
+    decides which frames go on.
 
     After a FrameError the connection is to be closed with its condition, and nothing more to be fed; what was
     fed in that call must not reach proton.
     """
 
-    def __init__(self, max_frame_size: int) -> None:
+    def __init__(self, max_frame_size: int, admission: Admission | None = None) -> None:
         super().__init__(max_frame_size)
+        self._admission = admission
         self._partial: set[tuple[int, int]] = set()
         self._with_properties: set[tuple[int, int]] = set()
 
@@ -180,18 +186,13 @@ class IncomingFrames(_Splitter):
         run, position, end = 0, self._header_end(data), len(data)
         segments: list[Segment] = []
         while self._started and end - position >= _FRAME.size:
-            size, doff, kind, channel = _FRAME.unpack_from(data, position)
+            size, _doff, _kind, channel = _FRAME.unpack_from(data, position)
             if not _FRAME.size <= size <= self._limit:
                 raise self._wrong_size(size)
             stop = position + size
             if stop > end:
                 break
-            start = position + _FRAME.size
-            if data[start : start + 2] == _PERFORMATIVE and doff == 2 and kind == 0 and size >= _SMALLEST:
-                code = data[start + 2]
-                start += 3
-            else:
-                code, start = _unusual(data, position, stop)
+            code, start = self._performative(data, position, stop)
             if code == TRANSFER:
                 wanted = bool(self._partial) or _has_more(data, start, stop)
             elif code == FLOW:
@@ -210,6 +211,25 @@ class IncomingFrames(_Splitter):
         if position < end:
             self._keep(data, position)
         return segments
+
+    def _performative(self, data: bytes, position: int, stop: int) -> tuple[int, int]:
+        """Code and begin of the fields of a frame that may go on."""
+        start = position + _FRAME.size
+        if (
+            data[start : start + 2] == _PERFORMATIVE
+            and data[position + 4 : position + 6] == _USUAL
+            and stop - position >= _SMALLEST
+        ):
+            code = data[start + 2]
+            start += 3
+        else:
+            code, start = _unusual(data, position, stop)
+            if stop == position + 4 * data[position + 4]:  # an empty frame: a sign of life
+                return code, start
+        if self._admission is not None:
+            channel = data[position + 6] << 8 | data[position + 7]
+            self._admission.admit(code, channel, data, start, stop)
+        return code, start
 
     def _look(self, code: int, channel: int, data: bytes, start: int, stop: int) -> Seen | None:
         """What the frame says that proton does not; None where proton tells all of it."""

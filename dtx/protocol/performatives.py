@@ -20,24 +20,30 @@ T = TypeVar("T")
 FRAMING_ERROR: Final = "amqp:connection:framing-error"
 DECODE_ERROR: Final = "amqp:decode-error"
 
+OPEN: Final = 0x10
 BEGIN: Final = 0x11
 ATTACH: Final = 0x12
 FLOW: Final = 0x13
 TRANSFER: Final = 0x14
+DISPOSITION: Final = 0x15
 DETACH: Final = 0x16
 END: Final = 0x17
+CLOSE: Final = 0x18
 
 ECHO: Final = 9
 PROPERTIES: Final = 10
 """Fields of a flow."""
 
 CODES: Final = {
+    "amqp:open:list": OPEN,
     "amqp:begin:list": BEGIN,
     "amqp:attach:list": ATTACH,
     "amqp:flow:list": FLOW,
     "amqp:transfer:list": TRANSFER,
+    "amqp:disposition:list": DISPOSITION,
     "amqp:detach:list": DETACH,
     "amqp:end:list": END,
+    "amqp:close:list": CLOSE,
 }
 """What the descriptor may be in place of its number."""
 

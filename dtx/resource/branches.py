@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 HEURISTIC: Final = {True: Code.XA_HEURCOM, False: Code.XA_HEURRB}
 IN_DOUBT: Final = frozenset({BranchState.S3, BranchState.S5})
 UNPREPARED: Final = frozenset({BranchState.S1, BranchState.S2, BranchState.S4})
+EXPIRING: Final = frozenset({BranchState.S1, BranchState.S2})
 
 
 class Branch:
@@ -43,14 +44,13 @@ class Branch:
         "_told",
         "associations",
         "deadline",
-        "expiry",
-        "letting_go",
         "number",
         "outcome",
         "owner",
         "since_ms",
         "state",
         "timeout_s",
+        "timer",
         "waiting",
         "work",
         "xid",
@@ -68,8 +68,8 @@ class Branch:
         """How it was completed heuristically."""
         self.timeout_s = 0
         self.deadline = 0.0
-        self.expiry: Timer | None = None
-        self.letting_go: Timer | None = None
+        self.timer: Timer | None = None
+        """What is to happen if nothing does; one at a time."""
         self.since_ms = 0
         self.waiting: deque[Callable[[], None]] | None = None
         """What waits while an operation is being forced; None when none is."""
@@ -216,16 +216,20 @@ class Registry:
         """From now on the branch may take so long; 0 is the default."""
         branch.timeout_s = timeout_s or self._resource.settings.branch_timeout_s
         branch.deadline = self._resource.clock.monotonic() + branch.timeout_s
-        if branch.expiry is not None:
-            branch.expiry.cancel()
-        branch.expiry = self._resource.after(branch.timeout_s, lambda: self._expire(branch))
+        if branch.state in EXPIRING:
+            self._after(branch.timeout_s, branch, self._expire)
+
+    def _after(self, delay_s: float, branch: Branch, call: Callable[[Branch], None]) -> None:
+        if branch.timer is not None:
+            branch.timer.cancel()
+        branch.timer = self._resource.after(delay_s, lambda: call(branch))
 
     def _expire(self, branch: Branch) -> None:
         now = self._resource.clock.monotonic()
         if branch.state not in UNPREPARED or now < branch.deadline:
             return
         if branch.waiting is not None:  # a prepare, commit or rollback is being forced: it decides
-            branch.expiry = self._resource.after(1.0, lambda: self._expire(branch))
+            self._after(1.0, branch, self._expire)
         elif branch.state is not BranchState.S4:
             told = f"it was not prepared within {branch.timeout_s} s"
             branch.undo(BranchVerb.EXPIRE, told, Code.XA_RBTIMEOUT)
@@ -233,25 +237,22 @@ class Registry:
     def undo(self, branch: Branch) -> None:
         """Undoes the work of a branch that is not prepared; it is remembered for a while."""
         self.undo_now(branch)
-        self._let_go_after(self._resource.settings.rollback_only_s, branch)
-
-    def _let_go_after(self, delay_s: float, branch: Branch) -> None:
-        branch.letting_go = self._resource.after(delay_s, lambda: self._let_go(branch))
+        self._after(self._resource.settings.rollback_only_s, branch, self._let_go)
 
     def _let_go(self, branch: Branch) -> None:
         """Nobody came to hear that the branch is rollback-only; presumed abort says the same."""
         if branch.state is BranchState.S4 and self._branches.get(branch.xid) is branch:
             if branch.associations or branch.waiting is not None:
-                self._let_go_after(60.0, branch)
+                self._after(60.0, branch, self._let_go)
             else:
                 branch.move(BranchVerb.ROLLBACK)
                 self.remove(branch)
 
     def prepared(self, branch: Branch) -> None:
         """The branch is in doubt from now on: no timer may touch it."""
-        if branch.expiry is not None:
-            branch.expiry.cancel()
         insort(self._in_doubt, branch.xid)
+        if branch.timer is not None:
+            branch.timer.cancel()
 
     def undo_now(self, branch: Branch) -> None:
         """Undoes what is not prepared."""
@@ -260,10 +261,9 @@ class Registry:
 
     def remove(self, branch: Branch) -> None:
         """The branch is gone."""
-        for timer in (branch.expiry, branch.letting_go):
-            if timer is not None:
-                timer.cancel()
         self._branches.pop(branch.xid, None)
+        if branch.timer is not None:
+            branch.timer.cancel()
         at = bisect_left(self._in_doubt, branch.xid)
         if at < len(self._in_doubt) and self._in_doubt[at] == branch.xid:
             del self._in_doubt[at]

@@ -20,7 +20,7 @@ from dtx.protocol.sasl import SaslServer, ServerPolicy
 from dtx.resource.connection import BrokerConnection
 from dtx.resource.credentials import Credentials
 from dtx.resource.node import Node
-from dtx.resource.permissions import open_to_this_machine
+from dtx.resource.permissions import open_to_this_machine, open_to_users
 from dtx.store.sql import SqlStore
 from xa import Code
 
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from dtx.store.contract import Step, StoreError
 
 LOG: Final = logging.getLogger("xabridge.broker")
-HANDSHAKE_S: Final = 15.0
 GOODBYE_S: Final = 5.0
+MANY_PEERS: Final = 4
+"""From so many on it is worth a further turn of the loop to gather what a turn has for the store and for them."""
 
 
 class SystemClock:
@@ -58,12 +59,14 @@ class Broker:
         users = Credentials.load(config.users) if config.users is not None else None
         permissions = config.permissions
         anonymous = config.anonymous
-        if permissions is None:
+        if permissions is None and (users is not None or config.client_ca is not None):
+            permissions, self.notice = open_to_users()
+        elif permissions is None:
             permissions, self.notice = open_to_this_machine(config.hosts)
             anonymous = True
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
         self._loop = asyncio.get_running_loop()
-        self._store = SqlStore(config.store, self._deliver, hook, self._loop.call_soon)
+        self._store = SqlStore(config.store, self._deliver, hook, self._at_end_of_turn)
         self.node = Node(self._store, SystemClock(), config.settings, permissions, self._store_stopped)
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
@@ -149,7 +152,14 @@ class Broker:
         """Has `flush` called when everything that the loop found ready is carried out: one write per peer."""
         if not self._flushing:
             self._flushing = True
-            self._loop.call_soon(self.flush)
+            self._at_end_of_turn(self.flush)
+
+    def _at_end_of_turn(self, call: Callable[[], None]) -> None:
+        """Calls `call` when what the loop found ready is carried out; at once where that is little anyway."""
+        if len(self.open_peers) < MANY_PEERS:
+            call()
+        else:
+            self._loop.call_soon(call)
 
     def flush(self) -> None:
         """Writes what connections have to say."""
@@ -216,7 +226,7 @@ class PeerProtocol(asyncio.Protocol):
             certified=_certified(encrypted),
             nonce=os.urandom,
         )
-        self._handshake = asyncio.get_running_loop().call_later(HANDSHAKE_S, self._too_slow)
+        self._handshake = asyncio.get_running_loop().call_later(broker.config.settings.handshake_s, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
         """As asyncio.Protocol says."""
@@ -271,8 +281,6 @@ class PeerProtocol(asyncio.Protocol):
             self._sasl = None
             self._connection = BrokerConnection(self._broker.node, sasl.identity, self._address)
             self._broker.peers[self._connection] = self
-            if self._handshake is not None:
-                self._handshake.cancel()
             if sasl.rest:
                 self.data_received(sasl.rest)
 
@@ -283,8 +291,9 @@ class PeerProtocol(asyncio.Protocol):
             self._go_on()
 
     def _too_slow(self) -> None:
-        LOG.warning("%s: not authenticated after %s s", self._address, HANDSHAKE_S)
-        self.abort()
+        if self._connection is None or not self._connection.opened:
+            LOG.warning("%s: no open connection after %s s", self._address, self._broker.config.settings.handshake_s)
+            self.abort()
 
     # -- for the broker
     def write(self) -> None:

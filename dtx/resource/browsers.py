@@ -109,7 +109,7 @@ class BrowsingLink(Link):
         self.advance()
 
     def _send(self, octets: bytes) -> None:
-        self._tag += 1
+        self._tag = (self._tag + 1) & 0xFFFF_FFFF
         self.delivery_count += 1
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         send(self.pointer, octets)

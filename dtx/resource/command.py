@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import getpass
 import logging
 import signal
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.resource.broker import Broker
 from dtx.resource.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
-from dtx.resource.credentials import CredentialsError
+from dtx.resource.credentials import CredentialsError, set_password
 from dtx.resource.permissions import PermissionsError
 from dtx.store.contract import StoreError
 
@@ -26,6 +27,18 @@ SUMMARY: Final = "run the embedded AMQP 1.0 broker with distributed transactions
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+FLAGS: Final = (
+    "listen",
+    "listen_tls",
+    "store",
+    "certificate",
+    "key",
+    "client_ca",
+    "users",
+    "anonymous",
+    "plain_without_tls",
+)
+"""What goes before the fields of the same names in the file."""
 GC_THRESHOLD: Final = 20_000
 """A queue is many objects that a collection would look at in vain; what the broker drops is rarely in cycles."""
 
@@ -43,6 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--client-ca", metavar="FILE", help="TLS: who may sign certificates of clients, PEM")
     parser.add_argument("--users", metavar="FILE", help="the file of users")
     parser.add_argument("--anonymous", action="store_true", default=None, help="take peers without a name")
+    parser.add_argument(
+        "--plain-without-tls", action="store_true", default=None, help="take passwords in the clear, without TLS"
+    )
+    parser.add_argument(
+        "--set-password",
+        metavar="USER",
+        help="add USER to the file of users, or change the password, and end; it is asked for, or read from stdin",
+    )
     parser.add_argument("--verbose", action="store_true", help="say more on stderr")
 
 
@@ -53,9 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
         level=logging.INFO if arguments.verbose else logging.WARNING,
         format="%(asctime)s %(levelname)s %(message)s",
     )
-    names = ("listen", "listen_tls", "store", "certificate", "key", "client_ca", "users", "anonymous")
     try:
-        config = load(arguments.config, {name: getattr(arguments, name) for name in names})
+        config = load(arguments.config, {name: getattr(arguments, name) for name in FLAGS})
+        if arguments.set_password is not None:
+            return _set_password(config, arguments.set_password)
         return asyncio.run(_serve(config))
     except (ConfigError, CredentialsError, PermissionsError) as error:
         sys.stderr.write(f"xabridge broker: {error}\n")
@@ -63,6 +85,15 @@ def run(arguments: argparse.Namespace) -> int:
     except (StoreError, OSError) as error:
         sys.stderr.write(f"xabridge broker: {error}\n")
         return EXIT_FAILED
+
+
+def _set_password(config: BrokerConfig, user: str) -> int:
+    if config.users is None:
+        raise ConfigError("--set-password needs the file of users: --users, or broker.users in the file")
+    typed = sys.stdin.isatty()
+    password = getpass.getpass(f"password of {user}: ") if typed else sys.stdin.readline().rstrip("\n")
+    set_password(config.users, user, password)
+    return EXIT_OK
 
 
 async def _serve(config: BrokerConfig) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from dtx.protocol.admission import Admission
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
 from dtx.protocol.frames import IncomingFrames, OutgoingFrames
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
     from dtx.resource.queues import Queue
 
 MAX_STATES: Final = 1000
+DELIVERY: Final = LIB.PN_DELIVERY
+LINK_FLOW: Final = LIB.PN_LINK_FLOW
+delivery_of: Final = LIB.pn_event_delivery
+link_of: Final = LIB.pn_delivery_link
 
 
 class Session:
@@ -63,7 +68,11 @@ class BrokerConnection:
         self.replies: dict[str, Queue] = {}
         self.writable = True
         """Whether the peer takes what it is sent; the shell's to say."""
+        self.opened = False
+        """Whether the peer has opened the connection."""
         self.closed = False
+        self._refused = False
+        """Whether the peer broke the protocol: nothing more of it is looked at."""
         self._engine = Engine(
             node.settings.container,
             max_frame=limits.frame_octets,
@@ -71,7 +80,7 @@ class BrokerConnection:
             idle_timeout_ms=int(node.settings.idle_timeout_s * 1000),
         )
         self._capacity = 2048 * limits.frame_octets
-        self._incoming = IncomingFrames(limits.frame_octets)
+        self._incoming = IncomingFrames(limits.frame_octets, Admission(limits.sessions, 2 * limits.links))
         self._outgoing = OutgoingFrames()
         self._handles: dict[tuple[int, int], Link] = {}
         self.attaching: AttachSeen | None = None
@@ -83,6 +92,11 @@ class BrokerConnection:
         self._withdrawing: list[Callable[[], None]] = []
         self._unsent: list[tuple[Link, Callable[[], None]]] = []
         self._txn_number = 0
+        self.loading = 0
+        self._has_room = False
+        """Octets of messages that are read, or being read, and that proton does not have yet."""
+        self.partial_octets = 0
+        """Octets of messages of which more is to come."""
         self._handlers: dict[int, Callable[[Pointer], None]] = {
             LIB.PN_CONNECTION_REMOTE_OPEN: self._on_open,
             LIB.PN_CONNECTION_REMOTE_CLOSE: self._on_close,
@@ -97,7 +111,7 @@ class BrokerConnection:
     # -- octets
     def received(self, octets: bytes) -> None:
         """Carries out what the peer sent. The turn ends with it: the shell sends what there is to send."""
-        if self.closed:
+        if self.closed or self._refused:
             return
         try:
             for data, seen in self._incoming.feed(octets):
@@ -108,12 +122,19 @@ class BrokerConnection:
                 if seen is not None:
                     self._after(seen)
         except FrameError as error:
-            self.close(Refusal(Condition.FRAMING_ERROR, str(error), Code.XAER_INVAL))
+            self._refused = True
+            self.close(Refusal(Condition(error.condition), str(error), Code.XAER_INVAL))
         self.node.touch(self)
         self.node.resource.settle()
 
     def output(self) -> bytes:
-        """What is to be sent now."""
+        """What is to be sent now. When there is nothing, and nothing to come, the peer is let go."""
+        if self.closed:
+            return b""
+        if self._has_room:
+            self._has_room = False
+            self._wake()
+            self.node.resource.settle()
         for link in tuple(self.draining):
             link.drain()
         for link in tuple(self._echoing):
@@ -128,14 +149,14 @@ class BrokerConnection:
             calls, self._withdrawing = self._withdrawing, []
             for call in calls:
                 call()
-        if self._engine.finished:
+        if self._engine.finished or (self._refused and not octets):
             self.lost()
         return octets
 
     def _echo(self, link: Link) -> None:
         """Tells the state of a link, in a flow that proton sends for its session."""
         del self._echoing[link]
-        if link.pointer in self.links:
+        if self.alive(link):
             receiver = bool(LIB.pn_link_is_receiver(link.pointer))
             credit = max(0, LIB.pn_link_credit(link.pointer))
             self._outgoing.echo(link.name, receiver=receiver, delivery_count=link.delivery_count, credit=credit)
@@ -159,14 +180,14 @@ class BrokerConnection:
 
     def _aborting(self) -> bool:
         for link in tuple(self._aborted):
-            if link.pointer not in self.links or not LIB.pn_link_queued(link.pointer):
+            if not self.alive(link) or not LIB.pn_link_queued(link.pointer):
                 del self._aborted[link]
         return bool(self._aborted)
 
     def _call_sent(self) -> None:
         unsent, self._unsent = self._unsent, []
         for link, call in unsent:
-            if link.pointer not in self.links:
+            if not self.alive(link):
                 continue
             if LIB.pn_session_outgoing_bytes(link.session.pointer) < CHUNK:
                 call()
@@ -177,11 +198,22 @@ class BrokerConnection:
         """Idle time-outs; when to call again, 0 for never."""
         return 0 if self.closed else self._engine.tick(now_ms)
 
+    def unloaded(self, octets: int) -> None:
+        """Proton has the octets of a message, or nobody wants them: there may be room for others."""
+        limit = self.node.limits.output_octets
+        if self.loading >= limit > self.loading - octets:
+            self._has_room = True
+            self.node.touch(self)
+        self.loading -= octets
+
+    def _wake(self) -> None:
+        for link in tuple(self.links.values()):
+            link.flow_event()
+
     def resume(self) -> None:
         """The peer takes again what it is sent."""
         self.writable = True
-        for link in tuple(self.links.values()):
-            link.flow_event()
+        self._wake()
         self.node.touch(self)
         self.node.resource.settle()
 
@@ -235,23 +267,24 @@ class BrokerConnection:
 
     # -- events
     def _handle_events(self) -> None:
-        links = self.links
+        links, handlers = self.links, self._handlers
         for kind, event in self._engine.events():
-            if kind == LIB.PN_DELIVERY:
-                delivery = LIB.pn_event_delivery(event)
-                link = links.get(LIB.pn_delivery_link(delivery))
+            if kind == DELIVERY:
+                delivery = delivery_of(event)
+                link = links.get(link_of(delivery))
                 if link is not None:
                     link.delivery_event(delivery)
-            elif kind == LIB.PN_LINK_FLOW:
+                else:  # what still comes for a link that was refused or closed
+                    LIB.pn_delivery_settle(delivery)
+            elif kind == LINK_FLOW:
                 link = links.get(LIB.pn_event_link(event))
                 if link is not None:
                     link.flow_event()
-            else:
-                handler = self._handlers.get(kind)
-                if handler is not None:
-                    handler(event)
+            elif kind in handlers:
+                handlers[kind](event)
 
     def _on_open(self, _event: Pointer) -> None:
+        self.opened = True
         self.container = text(LIB.pn_connection_remote_container(self._engine.connection))
         LIB.pn_connection_open(self._engine.connection)
 
@@ -315,6 +348,10 @@ class BrokerConnection:
         if LIB.pn_link_session(pointer) in self.sessions:
             LIB.pn_link_free(pointer)
 
+    def alive(self, link: Link) -> bool:
+        """Whether the link is still there. A pointer alone does not say so: another link may have it now."""
+        return self.links.get(link.pointer) is link
+
     def forget(self, link: Link) -> None:
         """A link is no longer used: what it held is let go."""
         self.links.pop(link.pointer, None)
@@ -325,7 +362,7 @@ class BrokerConnection:
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """Closes a link with an error."""
-        if link.pointer in self.links:
+        if self.alive(link):
             set_condition(LIB.pn_link_condition(link.pointer), refusal)
             LIB.pn_link_close(link.pointer)
             self.forget(link)
@@ -339,7 +376,7 @@ class BrokerConnection:
             raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
         while True:
             self._txn_number += 1
-            txn_id = self._txn_number.to_bytes(4, "big")
+            txn_id = (self._txn_number & 0xFFFF_FFFF).to_bytes(4, "big")
             if txn_id not in self.contexts:
                 return txn_id
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from dtx.resource.queues import Entry, Queue
     from dtx.resource.work import Retirement
 
-MAX_FETCHING: Final = 4 << 20
 _SIMPLE: Final = {ACCEPTED: TAKEN, REJECTED: REFUSED, RELEASED: GIVEN_BACK}
 
 
@@ -46,6 +45,7 @@ class Sent:
         "entry",
         "gone",
         "link",
+        "loaded",
         "payload",
         "pointer",
         "retirement",
@@ -56,6 +56,8 @@ class Sent:
         self.entry = entry
         self.default = default
         self.payload: bytes | None = None
+        self.loaded = 0
+        """Octets that it takes in memory, read or being read, until proton has them."""
         self.pointer: Pointer | None = None
         self.context: TransactionalContext | None = None
         self.retirement: Retirement | None = None
@@ -110,7 +112,6 @@ class OutgoingLink(Link):
         self._waiting: deque[Sent] = deque()
         self._sent: dict[Pointer, Sent] = {}
         self._streaming: Sent | None = None
-        self._fetching = 0
         self._tag = 0
         self._limit = connection.node.limits.unsettled
         self._output_limit = connection.node.limits.output_octets
@@ -123,8 +124,7 @@ class OutgoingLink(Link):
             self._credit > 0
             and self.connection.writable
             and len(self._sent) + len(self._waiting) < self._limit
-            and self._fetching < MAX_FETCHING
-            and LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit
+            and self.connection.loading + LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit
         )
 
     def deliver(self, entry: Entry) -> None:
@@ -137,9 +137,10 @@ class OutgoingLink(Link):
             self._context.acquire(sent, settled=self._settles)
         waiting = self._waiting
         if fits_one_piece(entry):
+            sent.loaded = entry.size
+            self.connection.loading += entry.size
             sent.payload = self._resource.payloads.get(entry)
             if sent.payload is None:
-                self._fetching += entry.size
                 self._resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
         if sent.payload is not None and not waiting and self._streaming is None:
             self._send(sent)
@@ -154,7 +155,6 @@ class OutgoingLink(Link):
         self.detach(Refusal(Condition.RESOURCE_DELETED, told, Code.XAER_NOTA))
 
     def _fetched(self, sent: Sent, payload: bytes | None) -> None:
-        self._fetching -= sent.entry.size
         if not self.open or sent.gone:
             return
         if payload is None:  # it is not in the store any more, nor anywhere
@@ -165,8 +165,14 @@ class OutgoingLink(Link):
         if self._credit > 0:
             self._queue.wake(self)
 
+    def _unload(self, sent: Sent) -> None:
+        if sent.loaded:
+            self.connection.unloaded(sent.loaded)
+            sent.loaded = 0
+
     def _drop(self, sent: Sent) -> None:
         sent.gone = True
+        self._unload(sent)
         if sent in self._waiting:
             self._waiting.remove(sent)
         self._credit += 1
@@ -186,7 +192,7 @@ class OutgoingLink(Link):
 
     # -- sending
     def _begin(self, sent: Sent) -> Pointer:
-        self._tag += 1
+        self._tag = (self._tag + 1) & 0xFFFF_FFFF
         self.delivery_count += 1
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         sent.pointer = delivery
@@ -199,6 +205,7 @@ class OutgoingLink(Link):
 
     def _send(self, sent: Sent) -> None:
         payload, sent.payload = sent.payload or b"", None
+        self._unload(sent)
         entry = sent.entry
         delivery = self._begin(sent)
         if entry.count or entry.expires_ms:
@@ -274,6 +281,7 @@ class OutgoingLink(Link):
     def _give_back(self, sent: Sent) -> None:
         """A message that was taken and not sent goes back to its queue."""
         sent.gone = True
+        self._unload(sent)
         if sent.retirement is not None and isinstance(sent.context, Gathering):
             sent.context.work.retired.pop(sent.entry.number, None)
             sent.context = sent.retirement = None
@@ -284,7 +292,7 @@ class OutgoingLink(Link):
         """As Link says; the queue had its turn."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
-        elif not self._waiting and self._streaming is None and not self._fetching:
+        elif not self._waiting and self._streaming is None:
             self.connection.draining.pop(self, None)
             self.delivery_count += LIB.pn_link_drained(self.pointer)
             self._credit = 0
@@ -411,6 +419,7 @@ class OutgoingLink(Link):
             return
         if sent.pointer is None:
             sent.gone = True
+            self._unload(sent)
             self._waiting.remove(sent)
             self._credit += 1
         elif sent is self._streaming or LIB.pn_delivery_pending(sent.pointer):

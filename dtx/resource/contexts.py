@@ -197,9 +197,9 @@ class LocalTransaction(Gathering):
         super().__init__(resource, txn_id, control, Work(resource.limits))
         self.state = Local.ACTIVE
         self._cause: Refusal | None = None
-        self._tell_ended = ended
+        self._ended = ended
         timeout_s = resource.settings.local_timeout_s
-        self._expiry = resource.after(timeout_s, self._expire) if timeout_s else None
+        self._timer = resource.after(timeout_s, self._expire) if timeout_s else None
 
     def check(self) -> None:
         """As Gathering says."""
@@ -213,26 +213,21 @@ class LocalTransaction(Gathering):
             self.state = advance(LOCAL, self.state, LocalVerb.ROLLBACK)
             if active:
                 self._undo()
-            self._ended()
+            self._over()
             answer(None)
         elif self.state is Local.ROLLED_BACK:
             self.state = advance(LOCAL, self.state, LocalVerb.COMMIT, Result.RB)
-            self._ended()
+            self._over()
             answer(self._cause)
         else:
             self._commit(answer)
-
-    def _ended(self) -> None:
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._tell_ended(self)
 
     def _commit(self, answer: Callable[[Refusal | None], None]) -> None:
         if self.work.lost:
             self._cause = Refusal(Condition.ROLLBACK, f"rolled back: {self.work.lost}", Code.XA_RBOTHER)
             self.state = advance(LOCAL, self.state, LocalVerb.COMMIT, Result.RB)
             self._undo()
-            self._ended()
+            self._over()
             answer(self._cause)
             return
         self.state = advance(LOCAL, self.state, LocalVerb.COMMIT)
@@ -250,7 +245,7 @@ class LocalTransaction(Gathering):
                 self._undo()
                 answer(Refusal(Condition.ROLLBACK, f"rolled back, the store is full: {error}", Code.XA_RBOTHER))
 
-        self._ended()
+        self._over()
         if self.work.empty:
             done(None)
         else:
@@ -270,7 +265,7 @@ class LocalTransaction(Gathering):
         self.state = advance(LOCAL, self.state, LocalVerb.LOSE)
         if active:
             self._undo()
-        self._ended()
+        self._over()
 
     def _expire(self) -> None:
         if self.state is Local.ACTIVE:
@@ -279,6 +274,11 @@ class LocalTransaction(Gathering):
             told = f"rolled back: the transaction took longer than {timeout_s} s"
             self._cause = Refusal(Condition.TIMEOUT, told, Code.XA_RBTIMEOUT)
             self._undo()
+
+    def _over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ended(self)
 
     def _undo(self) -> None:
         batch = self._resource.turn.batch

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dtx.resource.connection import BrokerConnection, Session
     from dtx.resource.contexts import Gathering
     from dtx.resource.engine import Pointer
+    from dtx.resource.link import Awaited
 
 CREDIT: Final = 50
 MAX_COMMAND: Final = 8192
@@ -64,32 +65,32 @@ class ControlLink(ReceivingLink):
             told = "no transactional work is allowed here" if context else "a control message is not sent settled"
             self.terminate(Refusal(Condition.NOT_ALLOWED, told, Code.XAER_PROTO))
             return
-        self.wait(delivery)
+        awaited = self.wait(delivery)
         try:
             command = CONTROL.decode(body_value(octets))
             match command:
                 case Declare():
-                    self._declare(delivery, command)
+                    self._declare(awaited, command)
                 case Discharge():
-                    self._discharge(delivery, command)
+                    self._discharge(awaited, command)
                 case End():
-                    self._end(delivery, command)
+                    self._end(awaited, command)
         except (RefusedError, WireError) as error:
-            self._answer(delivery, refusal_of(error))
+            self._answer(awaited, refusal_of(error))
 
-    def _answer(self, delivery: Pointer, refusal: Refusal | None) -> None:
+    def _answer(self, awaited: Awaited, refusal: Refusal | None) -> None:
         """Tells that a control message was carried out, or why not."""
-        if not self.waits(delivery):
+        if not self.waits(awaited):
             return
         if refusal is None:
-            self.accept(delivery)
+            self.accept(awaited.pointer)
         elif self._rejects:
-            self.refuse(delivery, refusal, None)
+            self.refuse(awaited.pointer, refusal, None)
         else:
             self.terminate(refusal)
 
     # -- declare
-    def _declare(self, delivery: Pointer, declare: Declare) -> None:
+    def _declare(self, awaited: Awaited, declare: Declare) -> None:
         connection = self.connection
         context: Gathering
         if declare.start is None:
@@ -100,7 +101,7 @@ class ControlLink(ReceivingLink):
             context = self.session.demarcation.start(declare.start, txn_id, self)
         connection.contexts[txn_id] = context
         self._declared[context] = None
-        self.answer_state(delivery, DECLARED, encode([txn_id]))
+        self.answer_state(awaited.pointer, DECLARED, encode([txn_id]))
 
     def _txn_id(self, start: Start) -> bytes:
         txn_id = self.connection.new_txn_id()
@@ -111,39 +112,39 @@ class ControlLink(ReceivingLink):
         return start.txn_id
 
     # -- discharge
-    def _discharge(self, delivery: Pointer, discharge: Discharge) -> None:
+    def _discharge(self, awaited: Awaited, discharge: Discharge) -> None:
         context = self.connection.context(discharge.txn_id)
         if context.partial:
-            self._discharge_partial(delivery, context, fail=discharge.fail)
+            self._discharge_partial(awaited, context, fail=discharge.fail)
         elif isinstance(context, LocalTransaction):
             context.discharge(
                 fail=discharge.fail,
-                answer=lambda refusal: self.connection.when_withdrawn(lambda: self._answer(delivery, refusal)),
+                answer=lambda refusal: self.connection.when_withdrawn(lambda: self._answer(awaited, refusal)),
             )
         else:
             verb = AssociationVerb.END_FAIL if discharge.fail else AssociationVerb.END
             self._dissociate(context, verb)
-            self._answer(delivery, None)
+            self._answer(awaited, None)
 
     def _dissociate(self, context: Gathering, verb: AssociationVerb) -> None:
         if not isinstance(context, DistributedContext):
             raise refused(Code.XAER_PROTO, "a local transaction is discharged, not ended")
         self.session.demarcation.end(context, verb)
 
-    def _discharge_partial(self, delivery: Pointer, context: Gathering, *, fail: bool) -> None:
+    def _discharge_partial(self, awaited: Awaited, context: Gathering, *, fail: bool) -> None:
         """A delivery of the transaction's work is not complete: it is rolled back, and the link is closed
         with that error. A discharge that asked for the rollback has had it."""
         told = "rolled back: the transaction was discharged with a delivery that is not complete"
         self._lose(context)
         if fail:
-            self._answer(delivery, None)
+            self._answer(awaited, None)
         self.terminate(Refusal(Condition.ROLLBACK, told, Code.XA_RBPROTO))
 
     # -- end
-    def _end(self, delivery: Pointer, end: End) -> None:
+    def _end(self, awaited: Awaited, end: End) -> None:
         context = self.connection.context(end.txn_id)
         if context.partial:
-            self._discharge_partial(delivery, context, fail=end.fail)
+            self._discharge_partial(awaited, context, fail=end.fail)
             return
         if end.fail + end.suspend + end.prepare > 1:
             raise refused(Code.XAER_INVAL, "fail, suspend and prepare exclude each other")
@@ -151,7 +152,7 @@ class ControlLink(ReceivingLink):
             if not isinstance(context, DistributedContext):
                 raise refused(Code.XAER_PROTO, "a local transaction is discharged, not ended")
             self._node.coordination.end_and_prepare(
-                context, self.session.demarcation, lambda reply: self._tell(delivery, reply), keep=end.keep
+                context, self.session.demarcation, lambda reply: self._tell(awaited, reply), keep=end.keep
             )
             return
         verb = AssociationVerb.END
@@ -160,16 +161,16 @@ class ControlLink(ReceivingLink):
         elif end.suspend:
             verb = AssociationVerb.SUSPEND
         self._dissociate(context, verb)
-        self._answer(delivery, None)
+        self._answer(awaited, None)
 
-    def _tell(self, delivery: Pointer, reply: Reply) -> None:
+    def _tell(self, awaited: Awaited, reply: Reply) -> None:
         """What came of an end with prepare."""
-        if not self.waits(delivery):
+        if not self.waits(awaited):
             return
         if isinstance(reply, Told):
-            self.answer_state(delivery, int(RESULT.code), encode([Ushort(STATUS_OF[reply.code])]))
+            self.answer_state(awaited.pointer, int(RESULT.code), encode([Ushort(STATUS_OF[reply.code])]))
         elif isinstance(reply, Refusal):
-            self._answer(delivery, reply)
+            self._answer(awaited, reply)
 
     # -- the end of the link
     def terminate(self, refusal: Refusal) -> None:

@@ -33,7 +33,7 @@ _scratch_view: Final = ffi.buffer(_scratch)
 
 
 class Engine:
-    """One connection, the server's side."""
+    """One connection, the server's side. Once it is freed it takes nothing and has nothing to say."""
 
     def __init__(self, container: str, *, max_frame: int, channel_max: int, idle_timeout_ms: int) -> None:
         self.connection: Pointer = lib.pn_connection()
@@ -49,9 +49,13 @@ class Engine:
         self._buffer = ffi.new("char[]", 65_536)
         self._size = 65_536
         self._freed = False
+        self.finished = False
+        """Whether nothing will ever be sent any more; as of the last `output`."""
 
     def push(self, octets: bytes) -> bool:
         """Gives the transport what the peer sent; False when it takes no more."""
+        if self._freed:
+            return False
         taken = 0
         source = ffi.from_buffer(octets)
         while taken < len(octets):
@@ -66,17 +70,20 @@ class Engine:
         is handled come as well."""
         peek, pop, kind = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
         collector = self._collector
-        while True:
+        while not self._freed:
             event = peek(collector)
             if event == NULL:
                 return
             yield kind(event), event
-            pop(collector)
+            if not self._freed:
+                pop(collector)
 
     def output(self) -> bytes:
-        """What is to be sent; it is taken out of the transport."""
-        pending = lib.pn_transport_pending(self._transport)
+        """What is to be sent; it is taken out of the transport. When there is nothing, `finished` says whether there
+        ever will be."""
+        pending = -1 if self._freed else lib.pn_transport_pending(self._transport)
         if pending <= 0:
+            self.finished = pending < 0
             return b""
         if pending > self._size:
             self._size = pending
@@ -88,24 +95,27 @@ class Engine:
         lib.pn_transport_pop(self._transport, count)
         return octets
 
-    @property
-    def finished(self) -> bool:
-        """Whether nothing will ever be sent any more."""
-        return bool(lib.pn_transport_pending(self._transport) < 0)
-
     def tick(self, now_ms: int) -> int:
         """Looks after idle time-outs; when it wants to be called again, 0 for never."""
-        return int(lib.pn_transport_tick(self._transport, now_ms))
+        return 0 if self._freed else int(lib.pn_transport_tick(self._transport, now_ms))
 
     def close(self, refusal: Refusal | None) -> None:
         """Closes the connection, with an error where there is one."""
+        if self._freed:
+            return
         if refusal is not None:
             set_condition(lib.pn_connection_condition(self.connection), refusal)
+            if lib.pn_connection_state(self.connection) & lib.PN_REMOTE_UNINIT:
+                # a close of the connection waits for the peer's open; an error of the transport does not
+                set_condition(lib.pn_transport_condition(self._transport), refusal)
+                lib.pn_transport_close_tail(self._transport)
         lib.pn_connection_open(self.connection)
         lib.pn_connection_close(self.connection)
 
     def error(self) -> str:
         """What the transport says is wrong, the empty string for nothing."""
+        if self._freed:
+            return ""
         condition = lib.pn_transport_condition(self._transport)
         if not lib.pn_condition_is_set(condition):
             return ""

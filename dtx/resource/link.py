@@ -72,6 +72,16 @@ class Link:
         self.connection.detach(self, refusal)
 
 
+class Awaited:
+    """A delivery that is to be answered, or settled by the peer. Its pointer may belong to a later delivery
+    once it is settled; this object doesn't."""
+
+    __slots__ = ("pointer",)
+
+    def __init__(self, pointer: Pointer) -> None:
+        self.pointer = pointer
+
+
 class ReceivingLink(Link):
     """Takes messages. `limit` bounds their size."""
 
@@ -89,7 +99,7 @@ class ReceivingLink(Link):
         self._first_state: tuple[int, bytes | None] = (0, None)
         self._partial: TransactionalContext | None = None
         self._broken: Refusal | None = None
-        self._unsettled: dict[Pointer, None] = {}
+        self._unsettled: dict[Pointer, Awaited] = {}
 
     def opened(self) -> None:
         """As Link says."""
@@ -101,7 +111,7 @@ class ReceivingLink(Link):
         if self._partial is not None:
             self._partial.end_partial()
             self._partial = None
-        self._parts.clear()
+        self._drop_parts()
         self._unsettled.clear()
 
     # -- frames
@@ -112,6 +122,7 @@ class ReceivingLink(Link):
             if delivery in self._unsettled and LIB.pn_delivery_settled(delivery):
                 del self._unsettled[delivery]
                 LIB.pn_delivery_settle(delivery)
+                self._replenish()
             return
         if LIB.pn_delivery_aborted(delivery):
             self._aborted(delivery)
@@ -124,18 +135,28 @@ class ReceivingLink(Link):
         if self._parts:
             self._parts.append(octets)
             octets = b"".join(self._parts)
-            self._parts.clear()
-            self._size = 0
+            self._drop_parts()
         self._complete(delivery, octets)
 
     def _part(self, delivery: Pointer, octets: bytes) -> None:
         if not self._parts:
             self._begin_partial(delivery)
-        self._parts.append(octets)
+        if octets or not self._parts:
+            self._parts.append(octets)
         self._size += len(octets)
+        connection = self.connection
+        connection.partial_octets += len(octets)
         if self._size > self._limit:
             told = f"a message has at most {self._limit} octets here"
             self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
+        elif connection.partial_octets > connection.node.limits.partial_octets:
+            told = f"{connection.partial_octets} octets of messages that are not complete"
+            self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
+
+    def _drop_parts(self) -> None:
+        self.connection.partial_octets -= self._size
+        self._size = 0
+        self._parts.clear()
 
     def _begin_partial(self, delivery: Pointer) -> None:
         self._broken = None
@@ -167,8 +188,7 @@ class ReceivingLink(Link):
             self._broken = _mixed()
 
     def _aborted(self, delivery: Pointer) -> None:
-        self._parts.clear()
-        self._size = 0
+        self._drop_parts()
         self._end_partial()
         LIB.pn_link_advance(self.pointer)
         self.delivery_count += 1
@@ -223,7 +243,12 @@ class ReceivingLink(Link):
             self.refuse(delivery, refusal, None)
 
     def _replenish(self) -> None:
-        if self._left * 2 < self._credit and self.pointer in self.connection.links:
+        """Gives credit anew, unless the peer leaves too much unsettled."""
+        if (
+            self._left * 2 < self._credit
+            and self.connection.alive(self)
+            and len(self._unsettled) < self.connection.node.limits.unsettled
+        ):
             LIB.pn_link_flow(self.pointer, self._credit - self._left)
             self._left = self._credit
 
@@ -233,25 +258,26 @@ class ReceivingLink(Link):
         settled already, and its delivery is not used any more."""
         raise NotImplementedError
 
-    def wait(self, delivery: Pointer) -> None:
+    def wait(self, delivery: Pointer) -> Awaited:
         """The delivery's answer comes later."""
-        self._unsettled[delivery] = None
+        awaited = self._unsettled[delivery] = Awaited(delivery)
+        return awaited
 
-    def waits(self, delivery: Pointer) -> bool:
+    def waits(self, awaited: Awaited) -> bool:
         """Whether somebody waits for the delivery's answer still."""
-        return delivery in self._unsettled
+        return self._unsettled.get(awaited.pointer) is awaited
 
     def answer_state(self, delivery: Pointer, code: int, fields: bytes | None = None) -> None:
         """Tells the outcome, and settles unless the sender is to settle first."""
         set_state(delivery, code, fields)
         self._settle(delivery)
 
-    def decided(self, delivery: Pointer, refusal: Refusal | None) -> None:
+    def decided(self, awaited: Awaited, refusal: Refusal | None) -> None:
         """The transaction of a posted delivery that is not settled yet is over. Committed: its state is the
         outcome that was applied. Rolled back: the outcome that was told belongs to a transaction that is
         gone."""
-        if refusal is None and self.waits(delivery):
-            LIB.pn_delivery_update(delivery, ACCEPTED)
+        if refusal is None and self.waits(awaited):
+            LIB.pn_delivery_update(awaited.pointer, ACCEPTED)
             self.connection.node.touch(self.connection)
 
     def accept(self, delivery: Pointer) -> None:
@@ -270,7 +296,7 @@ class ReceivingLink(Link):
 
     def _settle(self, delivery: Pointer) -> None:
         if self.second and not LIB.pn_delivery_settled(delivery):
-            self._unsettled[delivery] = None
+            self._unsettled.setdefault(delivery, Awaited(delivery))
         else:
             self._unsettled.pop(delivery, None)
             LIB.pn_delivery_settle(delivery)

@@ -49,6 +49,14 @@ FAILED: Final = Outcome(MODIFIED, failed=True)
 TAKEN_OCTETS: Final = TAKEN.encode()
 
 
+_USUAL: Final[dict[tuple[bytes, bytes, bytes], tuple[Outcome | None]]] = {
+    (b"\xd0", b"\0\0\0\x01\xa0", b""): (None,),
+    (b"\xd0", b"\0\0\0\x02\xa0", TAKEN_OCTETS): (TAKEN,),
+}
+"""The constructor, the count of fields and the constructor of the txn-id, as proton writes them, and what stands behind
+the txn-id: what that says."""
+
+
 def outcome_from(value: Any) -> Outcome | None:
     """The outcome that a delivery state is, None for one that is not terminal; WireError for what is none."""
     if value is None:
@@ -79,7 +87,13 @@ def decode_outcome(octets: bytes) -> Outcome:
 
 
 def read_transactional_state(octets: bytes) -> tuple[bytes, Outcome | None]:
-    """txn-id and outcome in the fields of a transactional-state; WireError for anything else."""
+    """txn-id and outcome in the fields of a transactional-state; WireError for anything else. Nearly every one is
+    looked up as a whole, but for its txn-id."""
+    end = 11 + octets[10] if len(octets) > 11 else 0
+    usual = _USUAL.get((octets[:1], octets[5:10], octets[end:]))
+    whole = int.from_bytes(octets[1:5], "big") == len(octets) - 5
+    if usual is not None and whole and 11 < end <= min(len(octets), 11 + MAX_TXN_ID):
+        return octets[11:end], usual[0]
     try:
         items = decode(octets)
     except DecodeError as error:

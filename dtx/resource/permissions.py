@@ -147,3 +147,10 @@ def open_to_this_machine(hosts: Sequence[str]) -> tuple[Permissions, str]:
         )
     notice = f"no users are configured: everybody on this machine may do everything ({', '.join(hosts)})"
     return Permissions({ANONYMOUS: EVERYTHING}), notice
+
+
+def open_to_users() -> tuple[Permissions, str]:
+    """The table of a broker that knows who its peers are, and was told nothing else of them; and the sentence that
+    says so."""
+    notice = "no permissions are configured: whoever shows who they are may do everything"
+    return Permissions({EVERYBODY: EVERYTHING}), notice

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dtx.resource.connection import BrokerConnection, Session
     from dtx.resource.contexts import Gathering
     from dtx.resource.engine import Pointer
+    from dtx.resource.link import Awaited
     from dtx.resource.queues import Queue
 
 
@@ -34,15 +35,14 @@ class IncomingLink(ReceivingLink):
         try:
             entry = self._entry(octets)
             if context is not None:
-                answer = partial(self.decided, delivery) if self.second and not settled else None
+                answer = partial(self.decided, self.wait(delivery)) if self.second and not settled else None
                 state = context.post(entry, answer)
                 if not settled:
                     self.answer_state(delivery, TRANSACTIONAL, state)
             elif settled:
                 self._outside.post(entry, None)
             else:
-                self.wait(delivery)
-                self._outside.post(entry, partial(self._posted, delivery))
+                self._outside.post(entry, partial(self._posted, self.wait(delivery)))
         except (RefusedError, WireError) as error:
             self._refused(delivery, context, refusal_of(error), settled=settled)
 
@@ -72,10 +72,10 @@ class IncomingLink(ReceivingLink):
         if fatal:
             self.detach(refusal)
 
-    def _posted(self, delivery: Pointer, refusal: Refusal | None) -> None:
-        if not self.waits(delivery):
+    def _posted(self, awaited: Awaited, refusal: Refusal | None) -> None:
+        if not self.waits(awaited):
             return
         if refusal is None:
-            self.accept(delivery)
+            self.accept(awaited.pointer)
         else:
-            self.refuse(delivery, refusal, None)
+            self.refuse(awaited.pointer, refusal, None)

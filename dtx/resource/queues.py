@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dtx.resource.outcomes import Outcome
     from dtx.resource.settings import QueueSettings
-    from dtx.store.contract import Batch
+    from dtx.store.contract import Batch, StoredMessage
 
 
 class State(Enum):
@@ -119,6 +119,9 @@ class Queue:
         self.lasting = lasting
         self.deleted = False
         self.pending = 0
+        """Messages that open transactions and prepared branches post."""
+        self.held = 0
+        """Messages that deliveries or transactions hold."""
         self._positions = positions
         self._dead_letter = dead_letter
         self._on_available = on_available
@@ -135,11 +138,6 @@ class Queue:
     def depth(self) -> int:
         """Messages in the queue, held ones included."""
         return len(self._entries)
-
-    @property
-    def held(self) -> int:
-        """Messages that deliveries or transactions hold."""
-        return sum(1 for entry in self._entries.values() if entry.state is State.HELD)
 
     @property
     def consumers(self) -> int:
@@ -175,16 +173,23 @@ class Queue:
         if not self._marked:
             self._mark()
 
-    def restore(self, entry: Entry, *, held: bool) -> None:
-        """A message from the store, in the order of positions; `held` by a prepared branch."""
-        self._entries[entry.position] = entry
-        if held:
-            entry.state = State.HELD
-        else:
-            entry.state = State.AVAILABLE
-            self._ready.append(entry)
-            if entry.expires_ms:
-                heappush(self._expiring, (entry.expires_ms, entry.number, entry))
+    def restore(self, messages: Iterable[StoredMessage], locked: Collection[int]) -> dict[int, Entry]:
+        """Messages from the store, in the order of positions. Those that prepared branches have `locked` are held:
+        they are given back, by their numbers."""
+        held: dict[int, Entry] = {}
+        entries, ready = self._entries, self._ready
+        for number, _, position, size, count, expires_ms in messages:
+            entry = entries[position] = Entry(self, number, size, expires_ms, None, position, count)
+            if number in locked:
+                entry.state = State.HELD
+                held[number] = entry
+            else:
+                entry.state = State.AVAILABLE
+                ready.append(entry)
+                if expires_ms:
+                    heappush(self._expiring, (expires_ms, number, entry))
+        self.held = len(held)
+        return held
 
     def next_position(self) -> int:
         """A position behind all others."""
@@ -205,6 +210,7 @@ class Queue:
             if entry.expires_ms and entry.expires_ms <= now_ms:
                 continue
             entry.state = State.HELD
+            self.held += 1
             return entry
         return None
 
@@ -245,6 +251,7 @@ class Queue:
             self.give_back(entry)
             return
         self._entries.pop(entry.position, None)
+        self.held -= 1
         if target is None or target.deleted:
             entry.state = State.GONE
             entry.payload = None
@@ -258,6 +265,7 @@ class Queue:
             entry.state = State.GONE
             return
         entry.state = State.AVAILABLE
+        self.held -= 1
         heappush(self._returned, (entry.position, entry))
         if entry.expires_ms:
             heappush(self._expiring, (entry.expires_ms, entry.number, entry))
@@ -328,6 +336,7 @@ class Queue:
             entry.state = State.GONE
             entry.payload = None
         self._entries.clear()
+        self.held = 0
         self._ready.clear()
         self._returned.clear()
         self._expiring.clear()

@@ -7,6 +7,8 @@ asks the store for payloads. Nobody hears that something is done before the stor
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.protocol.conditions import Condition, Refusal, refused
@@ -14,7 +16,7 @@ from dtx.protocol.links import RESERVED
 from dtx.resource.payloads import Payloads
 from dtx.resource.queues import Effect, Entry, Queue, State
 from dtx.resource.settings import QueueSettings, Settings
-from dtx.resource.timers import Timers
+from dtx.resource.timers import Timer, Timers
 from dtx.store.contract import CHUNK, Batch, StoreError, StoreFull
 from xa import Code
 
@@ -96,15 +98,10 @@ class Resource:
         """Puts the stored messages into their queues; gives those that are `locked` by branches."""
         by_number = {queue.number: queue for queue in self.queues.values()}
         found: dict[int, Entry] = {}
-        for number, queue_number, position, size, count, expires_ms in restored.messages():
+        for queue_number, messages in groupby(restored.messages(), key=attrgetter("queue")):
             queue = by_number.get(queue_number)
-            if queue is None:
-                continue
-            entry = Entry(queue, number, size, expires_ms, None, position, count)
-            held = number in locked
-            if held:
-                found[number] = entry
-            queue.restore(entry, held=held)
+            if queue is not None:
+                found.update(queue.restore(messages, locked))
         return found
 
     def make_configured(self) -> None:
@@ -120,7 +117,7 @@ class Resource:
         return self._number - 1
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        """Calls `call` in a later `tick`, not before `delay_s` have passed."""
+        """Calls `call` in a later `tick`, not before `delay_s` have passed, unless the timer is called off."""
         return self.timers.add(self.clock.monotonic() + delay_s, call)
 
     def tick(self) -> float:
@@ -134,8 +131,8 @@ class Resource:
             self.turn.batch.dequeue(number, size)
         self._owed.clear()
         self.settle()
-        due = self.timers.next_due()
-        return 1.0 if due is None else min(1.0, max(0.0, due - now))
+        due_in = self.timers.next_in(now)
+        return 1.0 if due_in is None else min(1.0, due_in)
 
     # -- queues
     def _make(self, number: int, name: str, *, lasting: bool = True) -> Queue:

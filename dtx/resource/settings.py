@@ -20,10 +20,12 @@ class Limits:
     """Per connection: sessions, links in each session, txn-ids that are not discharged."""
     frame_octets: int = 65_536
     message_octets: int = 64 * MEGABYTE
+    partial_octets: int = 128 * MEGABYTE
+    """Of messages that one connection has begun to send, and not finished."""
     credit: int = 500
     """Messages that a sender may have on their way to one link."""
     unsettled: int = 5_000
-    """Deliveries that one consumer may hold."""
+    """Deliveries that one link may hold: a consumer's, or those of a sender that is to settle first."""
     queues: int = 10_000
     queue_depth: int = 1_000_000
     branches: int = 100_000
@@ -62,6 +64,8 @@ class Settings:
     queue_defaults: QueueSettings = field(default_factory=QueueSettings)
     create_on_demand: bool = True
     idle_timeout_s: float = 60.0
+    handshake_s: float = 15.0
+    """How long a peer may take to say who it is and to open the connection."""
     branch_timeout_s: int = 600
     """A branch that is not prepared by then becomes rollback-only, unless set-timeout says otherwise."""
     local_timeout_s: int = 600

@@ -1,8 +1,5 @@
-"""Timers: what is to happen later, with the clock of the resource's ticks.
-
-Nearly every timer is cancelled long before it is due: each branch and transaction has one. A cancelled timer lets go
-of its call at once, and leaves the heap when cancelled ones are most of it.
-"""
+"""Timers: what is due later, and is often called off before. A timer that was called off costs nothing for long:
+a branch that lives a millisecond does not leave its timeout behind for ten minutes."""
 
 from __future__ import annotations
 
@@ -12,57 +9,43 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SWEPT: Final = 1000
-"""Cancelled timers that a heap may have anyway."""
+MOST_DEAD: Final = 256
+"""Timers that were called off and are still kept, where they are not fewer than those that stand."""
 
 
 class Timer:
-    """One call that is to come. `cancel` may be called at any time, also afterwards."""
+    """One call that is to come, unless it is called off."""
 
-    __slots__ = ("_timers", "call")
+    __slots__ = ("call", "timers")
 
     def __init__(self, timers: Timers, call: Callable[[], None]) -> None:
         self.call: Callable[[], None] | None = call
-        self._timers = timers
+        self.timers = timers
 
     def cancel(self) -> None:
-        """It will not be called."""
+        """It will not come."""
         if self.call is not None:
             self.call = None
-            self._timers.cancelled()
+            self.timers.cancelled()
 
 
 class Timers:
-    """Timers by the time when they are due; those of the same time in the order in which they were set."""
+    """Timers by the moment at which they are due."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Timer]] = []
         self._number = 0
-        self._cancelled = 0
+        self._dead = 0
 
     def __len__(self) -> int:
-        """All that are kept, with cancelled ones that have not left."""
         return len(self._heap)
 
-    @property
-    def live(self) -> int:
-        """Those that are to be called."""
-        return len(self._heap) - self._cancelled
-
     def add(self, due: float, call: Callable[[], None]) -> Timer:
-        """Has `call` called by `run` from `due` on."""
-        self._number += 1
+        """Calls `call` in a later `run`, not before `due`."""
         timer = Timer(self, call)
+        self._number += 1
         heappush(self._heap, (due, self._number, timer))
         return timer
-
-    def cancelled(self) -> None:
-        """One more timer of the heap is cancelled."""
-        self._cancelled += 1
-        if self._cancelled > SWEPT and self._cancelled * 2 > len(self._heap):
-            self._heap = [one for one in self._heap if one[2].call is not None]
-            heapify(self._heap)
-            self._cancelled = 0
 
     def run(self, now: float) -> None:
         """Calls what is due."""
@@ -70,10 +53,18 @@ class Timers:
             timer = heappop(self._heap)[2]
             call, timer.call = timer.call, None
             if call is None:
-                self._cancelled -= 1
+                self._dead -= 1
             else:
                 call()
 
-    def next_due(self) -> float | None:
-        """When something is due again; None for never."""
-        return self._heap[0][0] if self._heap else None
+    def next_in(self, now: float) -> float | None:
+        """In how many seconds something is due; None: nothing is to come."""
+        return max(0.0, self._heap[0][0] - now) if self._heap else None
+
+    def cancelled(self) -> None:
+        """One more was called off."""
+        self._dead += 1
+        if self._dead > MOST_DEAD and 2 * self._dead >= len(self._heap):
+            self._heap = [entry for entry in self._heap if entry[2].call is not None]
+            heapify(self._heap)
+            self._dead = 0

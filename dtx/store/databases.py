@@ -9,7 +9,6 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import psycopg
 from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -31,8 +30,8 @@ POSTGRES_LOCK_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
 POSTGRES_LOCKED: Final = "55P03"
 
 
-FAILURES: Final = (SQLAlchemyError, sqlite3.Error, psycopg.Error)
-"""What a connection raises, through SQLAlchemy and below it."""
+OPENING_FAILURES: Final = (SQLAlchemyError, sqlite3.Error)
+"""What opening a database raises, through SQLAlchemy and below it, in SQLite's pragmas."""
 
 
 class Transactions:
@@ -43,6 +42,8 @@ class Transactions:
         self._driver = connection.connection
         self._cursor = self._driver.cursor()
         self._begin = begin
+        self.failures: tuple[type[Exception], ...] = (SQLAlchemyError, connection.dialect.loaded_dbapi.Error)
+        """What these methods raise."""
 
     def begin(self) -> None:
         """Begins one; PostgreSQL's driver does so itself, at the first statement."""
@@ -98,8 +99,8 @@ def open_database(url: str) -> Database:
 
 def is_full(error: Exception) -> bool:
     """Whether a statement failed for want of space; its transaction can be rolled back."""
-    if isinstance(error, psycopg.Error):
-        return error.sqlstate == POSTGRES_FULL
+    if getattr(error, "sqlstate", None) == POSTGRES_FULL:
+        return True
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 

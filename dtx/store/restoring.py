@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import select
@@ -59,5 +60,4 @@ class RestoredFromSql:
         rows = self._connection.execution_options(stream_results=True).execute(
             standing.order_by(MESSAGE.c.queue, MESSAGE.c.position)
         )
-        for some in rows.partitions(FETCHED):
-            yield from map(StoredMessage._make, some)
+        return map(StoredMessage._make, chain.from_iterable(rows.partitions(FETCHED)))

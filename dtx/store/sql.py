@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import delete, insert, inspect, select, update
 
 from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreDamaged, StoreError
-from dtx.store.databases import FAILURES, open_database
+from dtx.store.databases import OPENING_FAILURES, open_database
 from dtx.store.reading import PayloadCache, Reader
 from dtx.store.restoring import RestoredFromSql
 from dtx.store.schema import CHUNKS, MESSAGE, META, METADATA, VERSION, Statements
@@ -78,7 +78,7 @@ class SqlStore:
         except StoreError:
             database.close()
             raise
-        except FAILURES as error:
+        except OPENING_FAILURES as error:
             database.close()
             raise _opening_error(error) from error
         self._opened = _Opened(database, writer, reader)

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dtx.store.contract import Batch, Step, StoreError, StoreFull, StoreStopped
-from dtx.store.databases import FAILURES, is_full
+from dtx.store.databases import is_full
 from dtx.store.group import carry_out
 
 if TYPE_CHECKING:
@@ -94,11 +94,11 @@ class Writer:
             self._transactions.begin()
             carry_out(batches, self._transactions, self._statements)
             self._hook(Step.WRITTEN)
-        except FAILURES as error:
+        except self._transactions.failures as error:
             return self._not_written(error)
         try:
             self._transactions.commit()  # the force: what the batches tell is durable from here on
-        except FAILURES as error:
+        except self._transactions.failures as error:
             return self._stop(f"a force failed: {error}")
         self._hook(Step.FORCED)
         return None
@@ -109,7 +109,7 @@ class Writer:
             return self._stop(f"a write failed: {error}")
         try:
             self._transactions.rollback()
-        except FAILURES as failure:
+        except self._transactions.failures as failure:
             return self._stop(f"after {error}: {failure}")
         return StoreFull(f"no space in the store: {error}")
 

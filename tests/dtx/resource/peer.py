@@ -105,6 +105,10 @@ class World:
         self.pump()
         return peer
 
+    def accept(self, identity: Identity) -> BrokerConnection:
+        """The broker's side of a new connection."""
+        return BrokerConnection(self.node, identity, "memory")
+
     def pump(self, *, store: bool = True) -> None:
         """Lets everybody talk until nobody has anything to say; without `store` what waits for it stays."""
         moved = True
@@ -180,7 +184,7 @@ class Peer:
 
     def __init__(self, world: World, identity: Identity) -> None:
         self.world = world
-        self.server = BrokerConnection(world.node, identity, "memory")
+        self.server = world.accept(identity)
         self.connection = Connection()
         self.connection.container = "peer"
         self.transport = Transport()

@@ -10,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtx.protocol.mechanisms import Identity
-from dtx.resource.permissions import Action, Permissions, PermissionsError, Rule, is_loopback, open_to_this_machine
+from dtx.resource.permissions import (
+    Action,
+    Permissions,
+    PermissionsError,
+    Rule,
+    is_loopback,
+    open_to_this_machine,
+    open_to_users,
+)
 
 ANYBODY, ALICE, BOB = Identity(""), Identity("alice"), Identity("bob")
 
@@ -105,3 +113,10 @@ def test_and_does_not_start_where_others_could_reach_it(host: str) -> None:
     assert not is_loopback(host)
     with pytest.raises(PermissionsError, match="everybody could do everything"):
         open_to_this_machine(["127.0.0.1", host])
+
+
+def test_a_broker_with_users_and_no_table_is_open_to_them_and_to_nobody_else() -> None:
+    permissions, notice = open_to_users()
+    assert permissions.may(Identity("alice"), Action.CONSUME, "anything")
+    assert not permissions.may(ANYBODY, Action.CONSUME, "anything")
+    assert notice.startswith("no permissions are configured")

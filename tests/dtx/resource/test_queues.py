@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from dtx.protocol.messages import body_value
 from dtx.protocol.replies import decode_reply
 from dtx.protocol.values import Described
 from dtx.resource.permissions import Permissions, Rule
+from dtx.resource.queues import State
 from dtx.resource.settings import Limits, QueueSettings, Settings
 from dtx.store.contract import Step, StoreStopped
 from tests.dtx.resource.peer import Peer, World, closed, condition_of
@@ -362,3 +364,30 @@ def test_a_store_that_stops_ends_the_broker_without_a_word() -> None:
     assert int(delivery.remote_state) == 0, "nobody knows whether it is durable"
     assert int(peer.post(sender, "y").remote_state) == 0
     assert len(world.stopped) == 1
+
+
+def test_what_is_held_is_counted() -> None:
+    world, peer = filled(*range(60), settings=Settings(queue_defaults=QueueSettings(max_deliveries=3)))
+    chance = random.Random(7)
+    outcomes = (Delivery.ACCEPTED, Delivery.RELEASED, Delivery.REJECTED, Delivery.MODIFIED)
+    for step in range(60):
+        control = peer.coordinator()
+        txn_id = control.declare()
+        receiver = peer.receiver("q", chance.randrange(1, 8))
+        while (taken := peer.take(receiver)) is not None:
+            if chance.random() < 0.3:
+                peer.retire(taken[0], txn_id, chance.choice((0x24, 0x25)))
+            elif chance.random() < 0.7:
+                taken[0].update(chance.choice(outcomes))
+                taken[0].settle()
+        world.pump()
+        if chance.random() < 0.5:
+            control.discharge(txn_id, fail=chance.random() < 0.5)
+        if chance.random() < 0.5:
+            receiver.close()
+            world.pump()
+        if step % 20 == 19:
+            world = world.crash()
+            peer = world.connect()
+        for queue in world.node.resource.queues.values():
+            assert queue.held == sum(entry.state is State.HELD for entry in queue)
