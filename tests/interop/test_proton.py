@@ -214,8 +214,8 @@ def test_messages_are_retired_with_the_commit_only(broker: BrokerProcess, connec
 
 
 def test_a_message_that_is_too_large_is_refused(tmp_path: Path) -> None:
-    """A message in one frame than the limit: proton's client, told of the refusal in the middle of a longer message, writes the
-    rest of it to a handle that no link has (4294967294), for which every peer has to close the connection."""
+    """In one frame: proton's client, when it is told of the refusal in the middle of a longer message, writes the rest
+    of it to a handle that no link has (4294967294), for which every peer has to close the connection."""
     config = tmp_path / "broker.toml"
     config.write_text('[broker]\nlisten = ["127.0.0.1:0"]\n[broker.limits]\nmessage_octets = 32768\n')
     process = BrokerProcess(tmp_path, "--config", str(config))
