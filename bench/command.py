@@ -21,6 +21,8 @@ SUMMARY: Final = "run a benchmark"
 
 BENCHMARKS: Final[dict[str, str]] = {
     "broker": "bench.broker",
+    "crash": "bench.crash.benchmark",
+    "e2e": "bench.e2e",
     "log": "bench.log",
     "recovery": "bench.recovery",
     "tm": "bench.transactions",

@@ -65,6 +65,13 @@ class BrokerProcess:
         """Whether it has not ended by itself."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        if self._process is None:
+            raise RuntimeError("the broker does not run")
+        return self._process.pid
+
     def rss_mb(self) -> float:
         """Its resident memory."""
         if self._process is None:
