@@ -15,14 +15,15 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from bench.amqp import Client
+from bench.amqp import Client, drive
 from bench.load import Load, run
 from bench.process import BrokerProcess
 from dtx.protocol.commands import Recover
-from dtx.protocol.replies import Recovered
-from xa import NULL_XID
+
+if TYPE_CHECKING:
+    from bench.amqp import Waits
 
 SUMMARY: Final = "the embedded broker: messages, branches, restart, memory"
 FOLDER: Final = Path(".bench")
@@ -88,15 +89,20 @@ def _restart(broker: BrokerProcess, in_doubt: int) -> dict[str, float]:
     broker.start()
     listening = time.perf_counter() - started
     client = Client(broker.host, broker.port)
-    channel = client.commands()
-    page = client.command(channel, Recover())
-    seconds = time.perf_counter() - started
-    found = 0
-    while isinstance(page, Recovered):
-        found += len(page.in_doubt)
-        if not page.more:
-            break
-        page = client.command(channel, Recover(after=page.in_doubt[-1] if page.in_doubt else NULL_XID))
+    [(first_page, found)] = drive([(client, _in_doubt(client))])
+    client.close()
+    seconds = first_page - started
     if found != in_doubt:
         raise RuntimeError(f"{in_doubt} branches were prepared, and {found} were restored")
     return {"restart_s": round(seconds, 3), "listening_s": round(listening, 3)}
+
+
+def _in_doubt(client: Client) -> Waits:
+    """When the first page of recover was there, and how many branches are in all pages."""
+    channel = yield from client.commands()
+    page = yield from client.command(channel, Recover())
+    first_page, found = time.perf_counter(), len(page.in_doubt)
+    while page.more:
+        page = yield from client.command(channel, Recover(after=page.in_doubt[-1]))
+        found += len(page.in_doubt)
+    return first_page, found

@@ -22,6 +22,8 @@ class BrokerProcess:
         self._process: subprocess.Popen[str] | None = None
         self.host = "127.0.0.1"
         self.ports: list[int] = []
+        self.restored = 0
+        """Prepared branches that it had at its latest start."""
 
     @property
     def port(self) -> int:
@@ -32,9 +34,15 @@ class BrokerProcess:
         """Starts it, and waits until it listens."""
         with self._errors.open("a") as errors:
             self._process = subprocess.Popen(  # noqa: S603 — our own command
-                self._command, stdout=subprocess.PIPE, stderr=errors, text=True
+                self._command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                process_group=0,  # Ctrl+C is for us: we stop it
             )
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
+        restored = re.search(r"([0-9]+) branches in doubt", line)
+        self.restored = int(restored[1]) if restored else 0
         self.ports = [int(port) for port in re.findall(r"127\.0\.0\.1:([0-9]+)", line)]
         if not self.ports:
             self.kill()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dtx.protocol.commands import Coordination
     from dtx.protocol.conditions import Refusal
     from dtx.protocol.replies import Reply
+    from rm_amqp.keeper import Kept
     from rm_amqp.line import Line
     from rm_amqp.settings import Broker, Settings
     from xa import ThreadOfControl, XaError, Xid
@@ -74,11 +75,13 @@ class Connected:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         nonce: Callable[[int], bytes] = os.urandom,
+        keep: Callable[[Kept], None] = KEEPER.keep,
     ) -> None:
         self._connect = connect
         self._clock = clock
         self._sleep = sleep
         self._nonce = nonce
+        self._keep = keep
         self._state = R0
         self._rmid = 0
         self._settings: Settings | None = None
@@ -133,7 +136,7 @@ class Connected:
         self._dial = self._dialler(settings)
         self._settings = settings
         self._pool = Pool(settings, self._dial, self._clock)
-        KEEPER.keep(self._pool)
+        self._keep(self._pool)
 
     def _commanding(self, deadline: float) -> tuple[Command, Line]:
         """The command channel, made anew where it is gone."""

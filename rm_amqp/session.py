@@ -79,7 +79,8 @@ class Session:
         return self._work(self._receive(address, timeout_s, acquire=acquire))
 
     def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
-        """The first message that comes in time, and what else there is at once, at most `count`; [] for none."""
+        """The first message that comes in time, and what else there is at once, at most `count`; [] for none. Where
+        there is one that can't be read, what stands before it; XAER_RMERR where it is the first."""
         return self._work(self._receive_batch(address, count, timeout_s))
 
     def send(self, address: str, message: Message) -> None:
@@ -134,7 +135,16 @@ class Session:
         def steps(channel: Channel, association: Association | None) -> Steps[list[Message]]:
             patience = max(deadline, self._patience())
             batch = yield from channel.receive_batch(address, count, association, deadline, patience)
-            return [_taken(channel, association, arrived) for arrived in batch]
+            taken: list[Message] = []
+            for number, arrived in enumerate(batch):
+                try:
+                    taken.append(_taken(channel, association, arrived, first=not taken))
+                except XaError:
+                    arrived.link.arrived.extendleft(reversed(batch[number + bool(not taken) :]))
+                    if not taken:
+                        raise
+                    break
+            return taken
 
         return steps
 
@@ -248,21 +258,22 @@ def decoded(octets: bytes) -> Message:
     message = Message()
     try:
         message.decode(octets)
-    except MessageException as error:
+    except (MessageException, ValueError, OverflowError) as error:  # the last two are proton's for values out of range
         raise xa_error(Code.XAER_RMERR, f"work: a message can't be decoded: {error}") from error
     return message
 
 
-def _taken(channel: Channel, association: Association | None, arrived: Arrived) -> Message:
-    """The message is the application's."""
+def _taken(channel: Channel, association: Association | None, arrived: Arrived, *, first: bool = True) -> Message:
+    """The message is the application's. XAER_RMERR: nobody can read it; where it is the `first`, it is refused."""
     if association is None:
         channel.settle(arrived)
         return decoded(arrived.octets)
     try:
         message = decoded(arrived.octets)
-    except XaError:  # nobody can read it: it is refused when the branch is committed
-        association.hold(arrived, arrived)
-        association.held[id(arrived)].outcome = REJECT
+    except XaError:
+        if first:  # it is refused when the branch is committed
+            association.hold(arrived, arrived)
+            association.held[id(arrived)].outcome = REJECT
         raise
     association.hold(arrived, message)
     return message

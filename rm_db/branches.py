@@ -139,10 +139,11 @@ def _follow(machine: Machine[S, V], state: S, verb: V, code: Code, xid: Xid) -> 
 
 
 class Branches:
-    """The branches of one instance. Methods are called with `changed` held unless they say otherwise."""
+    """The branches of one instance. Methods are called with `lock` held unless they say otherwise."""
 
     def __init__(self, wait_s: float) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self._wait_s = wait_s
         self._branches: dict[Xid, Branch] = {}
         self._prepared: OrderedDict[Xid, None] = OrderedDict()

@@ -23,15 +23,19 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     Column,
     DateTime,
+    Delete,
     Insert,
     LargeBinary,
     MetaData,
     SmallInteger,
     String,
     Table,
+    any_,
+    bindparam,
     delete,
     func,
     insert,
@@ -77,6 +81,7 @@ class DecisionTable:
         self._engine = engine
         self._clock = clock
         self._lock = threading.Lock()
+        self._deletes = threading.Lock()
         self._ended: dict[bytes, None] = {}
         self._ended_since = 0.0
         metadata = MetaData()
@@ -217,20 +222,26 @@ class DecisionTable:
                 if len(self._ended) < MAX_ENDED:
                     self._ended[gtrid] = None
             due = len(self._ended) >= END_BATCH or (self._ended and self._clock() - self._ended_since > END_AFTER_S)
-        if due:
-            self.flush()
+        if due and self._deletes.acquire(blocking=False):  # else another thread is at it
+            try:
+                self._delete()
+            finally:
+                self._deletes.release()
 
     def flush(self) -> None:
         """Deletes what has ended. Where somebody is in the way, it is left to the next time."""
+        with self._deletes:
+            self._delete()
+
+    def _delete(self) -> None:
         while True:
             with self._lock:
                 batch = list(self._ended)[:END_BATCH]
             if not batch:
                 return
-            statement = delete(self.decisions).where(self.decisions.c.gtrid.in_([gtrid.hex() for gtrid in batch]))
             try:
                 with from_dbapi("end_decisions"), self._transaction(wait_s=0) as connection:
-                    connection.execute(statement)
+                    connection.execute(*self._deletion([gtrid.hex() for gtrid in batch]))
             except TryAgain:
                 with self._lock:
                     self._ended_since = self._clock()
@@ -238,6 +249,13 @@ class DecisionTable:
             with self._lock:
                 for gtrid in batch:
                     self._ended.pop(gtrid, None)
+
+    def _deletion(self, keys: list[str]) -> tuple[Delete, dict[str, list[str]]]:
+        """The statement that deletes these rows: with one parameter, where the database has arrays."""
+        key = self.decisions.c.gtrid
+        if self._engine.dialect.name == "postgresql":
+            return delete(self.decisions).where(key == any_(bindparam("keys", type_=ARRAY(String)))), {"keys": keys}
+        return delete(self.decisions).where(key.in_(keys)), {}
 
     def close(self) -> None:
         """Deletes what has ended, if it can, and closes the connections."""

@@ -29,11 +29,23 @@ if TYPE_CHECKING:
 
 
 class PgConnection(BranchConnection):
-    """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction."""
+    """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction. What SQLAlchemy
+    keeps in it is made when something first asks for that: who uses psycopg never pays for it."""
 
-    def __init__(self, session: PgSession, engine: Engine, adapters: AdaptersMap | None) -> None:
-        super().__init__(engine, Lease(session.view(adapters), session.admission), session.admission)
+    _is_made = False
+
+    def __init__(self, session: PgSession) -> None:  # the rest of it: __getattr__
         self._session = session
+        self._owner = session.admission
+        self._orm = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._is_made:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        self._is_made = True
+        engine, adapters = self._session.engine
+        super().__init__(engine, Lease(self._session.view(adapters), self._owner), self._owner)
+        return getattr(self, name)
 
     @property
     def psycopg(self) -> BranchView:
@@ -44,20 +56,32 @@ class PgConnection(BranchConnection):
 class PgSession:
     """One association's session."""
 
+    __slots__ = ("_facade", "_psycopg", "_sessions", "admission")
+
     def __init__(self, sessions: PgSessions, work: PgWork) -> None:
         self._sessions = sessions
+        self._facade: PgConnection | None = None
+        self._psycopg: BranchView | None = None
         self.admission = Admission(work)
 
-    @cached_property
+    @property
     def psycopg(self) -> BranchView:
         """A psycopg connection."""
-        return self.view(None)
+        if self._psycopg is None:
+            self._psycopg = self.view(None)
+        return self._psycopg
 
-    @cached_property
+    @property
     def facade(self) -> PgConnection:
         """The SQLAlchemy connection."""
-        engine, adapters = self._sessions.engine
-        return PgConnection(self, engine, adapters)
+        if self._facade is None:
+            self._facade = PgConnection(self)
+        return self._facade
+
+    @property
+    def engine(self) -> tuple[Engine, AdaptersMap | None]:
+        """As `PgSessions.engine`."""
+        return self._sessions.engine
 
     def view(self, adapters: AdaptersMap | None) -> BranchView:
         """A new psycopg connection, with these adapters instead of psycopg's."""
@@ -69,9 +93,8 @@ class PgSession:
 
     def finish(self) -> None:
         """As `rm_db.branches.Session` says."""
-        facade: PgConnection | None = self.__dict__.get("facade")
-        if facade is not None:
-            facade.finish()
+        if self._facade is not None:
+            self._facade.finish()
 
     def expire(self) -> None:
         """As `rm_db.branches.Session` says."""

@@ -41,7 +41,8 @@ class WirePool:
         self._reply_s = reply_s
         self._clock = clock
         self._pid = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._idle: dict[Wire, None] = {}
         self._by_thread: dict[int, Wire] = {}
         self._open = 0
@@ -85,7 +86,7 @@ class WirePool:
             keep = False
         if not keep and not wire.doomed:  # a doomed one is closed by the thread that still waits on it
             wire.close()
-        with self._changed:
+        with self._lock:
             self._working -= wire.working
             if keep and not self._closed:
                 wire.affinity = threading.get_ident()
@@ -98,7 +99,7 @@ class WirePool:
 
     def close(self) -> None:
         """Closes what is idle, and what is in use when it is given back."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             idle = list(self._idle)
             self._idle.clear()
@@ -113,7 +114,7 @@ class WirePool:
     def _reserve(self, *, work: bool, wait: bool) -> Wire | None:
         """An idle connection, or None for the right to open one."""
         deadline = None
-        with self._changed:
+        with self._lock:
             while True:
                 if self._closed:
                     raise xa_error(Code.XAER_PROTO, "the resource manager was closed")
@@ -147,7 +148,7 @@ class WirePool:
         return wire
 
     def _give_up(self, *, work: bool) -> None:
-        with self._changed:
+        with self._lock:
             self._open -= 1
             self._working -= work
             self._changed.notify()

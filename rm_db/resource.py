@@ -136,7 +136,7 @@ class DatabaseResource:
         if self._state is R1 and rmid != self._rmid:
             raise xa_error(Code.XAER_INVAL, f"close: open under rmid {self._rmid}, not {rmid}")
         self._reap()
-        with self._branches.changed:
+        with self._branches.lock:
             if self._branches.current(control) is not None:
                 raise xa_error(Code.XAER_PROTO, "close: this thread is associated with a branch; end that first")
             if len(self._operations):
@@ -145,7 +145,7 @@ class DatabaseResource:
 
     def _close(self) -> Steps[Code]:
         lost = xa_error(Code.XA_RBCOMMFAIL, "the resource manager was closed")
-        with self._branches.changed:
+        with self._branches.lock:
             branches = self._branches.all()
             for branch in branches:
                 for association in [branch.active, *branch.suspended]:
@@ -154,7 +154,7 @@ class DatabaseResource:
         for branch in branches:
             if branch.work is not None:
                 yield from branch.work.rollback()
-            with self._branches.changed:
+            with self._branches.lock:
                 self._branches.remove(branch)
         state = advance(RESOURCE, self._state, ResourceVerb.CLOSE)
         self._database_close()
@@ -174,18 +174,18 @@ class DatabaseResource:
         branches = self._branches
         wait = not flags & TMNOWAIT
         if flags & (TMJOIN | TMRESUME):
-            with branches.changed:
+            with branches.lock:
                 (branches.join if flags & TMJOIN else branches.resume)(control, xid, wait=wait)
             return Code.XA_OK
-        with branches.changed:
+        with branches.lock:
             branch = branches.create(control, xid)
         try:
             work = self._database_begin(xid, wait=wait)
         except BaseException:
-            with branches.changed:
+            with branches.lock:
                 branches.remove(branch)
             raise
-        with branches.changed:
+        with branches.lock:
             branches.begun(branch, control, work)
         return Code.XA_OK
 
@@ -202,7 +202,7 @@ class DatabaseResource:
             if flags & TMFAIL
             else AssociationVerb.END
         )
-        with self._branches.changed:
+        with self._branches.lock:
             association = self._branches.ending(control, xid, verb)
             association.migrates = bool(flags & TMMIGRATE)
             branch = association.branch
@@ -217,7 +217,7 @@ class DatabaseResource:
                 fault = xa_error(Code.XA_RBCOMMFAIL, fault.message, xid)
             elif failed:
                 fault = None
-        with self._branches.changed:
+        with self._branches.lock:
             self._branches.ended(association, verb, fault)
         if branch.state is S4 and branch.work is not None:
             yield from branch.work.start_rollback()
@@ -237,7 +237,7 @@ class DatabaseResource:
     # --- completion -----------------------------------------------------------------------------------------------
 
     def _find(self, verb: str, move: BranchVerb, xid: Xid) -> Branch | None:
-        with self._branches.changed:
+        with self._branches.lock:
             return self._branches.find(verb, move, xid)
 
     def _carry_out(self, verb: str, move: BranchVerb, xid: Xid, work: Callable[[Any], Steps[Code]]) -> Steps[Code]:
@@ -258,7 +258,7 @@ class DatabaseResource:
         finally:
             if code is Code.XAER_RMFAIL:  # also when the thread was interrupted
                 branch.work.abandon()
-            with self._branches.changed:
+            with self._branches.lock:
                 self._branches.completed(branch, move, code)
         return code
 
@@ -287,7 +287,7 @@ class DatabaseResource:
             yield from branch.work.rollback()
         finally:
             branch.work.abandon()  # what is left of it when the thread was interrupted
-            with self._branches.changed:
+            with self._branches.lock:
                 self._branches.completed(branch, BranchVerb.ROLLBACK, Code.XA_OK)
         return Code.XA_OK
 
@@ -329,7 +329,7 @@ class DatabaseResource:
         control = thread_of_control()
         operation, completion = self._operations.take(control, handle, flags, self._reply_s)
         if operation.xid is not None:
-            with self._branches.changed:
+            with self._branches.lock:
                 self._branches.vacate(operation.xid)
         if completion.code is Code.XAER_RMFAIL:
             self._lose(operation.control, completion.error)
@@ -375,7 +375,7 @@ class DatabaseResource:
         """Carries the verb out, or with TMASYNC begins it. With `hold` the branch takes no other until it is over."""
         asynchronous = bool(flags & TMASYNC)
         if xid is not None:
-            with self._branches.changed:
+            with self._branches.lock:
                 self._branches.occupy(verb, xid, asynchronous=asynchronous, hold=hold or asynchronous)
         begun = False
         try:
@@ -386,7 +386,7 @@ class DatabaseResource:
             return handle
         finally:
             if xid is not None and (hold or asynchronous) and not begun:
-                with self._branches.changed:
+                with self._branches.lock:
                     self._branches.vacate(xid)
 
     def _run(self, control: ThreadOfControl, steps: Steps[T]) -> T:
@@ -399,7 +399,7 @@ class DatabaseResource:
     def _lose(self, control: ThreadOfControl, error: XaError | None) -> None:
         """The thread hears XAER_RMFAIL and has lost its associations and its scan."""
         why = error.message if error is not None else "the connection was lost"
-        with self._branches.changed:
+        with self._branches.lock:
             for association in self._branches.held_by(control):
                 self._lose_one(association, xa_error(Code.XA_RBCOMMFAIL, why, association.branch.xid))
         self._scans.pop(control, None)
@@ -408,7 +408,7 @@ class DatabaseResource:
     def _reap(self) -> None:
         """Threads of control that are gone have lost their associations."""
         while self._branches.lost:
-            with suppress(IndexError), self._branches.changed:
+            with suppress(IndexError), self._branches.lock:
                 association = self._branches.lost.popleft()
                 why = xa_error(Code.XA_RBCOMMFAIL, "the thread of control is gone", association.branch.xid)
                 self._lose_one(association, why)

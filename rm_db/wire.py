@@ -72,12 +72,15 @@ class ConnectionLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What came back for one request of one or more commands: the tags of those that were carried out, and the
+    """What came back for one request of one or more commands: the results of those that were carried out, and the
     error that stopped the rest."""
 
-    tags: tuple[bytes, ...]
-    failure: Failure | None
     results: tuple[PGresult, ...]
+    failure: Failure | None
+
+    def tag(self, index: int) -> bytes | None:
+        """The tag of the command with this index; None when it was not carried out."""
+        return self.results[index].command_status or b"" if index < len(self.results) else None
 
     def rows(self, index: int = 0) -> list[tuple[bytes | None, ...]]:
         """The rows of the command with this index, as the server's text."""
@@ -94,6 +97,7 @@ class Wire:
     __slots__ = (
         "_connection",
         "_owed",
+        "_poller",
         "_readable",
         "_writable",
         "affinity",
@@ -115,6 +119,8 @@ class Wire:
         self.affinity = 0
         self.idle_since = 0.0
         self._owed: bytes | None = None
+        self._poller = select.poll()
+        self._poller.register(self.pgconn.socket, select.POLLIN)
         self._readable = Wait(self, select.POLLIN)
         self._writable = Wait(self, select.POLLIN | select.POLLOUT)
 
@@ -145,16 +151,22 @@ class Wire:
 
     def went_away(self) -> bool:
         """Whether the other side has closed an idle connection, as far as is known without asking."""
-        poller = select.poll()
         while self.alive:
-            poller.register(self.pgconn.socket, select.POLLIN)
-            if not poller.poll(0):
+            if not self._poller.poll(0):
                 return False
             try:
                 self.pgconn.consume_input()  # a notice or a changed parameter is no loss; the end of the stream is
             except psycopg.Error:
                 return True
         return True
+
+    def poll(self, events: int, timeout_s: float) -> bool:
+        """Waits until one of `events` can go on; False when none did in time."""
+        if events == select.POLLIN:
+            return bool(self._poller.poll(timeout_s * 1000))
+        poller = select.poll()
+        poller.register(self.pgconn.socket, events)
+        return bool(poller.poll(timeout_s * 1000))
 
     def close(self) -> None:
         """Closes the connection, whatever is going on there."""
@@ -181,29 +193,36 @@ class Wire:
         self._owed = commands
 
     def collect(self) -> Steps[Reply]:
-        """The reply that is owed."""
+        """The reply that is owed. It may have come since it was asked for."""
+        try:
+            if self.pgconn.is_busy():
+                self.pgconn.consume_input()
+        except psycopg.Error as error:
+            raise _lost(error) from None
+        return (yield from self._collect())
+
+    def _collect(self) -> Steps[Reply]:
         try:
             results = yield from self._results()
         except psycopg.Error as error:
             raise _lost(error) from None
         self._owed = None
-        tags = []
         failure = None
-        for result in results:
-            if result.status in _GOOD:
-                tags.append(result.command_status or b"")
-            else:
-                failure = failure or failure_of(result)
-        if failure is not None and not tags and (not self.alive or is_lost(failure.sqlstate)):
+        for index, result in enumerate(results):
+            if result.status not in _GOOD:
+                failure = failure_of(result)
+                del results[index:]  # an error is the last of what the server says to a request
+                break
+        if failure is not None and not results and (not self.alive or is_lost(failure.sqlstate)):
             raise ConnectionLost(failure)
-        return Reply(tuple(tags), failure, tuple(results))
+        return Reply(tuple(results), failure)
 
     def exchange(self, commands: bytes) -> Steps[Reply]:
         """Sends commands and collects their reply; a reply that was owed is dropped."""
         if self._owed is not None:
             yield from self.collect()
         self.send(commands)
-        return (yield from self.collect())
+        return (yield from self._collect())
 
     def _results(self) -> Steps[list[PGresult]]:
         pgconn = self.pgconn
@@ -245,24 +264,19 @@ def failure_of(result: PGresult) -> Failure:
 def drive(steps: Steps[T], timeout_s: float) -> T:
     """Runs `steps` to their end on this thread. After `timeout_s` the connection that they wait for is closed, and
     they hear ConnectionLost. So it is closed when the thread is interrupted: its replies belong to nobody."""
-    poller = None
     deadline = 0.0
     try:
         wait = next(steps)
         while True:
-            if poller is None:
-                poller = select.poll()
-                deadline = time.monotonic() + timeout_s
-            wire = wait.wire
-            fd = wire.pgconn.socket
-            poller.register(fd, wait.events)
+            wire, events = wait
+            now = time.monotonic()
+            deadline = deadline or now + timeout_s
             try:
-                ready = poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+                ready = wire.poll(events, max(0.0, deadline - now))
             except BaseException:
                 wire.close()
                 steps.close()
                 raise
-            poller.unregister(fd)
             if ready:
                 wait = next(steps)
             else:

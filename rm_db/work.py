@@ -33,6 +33,10 @@ RESET: Final = (
     b"SELECT pg_advisory_unlock_all();DISCARD TEMP;DISCARD SEQUENCES"
 )
 """DISCARD ALL without the prepared statements and plans, which are worth keeping."""
+RESET_PREPARED: Final = (
+    b"RESET SESSION AUTHORIZATION;RESET ROLE;RESET ALL;SELECT pg_advisory_unlock_all();DISCARD SEQUENCES"
+)
+"""The same behind PREPARE TRANSACTION, which refuses held cursors, temporary tables and LISTEN: there are none."""
 
 INTERRUPT_S: Final = 5.0
 """How long a statement that runs while its branch is rolled back has to let itself be cancelled."""
@@ -57,6 +61,11 @@ class Manners:
     def ending(self, command: bytes) -> bytes:
         """`command`, which ends a transaction, with the reset behind it."""
         return command + b";" + RESET if self.reset else command
+
+    def preparing(self, gid: bytes) -> bytes:
+        """PREPARE TRANSACTION, with the reset behind it."""
+        command = b"PREPARE TRANSACTION '" + gid + b"'"
+        return command + b";" + RESET_PREPARED if self.reset else command
 
     def durable_commit(self, insertion: bytes) -> bytes:
         """The commands that commit in one phase, `insertion` (or nothing) first."""
@@ -165,13 +174,13 @@ class PgWork:
             self.abandon()
             raise self._rolled_back(lost.failure) from None
         try:
-            reply = yield from wire.exchange(self._manners.ending(b"PREPARE TRANSACTION '" + gid + b"'"))
+            reply = yield from wire.exchange(self._manners.preparing(gid))
         except ConnectionLost as lost:
             self.abandon()
             message = f"the connection was lost while the branch was prepared: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
         # the command tag is the vote: a transaction that had failed answers ROLLBACK, with success
-        prepared = reply.tags[:1] == (b"PREPARE TRANSACTION",)
+        prepared = reply.tag(0) == b"PREPARE TRANSACTION"
         self._leave(wire, reply, ended=prepared)
         if prepared:
             return Code.XA_OK
@@ -195,12 +204,12 @@ class PgWork:
             self.abandon()
             message = f"the connection was lost while the branch was committed: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
-        committed = b"COMMIT" in reply.tags[: 3 if insertion else 2]
+        committed = reply.tag(2 if insertion else 1) == b"COMMIT"
         self._leave(wire, reply, ended=committed)
         if committed:
             return Code.XA_OK
         failure = reply.failure or _FAILED_BEFORE
-        if insertion and not reply.tags and failure.sqlstate == UNIQUE_VIOLATION:
+        if insertion and not reply.results and failure.sqlstate == UNIQUE_VIOLATION:
             raise xa_error(Code.XA_RBROLLBACK, SETTLED, self.xid)
         raise self._rolled_back(failure)
 
@@ -269,7 +278,7 @@ class PgWork:
     def _vote_read_only(self, wire: Wire) -> Steps[Code]:
         """Commits: in a serializable transaction, what was read is true only if that succeeds."""
         reply = yield from wire.exchange(self._manners.ending(b"COMMIT"))
-        committed = reply.tags[:1] == (b"COMMIT",)
+        committed = reply.tag(0) == b"COMMIT"
         self._leave(wire, reply, ended=committed)
         if committed:
             return Code.XA_RDONLY

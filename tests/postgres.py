@@ -1,21 +1,7 @@
-"""A throw-away PostgreSQL for tests: the embedded one, in a folder that goes with it."""
+"""The throw-away PostgreSQL of the tests: the one that the benchmarks and the demo start too."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING
+from bench.postgres import Postgres
 
-from bench.shop.postgres import EmbeddedPostgres
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
-class Postgres(EmbeddedPostgres):
-    """One server with its data folder. Made once, started and stopped as often as a test wants, then removed."""
-
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
-        folder.chmod(0o755)
-        super().__init__(folder, settings)
+__all__ = ["Postgres"]

@@ -37,6 +37,7 @@ _LEVELS: Final = {
     Action.HEURISTIC: logging.ERROR,
     Action.PENDING: logging.WARNING,
     Action.LEFT_ALONE: logging.DEBUG,
+    Action.GONE: logging.DEBUG,
 }
 
 

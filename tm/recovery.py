@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from tm.effects import Call, Effect, End, Note, code_of
 from tm.log import Branch, Decision, Heuristic
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
-from xa import TMNOFLAGS, Gtrid, XaError
+from xa import TMNOFLAGS, Code, Gtrid, XaError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -84,6 +84,7 @@ class Action(Enum):
     FORGOTTEN = "completed on its own as decided, forgotten"
     PENDING = "still in doubt"
     LEFT_ALONE = "left alone"
+    GONE = "finished meanwhile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +262,9 @@ def _report(
     for (branch, reason), answer in zip(asked, answers, strict=True):
         meaning = MEANING[verb][code_of(answer)]
         why = reason
-        if meaning is Meaning.DONE:
+        if verb is Verb.ROLLBACK and code_of(answer) is Code.XAER_NOTA:
+            action, why = Action.GONE, "finished since the scan: what became of it is not for this pass to say"
+        elif meaning is Meaning.DONE:
             action = _DONE[verb]
         elif meaning is Meaning.LATER:
             action, why = Action.PENDING, f"{reason}; {_said(answer)}"

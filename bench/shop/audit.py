@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 from proton import Message, ProtonException, Timeout
 from proton.utils import BlockingConnection, SyncRequestResponse
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import SQLAlchemyError
 
-from bench.shop.orders import INVOICES, ORDERS, Order
+from bench.shop.orders import INVOICES, ORDERS, TABLE, Order, engine_of
 from bench.shop.places import BROKER
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from tm import TransactionManager
 
 ASK_S: Final = 2.0
+_PREPARED: Final = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
 _LOST: Final = (ProtonException, Timeout, OSError)
 
 
@@ -47,7 +49,7 @@ class Gauge:
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
         self._broker: BlockingConnection | None = None
-        self._database: psycopg.Connection[Any] | None = None
+        self._engine = engine_of(shop.database)
         self._seen = {"waiting": 0, "invoices": 0, "rows": 0, "broker": 0, "database": 0}
 
     def look(self) -> Figures:
@@ -82,19 +84,12 @@ class Gauge:
 
     def _look_at_database(self) -> bool:
         try:
-            if self._database is None:
-                self._database = psycopg.connect(self._shop.database, autocommit=True, connect_timeout=int(ASK_S))
-            row = self._database.execute(
-                "SELECT (SELECT count(*) FROM orders),"
-                " (SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database())"
-            ).fetchone()
-        except psycopg.Error:
-            if self._database is not None:
-                self._database.close()
-                self._database = None
+            with self._engine.connect() as connection:
+                self._seen["rows"] = connection.scalar(select(func.count()).select_from(TABLE)) or 0
+                if connection.dialect.name == "postgresql":  # others prepare nothing
+                    self._seen["database"] = connection.scalar(text(_PREPARED)) or 0
+        except SQLAlchemyError:
             return False
-        if row is not None:
-            self._seen |= {"rows": row[0], "database": row[1]}
         return True
 
     def _drop_broker(self) -> None:
@@ -106,8 +101,7 @@ class Gauge:
     def close(self) -> None:
         """Drops both connections."""
         self._drop_broker()
-        if self._database is not None:
-            self._database.close()
+        self._engine.dispose()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,19 +140,15 @@ class Audit:
         self._shop = shop
         self._manager = manager
 
-    def prove(self, placed: Iterable[Order]) -> Proof:
-        """Whether the orders that were placed are rows and invoices, each once. Nobody may be at work."""
+    def prove(self, placed: Iterable[Order], in_doubt: int) -> Proof:
+        """Whether the orders that were placed are rows and invoices, each once, and what else there is; `in_doubt` is
+        how many branches still are. Nobody may be at work."""
         orders = list(placed)
         waiting, invoices = self._messages(ORDERS), self._messages(INVOICES)
         rows = self._rows()
         as_row, as_invoice, as_order = Counter(rows), Counter(invoices), Counter(waiting)
         split = sum(min(as_row[order], 1) != min(as_invoice[order], 1) for order in orders)
         lost = sum(not as_row[order] and not as_invoice[order] and not as_order[order] for order in orders)
-        gauge = Gauge(self._shop)
-        try:
-            in_doubt = gauge.look().in_doubt
-        finally:
-            gauge.close()
         return Proof(
             len(orders),
             len(waiting),
@@ -171,13 +161,20 @@ class Audit:
             (checksum(orders), checksum(rows), checksum(invoices)),
         )
 
+    def began(self) -> bool:
+        """Whether there is anything already: orders are placed once, however often their generator is started."""
+        return bool(self._rows() or self._messages(ORDERS) or self._messages(INVOICES))
+
     def _messages(self, queue: str) -> list[Order]:
         with self._manager.begin() as tx:
             return [Order.read(message.body) for message in tx[BROKER].browse(queue)]
 
     def _rows(self) -> list[Order]:
-        with psycopg.connect(self._shop.database) as connection:
-            return [Order(*row) for row in connection.execute("SELECT number, customer, cents FROM orders")]
+        engine = engine_of(self._shop.database)
+        with engine.connect() as connection:
+            rows = [Order(*row) for row in connection.execute(select(TABLE))]
+        engine.dispose()
+        return rows
 
 
 def _too_many(counts: Counter[Order]) -> int:

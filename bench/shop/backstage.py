@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from bench.postgres import EmbeddedPostgres, free_port
 from bench.process import BrokerProcess
 from bench.shop.orders import open_books
 from bench.shop.places import Shop
-from bench.shop.postgres import EmbeddedPostgres, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

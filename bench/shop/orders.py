@@ -15,6 +15,8 @@ from rm_amqp import Message
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from sqlalchemy import Engine
+
     from tm import Transaction, TransactionManager
 
 ORDERS: Final = "orders"
@@ -77,9 +79,14 @@ def place(manager: TransactionManager, orders: Iterable[Order], at_once: int = A
     return placed
 
 
+def engine_of(database: str) -> Engine:
+    """An engine for an open string of the shop's database, one without settings of xabridge's."""
+    return create_engine(database.replace("postgresql://", "postgresql+psycopg://", 1), pool_size=1, pool_pre_ping=True)
+
+
 def open_books(database: str) -> None:
     """Makes the table, where there is none."""
-    engine = create_engine(database.replace("postgresql://", "postgresql+psycopg://", 1))
+    engine = engine_of(database)
     try:
         TABLE.metadata.create_all(engine)
     finally:

@@ -1,4 +1,4 @@
-"""The shop's worker: a process that turns orders into rows and invoices. `python -m bench.shop.worker FILE`.
+"""The shop's worker: a process that turns orders into rows and invoices. `python -m bench.shop`.
 
 It says what happens as lines of JSON on stdout: `ready`, `recovered` after each recovery pass that met a branch,
 `stopped` with what its messages came to. WorkerProcess starts one, listens to it, and kills it.
@@ -89,20 +89,22 @@ class WorkerProcess:
     """A worker in a process of its own. It can be killed, and started again."""
 
     def __init__(self, config: Path, *, workers: int = 4, batch: int = 1) -> None:
-        self._command = [sys.executable, "-m", "bench.shop.worker", "--config", str(config)]
+        self._command = [sys.executable, "-m", "bench.shop", "--config", str(config)]
         self._command += ["--workers", str(workers), "--batch", str(batch)]
-        self._errors = config.with_suffix(".err")
+        self.errors_at = config.with_suffix(".err")
         self._process: subprocess.Popen[str] | None = None
+        self._listener: threading.Thread
         self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def start(self) -> dict[str, Any]:
         """Starts it, and waits until it works; what its first recovery pass did."""
-        with self._errors.open("a") as errors:
+        with self.errors_at.open("a") as errors:
             self._process = process = subprocess.Popen(  # noqa: S603 — our own command
                 self._command, stdout=subprocess.PIPE, stderr=errors, text=True, process_group=0
             )
         self._events = queue.SimpleQueue()
-        threading.Thread(target=self._listen, args=(process, self._events), daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, args=(process, self._events), daemon=True)
+        self._listener.start()
         event = self._events.get()
         if event is None:
             raise RuntimeError(f"the worker did not start:\n{self.errors()[-4000:]}")
@@ -110,8 +112,10 @@ class WorkerProcess:
 
     @staticmethod
     def _listen(process: subprocess.Popen[str], events: queue.SimpleQueue[dict[str, Any] | None]) -> None:
-        for line in process.stdout or ():
-            events.put(json.loads(line))
+        if process.stdout is not None:
+            with process.stdout as lines:
+                for line in lines:
+                    events.put(json.loads(line))
         events.put(None)
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -128,7 +132,7 @@ class WorkerProcess:
 
     def errors(self) -> str:
         """What it wrote on stderr."""
-        return self._errors.read_text()
+        return self.errors_at.read_text()
 
     def stop(self, timeout_s: float = 60.0) -> int:
         """Asks it to finish, and waits; its exit code."""
@@ -136,6 +140,7 @@ class WorkerProcess:
             raise RuntimeError("the worker does not run")
         self._process.terminate()
         code = self._process.wait(timeout_s)
+        self._listener.join()
         self._process = None
         return code
 
@@ -144,16 +149,13 @@ class WorkerProcess:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            self._listener.join()
             self._process = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m bench.shop.worker`."""
+    """`python -m bench.shop`."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    parser = argparse.ArgumentParser(prog="python -m bench.shop.worker", description="orders into rows and invoices")
+    parser = argparse.ArgumentParser(prog="python -m bench.shop", description="orders into rows and invoices")
     add_arguments(parser)
     return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dtx.protocol.replies import Reply
     from dtx.resource.contexts import DistributedContext
     from dtx.resource.resource import Resource
+    from dtx.resource.timers import Timer
     from dtx.store.contract import Restored
 
     Answer = Callable[[Reply], None]
@@ -42,6 +43,8 @@ class Branch:
         "_told",
         "associations",
         "deadline",
+        "expiry",
+        "letting_go",
         "number",
         "outcome",
         "owner",
@@ -65,6 +68,8 @@ class Branch:
         """How it was completed heuristically."""
         self.timeout_s = 0
         self.deadline = 0.0
+        self.expiry: Timer | None = None
+        self.letting_go: Timer | None = None
         self.since_ms = 0
         self.waiting: deque[Callable[[], None]] | None = None
         """What waits while an operation is being forced; None when none is."""
@@ -211,14 +216,16 @@ class Registry:
         """From now on the branch may take so long; 0 is the default."""
         branch.timeout_s = timeout_s or self._resource.settings.branch_timeout_s
         branch.deadline = self._resource.clock.monotonic() + branch.timeout_s
-        self._resource.after(branch.timeout_s, lambda: self._expire(branch))
+        if branch.expiry is not None:
+            branch.expiry.cancel()
+        branch.expiry = self._resource.after(branch.timeout_s, lambda: self._expire(branch))
 
     def _expire(self, branch: Branch) -> None:
         now = self._resource.clock.monotonic()
         if branch.state not in UNPREPARED or now < branch.deadline:
             return
         if branch.waiting is not None:  # a prepare, commit or rollback is being forced: it decides
-            self._resource.after(1.0, lambda: self._expire(branch))
+            branch.expiry = self._resource.after(1.0, lambda: self._expire(branch))
         elif branch.state is not BranchState.S4:
             told = f"it was not prepared within {branch.timeout_s} s"
             branch.undo(BranchVerb.EXPIRE, told, Code.XA_RBTIMEOUT)
@@ -226,19 +233,24 @@ class Registry:
     def undo(self, branch: Branch) -> None:
         """Undoes the work of a branch that is not prepared; it is remembered for a while."""
         self.undo_now(branch)
-        self._resource.after(self._resource.settings.rollback_only_s, lambda: self._let_go(branch))
+        self._let_go_after(self._resource.settings.rollback_only_s, branch)
+
+    def _let_go_after(self, delay_s: float, branch: Branch) -> None:
+        branch.letting_go = self._resource.after(delay_s, lambda: self._let_go(branch))
 
     def _let_go(self, branch: Branch) -> None:
         """Nobody came to hear that the branch is rollback-only; presumed abort says the same."""
         if branch.state is BranchState.S4 and self._branches.get(branch.xid) is branch:
             if branch.associations or branch.waiting is not None:
-                self._resource.after(60.0, lambda: self._let_go(branch))
+                self._let_go_after(60.0, branch)
             else:
                 branch.move(BranchVerb.ROLLBACK)
                 self.remove(branch)
 
     def prepared(self, branch: Branch) -> None:
-        """The branch is in doubt from now on."""
+        """The branch is in doubt from now on: no timer may touch it."""
+        if branch.expiry is not None:
+            branch.expiry.cancel()
         insort(self._in_doubt, branch.xid)
 
     def undo_now(self, branch: Branch) -> None:
@@ -248,6 +260,9 @@ class Registry:
 
     def remove(self, branch: Branch) -> None:
         """The branch is gone."""
+        for timer in (branch.expiry, branch.letting_go):
+            if timer is not None:
+                timer.cancel()
         self._branches.pop(branch.xid, None)
         at = bisect_left(self._in_doubt, branch.xid)
         if at < len(self._in_doubt) and self._in_doubt[at] == branch.xid:

@@ -69,11 +69,12 @@ class Broker:
             anonymous = True
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
         self._loop = asyncio.get_running_loop()
-        self._store = SqlStore(config.store, self._deliver, hook)
+        self._store = SqlStore(config.store, self._deliver, hook, self._loop.call_soon)
         self.node = Node(self._store, clock, config.settings, permissions, self._store_stopped)
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
         self._paused: set[PeerProtocol] = set()
+        self._flushing = False
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stop = asyncio.Event()
@@ -148,10 +149,17 @@ class Broker:
 
     def _completed(self, call: Callable[[], None]) -> None:
         call()
-        self.flush()
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Has `flush` called when everything that the loop found ready is carried out: one write per peer."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Writes what connections have to say."""
+        self._flushing = False
         while touched := self.node.take_touched():
             for connection in touched:
                 peer = self.peers.get(connection)
@@ -220,7 +228,7 @@ class PeerProtocol(asyncio.Protocol):
         """As asyncio.Protocol says."""
         if self._connection is not None:
             self._connection.received(data)
-            self._broker.flush()
+            self._broker.flush_soon()
             if self._broker.node.overloaded and self._reading:
                 self.pause_reading()
                 self._broker.pause(self)
@@ -237,7 +245,7 @@ class PeerProtocol(asyncio.Protocol):
         if self._connection is not None:
             self._broker.peers.pop(self._connection, None)
             self._connection.lost()
-            self._broker.flush()
+            self._broker.flush_soon()
 
     def pause_writing(self) -> None:
         """As asyncio.Protocol says."""
@@ -248,7 +256,7 @@ class PeerProtocol(asyncio.Protocol):
         """As asyncio.Protocol says."""
         if self._connection is not None:
             self._connection.resume()
-            self._broker.flush()
+            self._broker.flush_soon()
 
     # -- SASL
     def _go_on(self) -> None:

@@ -76,11 +76,11 @@ class BrowsingLink(Link):
         if not fits_one_piece(entry):
             self._ask_piece(entry, pieces, 0)
             return
-        payload = self._resource.payload(entry)
+        payload = self._resource.payloads.get(entry)
         if payload is not None:
             self._got(pieces, payload, last=True)
         else:
-            self._resource.fetch(entry, lambda found: self._got(pieces, found, last=True))
+            self._resource.payloads.fetch(entry, lambda found: self._got(pieces, found, last=True))
 
     def _ask_piece(self, entry: Entry, pieces: list[bytes], number: int) -> None:
         last = (number + 1) * CHUNK >= entry.size

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.resource.broker import Broker
 from dtx.resource.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
-from dtx.resource.credentials import CredentialsError
+from dtx.resource.credentials import CredentialsError, set_password
 from dtx.resource.permissions import PermissionsError
 from dtx.store.contract import StoreError
 
@@ -25,6 +27,8 @@ SUMMARY: Final = "run the embedded AMQP 1.0 broker with distributed transactions
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
+GC_THRESHOLD: Final = 20_000
+"""A queue is many objects that a collection would look at in vain; what the broker drops is rarely in cycles."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", metavar="FILE", help="TLS: the certificate's key, PEM")
     parser.add_argument("--client-ca", metavar="FILE", help="TLS: who may sign certificates of clients, PEM")
     parser.add_argument("--users", metavar="FILE", help="the file of users")
+    parser.add_argument(
+        "--user-from-env",
+        action="append",
+        default=[],
+        metavar="NAME=VARIABLE",
+        help="set a user's password in the file of users from an environment variable, before the broker starts",
+    )
     parser.add_argument("--anonymous", action="store_true", default=None, help="take peers without a name")
     parser.add_argument("--verbose", action="store_true", help="say more on stderr")
 
@@ -53,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     names = ("listen", "listen_tls", "store", "certificate", "key", "client_ca", "users", "anonymous")
     try:
         config = load(arguments.config, {name: getattr(arguments, name) for name in names})
+        for given in arguments.user_from_env:
+            _set_user(config, given)
         return asyncio.run(_serve(config))
     except (ConfigError, CredentialsError, PermissionsError) as error:
         sys.stderr.write(f"xabridge broker: {error}\n")
@@ -62,9 +75,23 @@ def run(arguments: argparse.Namespace) -> int:
         return EXIT_FAILED
 
 
+def _set_user(config: BrokerConfig, given: str) -> None:
+    user, _, variable = given.partition("=")
+    if config.users is None:
+        raise ConfigError(f"--user-from-env {given}: there is no file of users; name one with --users")
+    password = os.environ.get(variable)
+    if not user or not password:
+        raise ConfigError(f"--user-from-env {given}: expected NAME=VARIABLE, and that variable to be set")
+    set_password(config.users, user, password)
+
+
 async def _serve(config: BrokerConfig) -> int:
+    gc.disable()  # a start makes objects that stay, and nothing to collect
     broker = Broker(config)
     await broker.start()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    gc.enable()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, broker.stop)

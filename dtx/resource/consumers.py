@@ -137,10 +137,10 @@ class OutgoingLink(Link):
             self._context.acquire(sent, settled=self._settles)
         waiting = self._waiting
         if fits_one_piece(entry):
-            sent.payload = self._resource.payload(entry)
+            sent.payload = self._resource.payloads.get(entry)
             if sent.payload is None:
                 self._fetching += entry.size
-                self._resource.fetch(entry, lambda payload: self._fetched(sent, payload))
+                self._resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
         if sent.payload is not None and not waiting and self._streaming is None:
             self._send(sent)
         else:

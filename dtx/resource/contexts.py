@@ -197,10 +197,9 @@ class LocalTransaction(Gathering):
         super().__init__(resource, txn_id, control, Work(resource.limits))
         self.state = Local.ACTIVE
         self._cause: Refusal | None = None
-        self._ended = ended
+        self._tell_ended = ended
         timeout_s = resource.settings.local_timeout_s
-        if timeout_s:
-            resource.after(timeout_s, self._expire)
+        self._expiry = resource.after(timeout_s, self._expire) if timeout_s else None
 
     def check(self) -> None:
         """As Gathering says."""
@@ -214,21 +213,26 @@ class LocalTransaction(Gathering):
             self.state = advance(LOCAL, self.state, LocalVerb.ROLLBACK)
             if active:
                 self._undo()
-            self._ended(self)
+            self._ended()
             answer(None)
         elif self.state is Local.ROLLED_BACK:
             self.state = advance(LOCAL, self.state, LocalVerb.COMMIT, Result.RB)
-            self._ended(self)
+            self._ended()
             answer(self._cause)
         else:
             self._commit(answer)
+
+    def _ended(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._tell_ended(self)
 
     def _commit(self, answer: Callable[[Refusal | None], None]) -> None:
         if self.work.lost:
             self._cause = Refusal(Condition.ROLLBACK, f"rolled back: {self.work.lost}", Code.XA_RBOTHER)
             self.state = advance(LOCAL, self.state, LocalVerb.COMMIT, Result.RB)
             self._undo()
-            self._ended(self)
+            self._ended()
             answer(self._cause)
             return
         self.state = advance(LOCAL, self.state, LocalVerb.COMMIT)
@@ -246,7 +250,7 @@ class LocalTransaction(Gathering):
                 self._undo()
                 answer(Refusal(Condition.ROLLBACK, f"rolled back, the store is full: {error}", Code.XA_RBOTHER))
 
-        self._ended(self)
+        self._ended()
         if self.work.empty:
             done(None)
         else:
@@ -266,7 +270,7 @@ class LocalTransaction(Gathering):
         self.state = advance(LOCAL, self.state, LocalVerb.LOSE)
         if active:
             self._undo()
-        self._ended(self)
+        self._ended()
 
     def _expire(self) -> None:
         if self.state is Local.ACTIVE:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 from heapq import heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED
@@ -206,6 +207,10 @@ class Queue:
             entry.state = State.HELD
             return entry
         return None
+
+    def upcoming(self, count: int) -> list[Entry]:
+        """Messages that will be taken soon: the first `count` that wait, as far as they are available."""
+        return [entry for entry in islice(self._ready, count) if entry.state is State.AVAILABLE]
 
     def plan(self, entry: Entry, outcome: Outcome, batch: Batch) -> Effect:
         """What `outcome` does to a held message of this queue, written into `batch`."""

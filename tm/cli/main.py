@@ -35,16 +35,8 @@ class Command(Protocol):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script."""
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    parser = argparse.ArgumentParser(prog="xabridge", description="Distributed transactions over AMQP and databases.")
-    parser.add_argument("--version", action="version", version=f"xabridge {version('xabridge')}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in sorted(found):
-        command = cast("Command", found[name].load())
-        subparser = subparsers.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
-    arguments = parser.parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    arguments = make_parser(given[0] if given else None).parse_args(given)
     try:
         return int(arguments.run(arguments))
     except KeyboardInterrupt:
@@ -52,3 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def make_parser(wanted: str | None = None) -> argparse.ArgumentParser:
+    """The parser of everything; where `wanted` is a subcommand only that one is loaded, which is faster."""
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    parser = argparse.ArgumentParser(prog="xabridge", description="Distributed transactions over AMQP and databases.")
+    parser.add_argument("--version", action="version", version=f"xabridge {version('xabridge')}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in [wanted] if wanted in found else sorted(found):
+        command = cast("Command", found[name].load())
+        subparser = subparsers.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run)
+    return parser

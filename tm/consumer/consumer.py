@@ -109,6 +109,8 @@ class Consumer:
     def stop(self, timeout_s: float | None = None) -> bool:
         """Finishes what runs and begins nothing, for `timeout_s` at most (`shutdown_s` where it is None); whether
         everything was finished. What was not is rolled back."""
+        if self._state is ConsumerState.STOPPED:
+            return True
         self._ask_to_stop()
         gang = self._gang
         left = gang.stop(self.settings.shutdown_s if timeout_s is None else timeout_s) if gang is not None else 0
@@ -152,7 +154,7 @@ class Consumer:
                 self._state = advance(CONSUMER, self._state, verb)
             except IllegalTransition as error:
                 raise ProtocolMisuse(
-                    f"the consumer of {self.settings.queue} is {self._state.value}, {verb.value} is not possible: make one"
+                    f"the consumer of {self.settings.queue} is {self._state.value}: no {verb.value}; make another"
                 ) from error
 
     def _ask_to_stop(self) -> None:

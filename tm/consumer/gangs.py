@@ -113,11 +113,14 @@ class Tasks:
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     def stop(self, timeout_s: float) -> int:
-        """As Gang says; not to be called in their event loop."""
-        try:
-            return asyncio.run_coroutine_threadsafe(self.astop(timeout_s), self._loop).result()
-        except RuntimeError:  # the loop is closed: they have ended
-            return self.alive
+        """As Gang says. In their own event loop, which can't wait for them, it only asks: `astop` waits."""
+        if self._loop.is_closed():  # they have ended with it
+            return 0
+        with suppress(RuntimeError):  # no loop runs here
+            if asyncio.get_running_loop() is self._loop:
+                self.ask()
+                return self.alive
+        return asyncio.run_coroutine_threadsafe(self.astop(timeout_s), self._loop).result()
 
     async def astop(self, timeout_s: float) -> int:
         """As Gang says, in their event loop. What has not finished is cancelled, and rolls back."""
@@ -134,23 +137,25 @@ class Tasks:
 
 
 class TasksInThread:
-    """Workers in tasks of an event loop of their own, which runs in a thread."""
+    """Workers in tasks of an event loop of their own, which runs in a thread until `stop`."""
 
     def __init__(self, crew: Crew, failed: Failed) -> None:
-        self._begun: Future[Tasks] = Future()
+        begun: Future[tuple[Tasks, Callable[[], object]]] = Future()
         self._thread = threading.Thread(
             target=asyncio.run,
-            args=(self._serve(crew, failed),),
+            args=(self._serve(crew, failed, begun),),
             name=f"xabridge-{crew.settings.queue}",
             daemon=True,
         )
         self._thread.start()
-        self._tasks = self._begun.result()
+        self._tasks, self._release = begun.result()
 
-    async def _serve(self, crew: Crew, failed: Failed) -> None:
+    @staticmethod
+    async def _serve(crew: Crew, failed: Failed, begun: Future[tuple[Tasks, Callable[[], object]]]) -> None:
+        loop, released = asyncio.get_running_loop(), asyncio.Event()
         tasks = Tasks(crew, failed)
-        self._begun.set_result(tasks)
-        await tasks.end()
+        begun.set_result((tasks, lambda: loop.call_soon_threadsafe(released.set)))
+        await released.wait()
 
     @property
     def alive(self) -> int:
@@ -163,6 +168,10 @@ class TasksInThread:
 
     def stop(self, timeout_s: float) -> int:
         """As Gang says."""
-        left = self._tasks.stop(timeout_s) if self._thread.is_alive() else self.alive
-        self._thread.join()
-        return left
+        if not self._thread.is_alive():
+            return 0
+        try:
+            return self._tasks.stop(timeout_s)
+        finally:
+            self._release()
+            self._thread.join()

@@ -34,23 +34,33 @@ SETTINGS: Final[Mapping[str, str]] = {
 """What differs from PostgreSQL's defaults. Forcing to disk does not."""
 
 
+SYSTEM: Final = Path("/usr/lib/postgresql")
+"""Where Debian keeps each version's programs, below its number."""
+
+
+def system_binaries() -> Path | None:
+    """The folder with the programs of the newest PostgreSQL that the system has installed; None when it has none."""
+    found = [path.parent for path in SYSTEM.glob("*/bin/initdb") if path.parents[1].name.isdecimal()]
+    return max(found, key=lambda path: int(path.parent.name), default=None)
+
+
 class PostgresMissing(Exception):
     """There is no embedded PostgreSQL here; the message says how to get one."""
 
 
 class EmbeddedPostgres:
-    """One server with its data below `folder`. Made once, started and stopped as often as one likes, then removed."""
+    """One server with its data below `folder`. Made once, started and stopped as often as one likes, then removed.
+    `binaries` are those of another installation than the wheel's."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str] | None = None, binaries: Path | None = None) -> None:
         self._settings = {**SETTINGS, **(settings or {})}
         self._user = _user()
-        install = _install()
         self._folder = folder
         self._folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         if self._user and not _reachable(self._folder):
             self._folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
             self._folder.chmod(0o755)
-        self._bin = self._binaries(install)
+        self._bin = binaries or self._binaries(_install())
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
         self.port = free_port()
@@ -175,6 +185,15 @@ class EmbeddedPostgres:
             shutil.copytree(install.parents[1] / libraries, site / libraries)
             install = Path(shutil.copytree(install, site / install.parent.name / install.name, symlinks=True))
         return install / "bin"
+
+
+class Postgres(EmbeddedPostgres):
+    """One for a benchmark or a test, in a folder of the system's for such things."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None, binaries: Path | None = None) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="xabridge-postgres-"))
+        folder.chmod(0o755)
+        super().__init__(folder, settings, binaries)
 
 
 def _install() -> Path:

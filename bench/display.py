@@ -1,0 +1,77 @@
+"""Display: a progress bar that stays at the bottom, with the events above it; lines only where nobody is watching."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from bench.shop import Figures
+
+BAR: Final = 20
+EVERY_S: Final = 1.0
+"""How often a line tells the figures, where there is no bar."""
+
+
+class Display:
+    """`live`: a terminal that understands escapes; `quiet`: nothing at all."""
+
+    def __init__(self, orders: int, *, live: bool, quiet: bool) -> None:
+        self._orders = orders
+        self._live = live
+        self._quiet = quiet
+        self._began = time.monotonic()
+        self._drawn = False
+        self._told_at = 0.0
+        self._told = ""
+
+    def begin(self) -> None:
+        """From now on time counts."""
+        self._began = time.monotonic()
+
+    def preparing(self, text: str) -> None:
+        """What is being done before anything can be shown."""
+        if self._live:
+            self._draw(f"  {text} …")
+
+    def show(self, figures: Figures) -> None:
+        """How it stands."""
+        done = min(BAR * figures.rows // self._orders, BAR)
+        counts = f"rows {figures.rows:,}/{self._orders:,} invoices {figures.invoices:,} in doubt {figures.in_doubt}"
+        if self._live:
+            self._draw(f"  {'█' * done}{'░' * (BAR - done)}  {counts}")
+            return
+        now = time.monotonic()
+        if counts != self._told and now - self._told_at >= EVERY_S:
+            self._told_at, self._told = now, counts
+            self.say(f"  {now - self._began:5.1f} s  {counts}")
+
+    def event(self, text: str) -> None:
+        """Something has happened."""
+        self.say(f"  {time.monotonic() - self._began:5.1f} s  {text}")
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self._quiet:
+            return
+        bar, self._drawn = self._drawn, False
+        print(f"\r\x1b[2K{text}" if bar else text, flush=True)
+        if bar:
+            self._draw(self._bar)
+
+    def keep(self) -> None:
+        """The bar stays where it is; what follows stands under it."""
+        if self._drawn:
+            print(flush=True)
+            self._drawn = False
+
+    def close(self) -> None:
+        """The bar goes."""
+        if self._drawn:
+            print("\r\x1b[2K", end="", flush=True)
+            self._drawn = False
+
+    def _draw(self, bar: str) -> None:
+        self._bar = bar
+        self._drawn = True
+        print(f"\r\x1b[2K{bar}", end="", flush=True)

@@ -1,0 +1,15 @@
+"""The command line's own parser, for tests that look at commands without running them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tm.cli.main import make_parser
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def parsed(argv: Sequence[str]) -> Any:
+    """What `xabridge argv` would run with; SystemExit where it is no command."""
+    return make_parser().parse_args(argv)

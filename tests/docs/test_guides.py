@@ -1,0 +1,131 @@
+"""Every code block of README and docs is executed, page by page: SQL at the page's database before anything else; then,
+in their order, TOML as the configuration that the Python blocks read, and Python in one namespace. Shell lines are
+parsed as the command line does. Addresses and folders are replaced by those of this machine; nothing else is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from tests.cli import parsed
+from tests.docs.guide import ROOT, Block, blocks, pages
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tm import configuration_from
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+
+EXECUTED = {"python", "toml", "sql", "sh"}
+ELSEWHERE = {
+    "console": "a session at a terminal; the tests of its commands compare it",
+    "mermaid": "tests/bench/test_diagrams.py compares it with the tables",
+    "wire": "tests/dtx/protocol/test_wire.py encodes and decodes it",
+    "text": "what is shown, no code",
+}
+WITH_PYTHON = [page for page in pages() if any(block.language in {"python", "sql"} for block in blocks(page))]
+
+
+class Surroundings:
+    """What a page needs: a folder to be in, a broker, and a database when it is asked for."""
+
+    def __init__(self, folder: Path, broker: str, database: str) -> None:
+        self._folder = folder
+        self._places = {
+            "amqp://127.0.0.1:5672": f"amqp://{broker}",
+            "postgresql://shop@127.0.0.1/shop": database,
+            "file:///var/lib/xabridge/log": f"file://{folder}/log",
+        }
+        self._database = database
+        self._namespace: dict[str, Any] = {"__name__": "guide"}
+
+    def execute(self, block: Block) -> None:
+        """Does what the block says."""
+        code = block.code
+        for old, new in self._places.items():
+            code = code.replace(old, new)
+        if block.language == "python":
+            exec(compile("\n" * (block.line - 1) + code, block.page, "exec", dont_inherit=True), self._namespace)  # noqa: S102 — our own
+        elif block.language == "sql":
+            with psycopg.connect(self._database, autocommit=True) as connection:
+                connection.execute(code.encode())
+        elif block.language == "toml" and "node" in tomllib.loads(code):
+            path = self._folder / "xabridge.toml"
+            path.write_text(code, encoding="utf-8")
+            configuration_from(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+def test_the_blocks_run(page: Path, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = EmbeddedBroker(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    surroundings = Surroundings(tmp_path, broker.address, postgres.create_database())
+    try:
+        for block in sorted(blocks(page), key=lambda block: block.language != "sql"):
+            surroundings.execute(block)
+        assert broker.left() == []
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_every_block_is_of_a_kind_that_is_looked_at(page: Path) -> None:
+    for block in blocks(page):
+        assert block.language in EXECUTED | ELSEWHERE.keys(), f"{block.where}: {block.language or 'no language'}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_settings_are_settings(page: Path, tmp_path: Path) -> None:
+    file = tmp_path / "xabridge.toml"
+    for block in blocks(page):
+        if block.language == "toml":
+            whole = "node" in tomllib.loads(block.code)
+            file.write_text(block.code if whole else f'node = "some-node"\n{block.code}', encoding="utf-8")
+            assert configuration_from(file).node
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_shell_lines_are_commands_of_ours(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "sh":
+            for line in block.code.splitlines():
+                _check_command(shlex.split(line, comments=True), block)
+
+
+def _check_command(words: list[str], block: Block) -> None:
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        words = words[1:]
+    match words:
+        case []:
+            return
+        case ["xabridge", *rest]:
+            parsed(rest)
+        case ["make", *targets]:
+            makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+            for target in targets:
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{block.where}: make {target}"
+        case ["pip", "install", what]:
+            project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+            extras = re.fullmatch(r"\.(?:\[([a-z,]+)\])?", what)
+            assert extras is not None, f"{block.where}: {what}"
+            assert set((extras[1] or "").split(",")) <= {"", *project["optional-dependencies"]}, block.where
+        case ["docker", "compose", *_]:
+            assert (ROOT / "compose.yaml").exists()
+        case _:
+            pytest.fail(f"{block.where}: {' '.join(words)} is no command of ours")
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)#]+)?(?:#[^)]*)?\)", text):
+        if target and not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,31 @@
+"""What the tests of consumers share: a broker, and a stall for each test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.tm.consumer.stall import Stall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One broker, whose queues keep what is delivered in vain longer than any consumer here."""
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture
+def stall(broker: EmbeddedBroker, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stall]:
+    """A stall of this test's own. Nothing is left of it at the end."""
+    stall = Stall(broker, f"q-{abs(hash(request.node.nodeid))}", tmp_path)
+    with stall.manager:
+        yield stall
+    assert stall.broker.left() == []

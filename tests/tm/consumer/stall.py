@@ -1,0 +1,75 @@
+"""A stall for consumers: a queue of the embedded broker, a reference resource manager as the database, and a manager
+over both."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from rm_amqp import Message
+from tm import Consumer, ResourceConfig, TransactionManager
+from xa.reference import ReferenceFactory, ReferenceStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.rm_amqp.embedded import EmbeddedBroker
+
+PATIENCE_S = 30.0
+
+
+class Until:
+    """Waits for what workers tell, without looking at the clock."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.told: list[Any] = []
+
+    def tell(self, what: Any) -> None:
+        with self._changed:
+            self.told.append(what)
+            self._changed.notify_all()
+
+    def count(self, many: int) -> None:
+        """Returns when so many were told."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.told) >= many, PATIENCE_S), self.told
+
+
+class Stall:
+    """The manager, its queue and its store."""
+
+    def __init__(self, broker: EmbeddedBroker, queue: str, folder: Path, telemetry: Any = None) -> None:
+        self.broker = broker
+        self.queue = queue
+        self.out = f"{queue}-out"
+        self.store = ReferenceStore("shop")
+        self.manager = TransactionManager(
+            "stall-1",
+            f"file://{folder / 'log'}",
+            {
+                "broker": f"amqp://{broker.address}",
+                "shop": ResourceConfig(self.store.url, factory=ReferenceFactory(self.store)),
+            },
+            recovery_interval_s=0.2,
+            telemetry=telemetry,
+        )
+        self.until = Until()
+        self.consumers: list[Consumer] = []
+
+    def put(self, *bodies: Any) -> None:
+        with self.manager.begin() as tx:
+            for body in bodies:
+                tx["broker"].send(self.queue, Message(body))
+
+    def look(self, queue: str) -> list[Any]:
+        with self.manager.begin() as tx:
+            return [message.body for message in tx["broker"].browse(queue)]
+
+    def consumer(self, handler: Callable[..., Any], **settings: Any) -> Consumer:
+        """With short waits."""
+        settings = {"idle_s": 0.05, "retry_first_s": 0.01, "retry_most_s": 0.05, **settings}
+        consumer = Consumer(self.manager, self.queue, handler, **settings)
+        self.consumers.append(consumer)
+        return consumer

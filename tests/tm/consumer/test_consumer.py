@@ -1,0 +1,374 @@
+"""Consumers over the embedded broker: what becomes of messages, handlers and workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from proton.utils import BlockingConnection
+
+from rm_amqp import Message
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.tm.consumer.stall import PATIENCE_S, Stall
+from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
+from tm.telemetry import opentelemetry
+from xa.reference import Fate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tm import Transaction
+
+
+class Work:
+    """A handler: consumes, writes, produces. `fails` says which bodies it refuses."""
+
+    def __init__(self, stall: Stall, *fails: Any) -> None:
+        self.stall = stall
+        self.fails = set(fails)
+
+    def __call__(self, message: Message, tx: Transaction) -> None:
+        self.stall.until.tell(message.body)
+        tx["shop"].write(str(message.body), message.delivery_count)
+        tx["broker"].send(self.stall.out, Message(message.body))
+        if message.body in self.fails:
+            raise LookupError(message.body)
+
+
+@pytest.mark.parametrize("settings", [{}, {"workers": 4}, {"batch": 10}, {"workers": 3, "batch": 7}])
+def test_every_message_is_consumed_written_and_produced(stall: Stall, settings: dict[str, Any]) -> None:
+    stall.put(*range(40))
+    with stall.consumer(Work(stall), **settings) as consumer:
+        stall.until.count(40)
+    assert consumer.state is ConsumerState.STOPPED
+    assert consumer.counts == Counts(handled=40)
+    assert sorted(stall.look(stall.out)) == list(range(40))
+    assert stall.store.data == {str(number): 0 for number in range(40)}
+    assert stall.look(stall.queue) == []
+
+
+def test_the_decorator_makes_a_consumer_that_can_be_called_as_before(stall: Stall) -> None:
+    @stall.manager.consumer(stall.queue, idle_s=0.05)
+    def handle(message: Message, tx: Transaction) -> str:
+        stall.until.tell(message.body)
+        return f"{message.body!s} in {tx}"
+
+    assert handle(Message("a"), "no transaction") == "a in no transaction"
+    stall.put("b")
+    with handle:
+        stall.until.count(2)
+    assert stall.until.told == ["a", "b"]
+
+
+def test_a_handler_can_take_the_batch(stall: Stall) -> None:
+    stall.put(*range(20))
+
+    def handle(messages: list[Message], tx: Transaction) -> None:
+        for message in messages:
+            tx["shop"].write(str(message.body), len(messages))
+        for message in messages:
+            stall.until.tell(message.body)
+
+    with stall.consumer(handle, batch=20, takes="batch"):
+        stall.until.count(20)
+    assert len(stall.store.data) == 20
+    assert max(stall.store.data.values()) > 1
+
+
+def test_poison_is_dead_lettered_and_what_was_received_with_it_is_handled(stall: Stall) -> None:
+    dead = len(stall.look("dead-letter"))
+    stall.put(*range(30))
+    with stall.consumer(Work(stall, 7, 21), batch=10, workers=2, max_deliveries=3) as consumer:
+        while consumer.counts.handled + consumer.counts.dead_lettered < 30:
+            stall.until.count(len(stall.until.told))
+    assert consumer.counts.handled == 28
+    assert consumer.counts.dead_lettered == 2
+    assert stall.until.told.count(7) == stall.until.told.count(21) == 3
+    assert sorted(stall.look(stall.out)) == [number for number in range(30) if number not in {7, 21}]
+    assert sorted(stall.look("dead-letter")[dead:]) == [7, 21]
+    assert not {"7", "21"} & stall.store.data.keys()
+
+
+def test_a_handler_that_recovers_is_tried_again(stall: Stall) -> None:
+    work = Work(stall, "a")
+
+    def handle(message: Message, tx: Transaction) -> None:
+        if message.delivery_count == 2:
+            work.fails.clear()
+        work(message, tx)
+
+    stall.put("a")
+    with stall.consumer(handle) as consumer:
+        stall.until.count(3)
+    assert consumer.counts == Counts(handled=1, failed=2)
+    assert stall.look(stall.out) == ["a"]
+
+
+def test_a_resource_that_is_down_costs_a_message_one_delivery(stall: Stall) -> None:
+    stall.put("a")
+    stall.store.script.plan("start", fate=Fate.REQUEST_LOST, times=20)
+    with stall.consumer(Work(stall), max_deliveries=3) as consumer:
+        stall.until.count(2)
+    assert consumer.counts.dead_lettered == 0
+    assert stall.store.data == {"a": 1}
+    assert stall.store.script.pending() == []
+
+
+@pytest.mark.parametrize("batch", [1, 10])
+def test_what_cannot_be_read_is_dead_lettered(tmp_path: Path, batch: int) -> None:
+    broker = EmbeddedBroker(tmp_path)
+    stall = Stall(broker, "orders", tmp_path)
+    connection = BlockingConnection(broker.address)
+    sender = connection.create_sender(stall.queue)
+    stall.put("a")
+    delivery = sender.link.delivery("1")
+    sender.link.stream(b"\x00\x53\x77\x73\x6b\x81\xac\x27")  # a char that is none
+    sender.link.advance()
+    connection.wait(lambda: delivery.remote_state != 0)
+    connection.close()
+    stall.put("b")
+
+    def depth(queue: str) -> int:
+        return broker.inside(lambda broker: broker.node.resource.queues[queue].depth)
+
+    with stall.manager, stall.consumer(Work(stall), batch=batch):
+        while depth(stall.queue):
+            threading.Event().wait(0.001)
+    assert sorted(stall.until.told) == ["a", "b"]
+    assert depth("dead-letter") == 1
+    assert broker.left() == []
+    broker.stop()
+
+
+def test_a_handler_that_rolls_back_itself_is_told_so(stall: Stall) -> None:
+    def handle(message: Message, tx: Transaction) -> None:
+        stall.until.tell(message.body)
+        tx.rollback()
+
+    stall.put("a")
+    with stall.consumer(handle, max_deliveries=2) as consumer:
+        stall.until.count(2)
+    assert consumer.counts.handled == 0
+    assert consumer.counts.failed == 2
+
+
+# --- shutdown -------------------------------------------------------------------------------------------------
+def test_what_runs_is_finished_and_nothing_is_begun(stall: Stall) -> None:
+    gate = threading.Event()
+
+    def handle(message: Message, tx: Transaction) -> None:
+        stall.until.tell(message.body)
+        assert gate.wait(PATIENCE_S)
+        tx["broker"].send(stall.out, Message(message.body))
+
+    stall.put(*range(10))
+    consumer = stall.consumer(handle, workers=2)
+    consumer.start()
+    stall.until.count(2)
+    stopped: list[bool] = []
+    stopping = threading.Thread(target=lambda: stopped.append(consumer.stop()))
+    stopping.start()
+    while consumer.state is ConsumerState.RUNNING:
+        threading.Event().wait(0.001)
+    gate.set()
+    stopping.join()
+    assert stopped == [True]
+    assert consumer.counts.handled == 2
+    assert sorted(stall.look(stall.out) + stall.look(stall.queue)) == list(range(10))
+    assert len(stall.look(stall.out)) == 2
+
+
+def test_shutdown_is_bounded_and_what_hangs_is_never_committed(stall: Stall) -> None:
+    gate = threading.Event()
+
+    def handle(message: Message, _: Transaction) -> None:
+        stall.until.tell(message.body)
+        assert gate.wait(PATIENCE_S)
+
+    stall.put("a")
+    consumer = stall.consumer(handle)
+    consumer.start()
+    stall.until.count(1)
+    assert not consumer.stop(0.05)
+    gate.set()
+    while consumer.health().workers:
+        threading.Event().wait(0.001)
+    assert consumer.counts == Counts(failed=1)
+    assert stall.look(stall.queue) == ["a"]
+
+
+def test_a_closed_manager_stops_its_consumers(stall: Stall) -> None:
+    consumer = stall.consumer(Work(stall))
+    consumer.start()
+    stall.put("a")
+    stall.until.count(1)
+    stall.manager.close()
+    assert consumer.state is ConsumerState.STOPPED
+    assert consumer.health().workers == 0
+
+
+def test_one_that_has_stopped_is_not_started_again(stall: Stall) -> None:
+    consumer = stall.consumer(Work(stall))
+    with consumer:
+        pass
+    with pytest.raises(ProtocolMisuse, match="is stopped"):
+        consumer.start()
+
+
+def test_a_worker_that_ends_stops_the_consumer_and_run_tells_why(stall: Stall) -> None:
+    class Ends(BaseException):
+        pass
+
+    def handle(_: Message, __: Transaction) -> None:
+        raise Ends("now")
+
+    stall.put("a")
+    with pytest.raises(Ends):
+        stall.consumer(handle, workers=3).run()
+    assert stall.look(stall.queue) == ["a"]
+
+
+# --- asyncio ---------------------------------------------------------------------------------------------------
+class AsyncWork:
+    """The same as a coroutine function."""
+
+    def __init__(self, stall: Stall, *fails: Any) -> None:
+        self.stall = stall
+        self.fails = set(fails)
+
+    async def handle(self, message: Message, tx: Transaction) -> None:
+        self.stall.until.tell(message.body)
+        (await tx.aenlist("shop")).write(str(message.body), message.delivery_count)
+        await (await tx.aenlist("broker")).aio.send(self.stall.out, Message(message.body))
+        if message.body in self.fails:
+            raise LookupError(message.body)
+
+
+@pytest.mark.parametrize("settings", [{}, {"workers": 4, "batch": 5}])
+def test_coroutine_functions_run_in_tasks(stall: Stall, settings: dict[str, Any]) -> None:
+    stall.put(*range(20))
+    with stall.consumer(AsyncWork(stall, 3).handle, max_deliveries=2, **settings) as consumer:
+        while consumer.counts.handled + consumer.counts.dead_lettered < 20:
+            stall.until.count(len(stall.until.told))
+    assert consumer.counts.dead_lettered == 1
+    assert sorted(stall.look(stall.out)) == [number for number in range(20) if number != 3]
+
+
+def test_in_the_event_loop_of_a_service(stall: Stall) -> None:
+    async def service() -> Counts:
+        async with stall.consumer(AsyncWork(stall).handle, workers=3) as consumer:
+            await asyncio.to_thread(stall.put, *range(10))
+            await asyncio.to_thread(stall.until.count, 10)
+        return consumer.counts
+
+    assert asyncio.run(service()) == Counts(handled=10)
+    assert sorted(stall.look(stall.out)) == list(range(10))
+
+
+def test_a_task_that_does_not_finish_is_cancelled_and_rolled_back(stall: Stall) -> None:
+    cancelled: list[bool] = []
+
+    async def handle(message: Message, tx: Transaction) -> None:
+        (await tx.aenlist("shop")).write("never", 1)
+        stall.until.tell(message.body)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    stall.put("a")
+    consumer = stall.consumer(handle)
+    consumer.start()
+    stall.until.count(1)
+    assert not consumer.stop(0.05)
+    assert cancelled == [True]
+    assert stall.look(stall.queue) == ["a"]
+    assert stall.store.data == {}
+
+
+# --- health, metrics, lines ------------------------------------------------------------------------------------
+def asked(server: HealthServer) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/", timeout=PATIENCE_S) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_health_is_told_over_http_and_names_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    broker = EmbeddedBroker(tmp_path / "other")
+    other = Stall(broker, "orders", tmp_path / "other")
+    consumer = other.consumer(Work(other), workers=2)
+    with other.manager, HealthServer(consumer, port=0) as server:
+        assert asked(server)[0] == 503  # not started
+        with consumer:
+            other.put("a")
+            while consumer.counts.handled < 1:
+                threading.Event().wait(0.001)
+            assert asked(server)[0] == 200
+            broker.stop()
+            while consumer.health().ok:
+                threading.Event().wait(0.001)
+            status, told = asked(server)
+            assert status == 503
+            assert told["state"] == "running"
+            assert told["workers"] == 2
+            assert told["trouble"]
+            broker.start()
+            while not consumer.health().ok:
+                threading.Event().wait(0.001)
+            other.put("b")
+            while consumer.counts.handled < 2:
+                threading.Event().wait(0.001)
+        assert asked(server)[1]["counts"]["handled"] == 2
+    broker.stop()
+
+
+def test_metrics(stall: Stall, broker: EmbeddedBroker, tmp_path: Path) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    (tmp_path / "metered").mkdir()
+    metered = Stall(broker, stall.queue, tmp_path / "metered", opentelemetry(provider))
+    with metered.manager:
+        metered.put("a", "b")
+        with metered.consumer(Work(metered, "b"), max_deliveries=2) as consumer:
+            while not consumer.counts.dead_lettered:
+                metered.until.count(len(metered.until.told))
+        data = reader.get_metrics_data()
+    provider.shutdown()
+    assert data is not None
+    found = {m.name: m.data.data_points for r in data.resource_metrics for s in r.scope_metrics for m in s.metrics}
+    counts = {}
+    for point in found["xabridge.consumer.messages"]:
+        has: dict[str, Any] = dict(point.attributes or {})
+        assert has["xabridge.node"] == "stall-1"
+        assert has["xabridge.queue"] == stall.queue
+        counts[has["xabridge.outcome"]] = getattr(point, "value", None)
+    assert counts == {"handled": 1, "failed": 2, "dead_lettered": 1}
+    assert sum(getattr(point, "count", 0) for point in found["xabridge.consumer.duration"]) == 4
+
+
+def test_lines_about_a_transaction_name_it(stall: Stall, caplog: pytest.LogCaptureFixture) -> None:
+    stall.put("a")
+    with (
+        caplog.at_level(logging.INFO, "xabridge.tm.consumer"),
+        stall.consumer(Work(stall, "a"), max_deliveries=1) as it,
+    ):
+        while not it.counts.dead_lettered:
+            stall.until.count(1)
+    lines = [record.getMessage() for record in caplog.records if record.name == "xabridge.tm.consumer"]
+    assert len(lines) == 2
+    assert all(line.startswith("stall-1·") for line in lines)
+    assert "LookupError: a" in lines[0]
+    assert "dead-lettered after 1 deliveries" in lines[1]
