@@ -13,6 +13,7 @@ breakdown                             one transaction of one worker, in µs: pro
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ import psutil  # type: ignore[import-untyped]
 
 from bench.e2e_client import WARM_S, Job
 from bench.shop.backstage import Backstage
-from bench.shop.orders import orders_from, place
+from bench.shop.orders import AT_ONCE, orders_from
 from bench.shop.places import BROKER
 from tm import TransactionManager
 
@@ -38,9 +39,9 @@ SUMMARY: Final = "consume, write, produce with broker and PostgreSQL, against Po
 FOLDER: Final = Path(".bench")
 WORKERS: Final = (1, 16)
 BATCH: Final = 100
-FASTEST: Final = 3_000
+FASTEST: Final = 2_000
 """Orders a second that no run will handle: so many wait for each second of one."""
-FASTEST_IN_BATCHES: Final = 15_000
+FASTEST_IN_BATCHES: Final = 12_000
 PREFETCH: Final = 200
 
 
@@ -94,7 +95,7 @@ class _Bench:
         self._log = str(folder / "log")
         self._manager_log = f"file://{folder / 'generator'}"
         self._numbers = orders_from(1)
-        self._waiting = 0
+        self._queues = itertools.count(1)
 
     def round(self) -> Iterator[tuple[str, float]]:
         """Every rate once."""
@@ -118,22 +119,22 @@ class _Bench:
 
     def _run(self, kind: str, *, workers: int = 1, batch: int = 1, steps: bool = False) -> dict[str, Any]:
         mode = "decider" if kind == "decider" else "two-phase"
+        queue = ""
         if kind != "floor":
-            self._fill(int((self._seconds + WARM_S) * (FASTEST_IN_BATCHES if batch > 1 else FASTEST)))
+            queue = self._fill(int((self._seconds + 2 * WARM_S) * (FASTEST_IN_BATCHES if batch > 1 else FASTEST)))
         job = Job(
             "floor" if kind == "floor" else "consume",
             f"{self._shop.broker}/?prefetch={PREFETCH if batch > 1 else 0}",
             self._shop.database,
             "" if mode == "decider" else self._log,
+            queue,
             mode,  # type: ignore[arg-type]
             workers,
             batch,
             self._seconds,
             steps,
         )
-        measured = self._client(job)
-        self._waiting -= measured["taken"]
-        return measured
+        return self._client(job)
 
     def _client(self, job: Job) -> dict[str, Any]:
         """Runs the client, and takes what broker and database use meanwhile."""
@@ -156,11 +157,15 @@ class _Bench:
         )
         return measured
 
-    def _fill(self, wanted: int) -> None:
-        """There are so many orders in the queue."""
-        if self._waiting < wanted:
-            with TransactionManager("generator", self._manager_log, {BROKER: self._shop.broker}) as manager:
-                self._waiting += place(manager, islice(self._numbers, wanted - self._waiting))
+    def _fill(self, wanted: int) -> str:
+        """A queue with so many orders. Each run has its own: what the one before gave back counts as delivered."""
+        queue = f"orders-{next(self._queues)}"
+        with TransactionManager("generator", self._manager_log, {BROKER: self._shop.broker}) as manager:
+            for start in range(0, wanted, AT_ONCE):
+                with manager.begin() as tx:
+                    for order in islice(self._numbers, min(AT_ONCE, wanted - start)):
+                        tx[BROKER].send(queue, order.message())
+        return queue
 
 
 def _rate(measured: dict[str, Any]) -> float:

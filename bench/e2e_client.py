@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from bench.crash.points import DECIDER_VERBS, VERBS, Wrapped, hooked
-from bench.shop.orders import INVOICES, ORDERS, Order
+from bench.shop.orders import INVOICES, Order
 from bench.shop.places import BROKER, DATABASE
 from tm import Consumer, ResourceConfig, TransactionManager
 from tm.log import FileLog
@@ -44,6 +44,7 @@ class Job:
     broker: str
     database: str
     log: str
+    queue: str = ""
     mode: Mode = "two-phase"
     workers: int = 1
     batch: int = 1
@@ -107,12 +108,12 @@ def consume(job: Job) -> dict[str, Any]:
         log = TimedLog(log, watch)
     resources = {BROKER: resource(BROKER, job.broker), DATABASE: resource(DATABASE, job.database, job.mode)}
     with TransactionManager("bench", log, resources) as manager:
-        consumer = Consumer(manager, ORDERS, handle, workers=job.workers, batch=job.batch, idle_s=0.05)
+        consumer = Consumer(manager, job.queue, handle, workers=job.workers, batch=job.batch, idle_s=0.05)
         with consumer:
             measured = _window(job.seconds, lambda: consumer.counts.handled, watch)
         if consumer.counts.failed:
             raise RuntimeError(f"{consumer.counts.failed} orders failed")
-    return {**measured, "taken": consumer.counts.handled}
+    return measured
 
 
 def floor(job: Job) -> dict[str, Any]:
@@ -134,7 +135,7 @@ def floor(job: Job) -> dict[str, Any]:
     for thread in threads:
         thread.start()
     try:
-        return {**_window(job.seconds, lambda: sum(counts), Stopwatch()), "taken": 0}
+        return _window(job.seconds, lambda: sum(counts), Stopwatch())
     finally:
         stop.set()
         for thread in threads:

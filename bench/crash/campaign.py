@@ -169,7 +169,7 @@ class Campaign:
         wake = threading.Event()
         while left := self._stage.ledger.waiting(orders):
             if time.monotonic() > deadline:
-                errors = "\n".join(worker.errors() for worker in self._stage.workers)
+                errors = "\n".join(f"{worker.errors()}\n{worker.stacks()}" for worker in self._stage.workers)
                 raise Stuck(f"{what}: {left} orders are not handled:\n{errors}")
             wake.wait(LOOK_S)
 
@@ -187,8 +187,7 @@ class Campaign:
             worker.tell("work", orders, invoices)
         for worker in self._stage.workers:
             worker.wait("working")
-        placed = list(itertools.islice(self._numbers, count))
-        self._stage.ledger.place(orders, placed)
+        placed = self._stage.ledger.place(orders, itertools.islice(self._numbers, count))
         return orders, invoices, placed
 
     def _audit(self, setup: Setup, orders: str, invoices: str, placed: list[int], what: str) -> Audit:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bench.crash.nursery import Nursery
 
 PATIENCE_S: Final = 60.0
+DUMP_S: Final = 2.0
 
 
 class ChildGone(Exception):
@@ -97,12 +98,26 @@ class Child:
             try:
                 said = self._said.get(timeout=max(deadline - time.monotonic(), 0.0))
             except queue.Empty:
-                raise Stuck(f"{self.module} did not say {event!r}:\n{self.errors()}") from None
+                raise Stuck(f"{self.module} did not say {event!r}:\n{self.errors()}\n{self.stacks()}") from None
             if said is None:
                 self._said.put(None)
                 raise ChildGone(f"{self.module} ended before it said {event!r}:\n{self.errors()}")
             if said["event"] in events:
                 return said
+
+    def stacks(self) -> str:
+        """Where each of its threads stands, if it lives."""
+        if not self.running or self._process is None:
+            return f"{self.module} does not run"
+        before = self._errors.stat().st_size
+        os.kill(self._process, signal.SIGUSR1)
+        deadline = time.monotonic() + DUMP_S
+        while (
+            "runpy" not in (said := self._errors.read_bytes()[before:].decode(errors="replace"))
+            and time.monotonic() < deadline
+        ):
+            time.sleep(0.05)
+        return said
 
     def errors(self) -> str:
         """The end of what it wrote on stderr."""

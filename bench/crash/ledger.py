@@ -7,20 +7,22 @@ the transactions that were told to be committed, or rolled back: those have to b
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-from proton import Message, Timeout
+from proton import ConnectionException, Message, Timeout
 from proton.reactor import Copy
 from proton.utils import BlockingConnection, SyncRequestResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 ASK_S: Final = 10.0
 GONE_S: Final = 2.0
 CREDIT: Final = 500
+TRIES: Final = 5
 TABLE: Final = """
     CREATE TABLE handled (number integer NOT NULL, attempt text NOT NULL, queue text NOT NULL);
     CREATE INDEX ON handled (queue)
@@ -101,15 +103,21 @@ class Ledger:
         with psycopg.connect(self._database, autocommit=True) as connection:
             connection.execute(TABLE)
 
-    def place(self, queue: str, numbers: Iterable[int]) -> None:
-        """Puts orders into the queue at the first broker; each is durable there when this returns."""
-        connection = BlockingConnection(self._brokers[0], timeout=ASK_S)
-        try:
-            sender: Any = connection.create_sender(queue)
-            for number in numbers:
-                sender.send(Message({"number": number}, durable=True))
-        finally:
-            connection.close()
+    def place(self, queue: str, numbers: Iterable[int]) -> list[int]:
+        """Puts orders into the queue at the first broker; those that it has acknowledged. Where the connection is lost
+        (a broker whose clock jumps takes it for idle) nobody knows of one, which is not asked for again."""
+        left, placed = iter(numbers), []
+        for _ in range(TRIES):
+            try:
+                with self._connected(self._brokers[0]) as connection:
+                    sender: Any = connection.create_sender(queue)
+                    for number in left:
+                        sender.send(Message({"number": number}, durable=True))
+                        placed.append(number)
+            except ConnectionException:
+                continue
+            return placed
+        raise ConnectionException(f"{self._brokers[0]} loses every connection")
 
     def waiting(self, queue: str) -> int:
         """How many orders wait in the queue, as the broker counts them."""
@@ -135,12 +143,20 @@ class Ledger:
         return audit
 
     @staticmethod
-    def _ask(broker: str, question: Callable[[BlockingConnection], Any]) -> Any:
+    @contextmanager
+    def _connected(broker: str) -> Iterator[BlockingConnection]:
         connection = BlockingConnection(broker, timeout=ASK_S)
         try:
-            return question(connection)
+            yield connection
         finally:
-            connection.close()
+            with suppress(ConnectionException):
+                connection.close()
+
+    def _ask(self, broker: str, question: Callable[[BlockingConnection], Any]) -> Any:
+        for _ in range(TRIES):
+            with suppress(ConnectionException), self._connected(broker) as connection:
+                return question(connection)
+        raise ConnectionException(f"{broker} loses every connection")
 
 
 def _manage(connection: BlockingConnection, operation: str) -> Any:

@@ -7,6 +7,7 @@ argument, with three descriptors: the child's stdin, stdout and stderr. The answ
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import runpy
@@ -62,6 +63,7 @@ def main() -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.setpgid(0, 0)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # to see where a child stands that is stuck
     sys.argv = [module, argument]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

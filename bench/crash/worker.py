@@ -225,8 +225,9 @@ class CrashWorker:
                 self.gate.go()
             elif name == "clock":
                 self.clock.offset_s += float(rest[0])
-            elif name == "disk" and self.disk is not None:
-                self.disk.health = Health(rest[0])
+            elif name == "disk":
+                if self.disk is not None:  # the one that decides has its own
+                    self.disk.health = Health(rest[0])
             else:
                 self._orders.put(words)
         self._orders.put(["quit"])
