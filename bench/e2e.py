@@ -39,15 +39,15 @@ SUMMARY: Final = "consume, write, produce with broker and PostgreSQL, against Po
 FOLDER: Final = Path(".bench")
 WORKERS: Final = (1, 16)
 BATCH: Final = 100
-FASTEST: Final = 2_000
+FASTEST: Final = 1_500
 """Orders a second that no run will handle: so many wait for each second of one."""
-FASTEST_IN_BATCHES: Final = 12_000
+FASTEST_IN_BATCHES: Final = 8_000
 PREFETCH: Final = 200
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
     """As `bench.command.Benchmark` says."""
-    seconds, rounds = (0.5, 1) if quick else (4.0, 3)
+    seconds, rounds = (0.5, 1) if quick else (3.0, 3)
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as name, Backstage(Path(name).absolute()) as backstage:
         bench = _Bench(backstage, Path(name).absolute(), seconds)
