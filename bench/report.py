@@ -108,8 +108,8 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make bench`. What the figures mean stands at the head of each module in `bench/`; what limits them",
-        "in [performance.md](performance.md).",
+        "Written by `make bench`. What the figures mean stands at the head of each module in `bench/`, what limits",
+        "them in [performance.md](performance.md).",
         "",
         ", ".join(f"{name} {value}" for name, value in machine.items()) + ".",
         "",
