@@ -7,6 +7,7 @@ branches_per_s_1, _16         complete branches (start, one message in, one out,
 steps_per_s_1                 the same with one exchange for every verb
 restart_s                     from the start of the process to the first page of recover, with 100,000 messages
                               and 10,000 prepared branches, after kill -9
+client_cpu_us, round_trips    what a branch costs the resource manager client, and more: see bench/client.py
 rss_mb_100k                   memory that 100,000 queued messages of 1 KiB take, above an empty broker
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.amqp import Client, drive
+from bench.client import measure_client
 from bench.load import Load, run
 from bench.process import BrokerProcess
 from dtx.protocol.commands import Recover
@@ -42,6 +44,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
                 "messages": messages,
                 "in_doubt": in_doubt,
                 **_messages(broker, messages),
+                **measure_client(broker, scale),
                 **_branches(broker, messages, in_doubt, scale),
                 **_restart(broker, in_doubt),
             }

@@ -8,6 +8,7 @@ broker and database are killed (SIGKILL) and started again. At the end orders, r
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import signal
 import sys
@@ -71,6 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         folder = scratch(arguments.folder)
         with ExitStack() as stack:
+            lines = logging.FileHandler(folder / "front.err")  # the broker is gone for a while: that is no news here
+            logging.getLogger("xabridge").addHandler(lines)
+            stack.callback(lines.close)
+            stack.callback(logging.getLogger("xabridge").removeHandler, lines)
             demo = Demo(folder, arguments, display, stack)
             result = demo.run()
     except (PostgresMissing, FolderInUse) as error:

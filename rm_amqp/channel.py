@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.commands import CONTROL, Declare, Discharge, End, Start
+from dtx.protocol.commands import Declare, Discharge, End, Start
 from dtx.protocol.conditions import Condition, RefusedError, refused
 from dtx.protocol.links import DISTRIBUTED, TXN_ID
-from dtx.protocol.messages import value_message
 from dtx.protocol.replies import ACCEPTED, RELEASED
 from rm_amqp.core import until
 from rm_amqp.links import Control, Receiver, Sender
 from rm_amqp.loss import Cause, ConnectionLost, TimedOut
+from rm_amqp.wire import control_message
 from xa import ROLLBACK_CODES, Code
 from xa.machine import Result, advance
 from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
@@ -44,8 +44,16 @@ VERBS: Final[dict[AssociationVerb, Callable[[bytes], Discharge | End]]] = {
 }
 
 
+def selected(core: Core, settings: Settings, deadline: float) -> Steps[Channel]:
+    """A channel over this connection, selected for distributed transactions."""
+    channel = Channel(core, settings)
+    yield from channel.select(deadline)
+    return channel
+
+
 class Channel:
-    """One transactional channel. `settings` are the resource manager's."""
+    """One transactional channel. `settings` are the resource manager's. It is made inside of steps, as everything is
+    done that touches the engine."""
 
     def __init__(self, core: Core, settings: Settings) -> None:
         self.core = core
@@ -120,7 +128,7 @@ class Channel:
         return self._tell(Declare(start))
 
     def _tell(self, command: Declare | Discharge | End) -> Answer:
-        answer = self._control.send(value_message(CONTROL.encode(command)), settled=False)
+        answer = self._control.send(control_message(command), settled=False)
         assert answer is not None  # noqa: S101 — it is not sent settled
         return answer
 

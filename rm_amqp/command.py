@@ -8,16 +8,13 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from dtx.protocol.commands import COORDINATION
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Refusal, RefusedError
 from dtx.protocol.links import COORDINATION as ADDRESS
-from dtx.protocol.messages import read_request, request_message
-from dtx.protocol.replies import decode_reply
-from dtx.protocol.values import Ulong
 from rm_amqp.core import until
 from rm_amqp.links import Receiver, Sender
 from rm_amqp.loss import Cause, ConnectionLost, TimedOut
+from rm_amqp.wire import Requests, read_reply, read_response
 
 if TYPE_CHECKING:
     from dtx.protocol.commands import Coordination
@@ -38,8 +35,16 @@ class Request:
         self.reply: Reply | None = None
 
 
+def commanding(core: Core, deadline: float) -> Steps[Command]:
+    """A command channel over this connection, which takes requests."""
+    command = Command(core)
+    yield from command.open(deadline)
+    return command
+
+
 class Command:
-    """The command channel over one connection."""
+    """The command channel over one connection. It is made inside of steps, as everything is done that touches the
+    engine."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
@@ -48,11 +53,14 @@ class Command:
         self._requests = Sender(core, ADDRESS)
         self._numbers = count(1)
         self._waiting: dict[int, Request] = {}
+        self._writer: Requests | None = None
+        self.stale = False
+        """Whether the broker left a request unanswered for too long. The next caller makes another channel."""
 
     @property
     def broken(self) -> bool:
         """Whether it can't be used any more."""
-        return not self._replies.alive or not self._requests.alive
+        return self.stale or not self._replies.alive or not self._requests.alive
 
     def open(self, deadline: float) -> Steps[None]:
         """Waits until requests can be sent."""
@@ -69,8 +77,9 @@ class Command:
         """Sends a request."""
         self._check()
         request = Request(next(self._numbers))
-        octets = request_message(COORDINATION.encode(command), self._replies.address, Ulong(request.number))
-        self._requests.send(octets, settled=True)
+        if self._writer is None:
+            self._writer = Requests(self._replies.address)
+        self._requests.send(self._writer.write(request.number, command), settled=True)
         self._waiting[request.number] = request
         return request
 
@@ -80,6 +89,7 @@ class Command:
             self._check()
             if self.core.clock() >= deadline:
                 self._waiting.pop(request.number, None)
+                self.stale = True
                 raise TimedOut(f"the broker at {self.core.broker} did not answer in time")
             yield deadline
         if isinstance(request.reply, Refusal):
@@ -95,6 +105,10 @@ class Command:
             self._replies.flow(RESPONSES - self._replies.credit)
         return request.reply is not None
 
+    def exchange(self, command: Coordination, deadline: float) -> Steps[Reply]:
+        """`ask` and `answer`."""
+        return (yield from self.answer(self.ask(command), deadline))
+
     def sent(self, command: Coordination) -> Steps[Request]:
         """`ask`, as steps."""
         yield from ()
@@ -107,15 +121,15 @@ class Command:
 
     def _read(self, octets: bytes) -> None:
         try:
-            response = read_request(octets)
+            number, body = read_response(octets)
         except WireError:
             self.core.lose("the broker sent a response that is none")
             return
-        request = self._waiting.pop(response.correlation, None) if type(response.correlation) is Ulong else None
+        request = self._waiting.pop(number, None) if number is not None else None
         if request is None:  # nobody waits for it any more
             return
         try:
-            request.reply = decode_reply(response.body)
+            request.reply = read_reply(body)
         except WireError as error:
             self._waiting[request.number] = request
             self.core.lose(f"the broker answered what can't be understood: {error}")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.protocol.conditions import RefusedError
 from dtx.protocol.replies import Result as Told
-from rm_amqp.command import Command
+from rm_amqp.command import commanding
 from rm_amqp.core import Core
 from rm_amqp.keeper import KEEPER
 from rm_amqp.line import connect
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dtx.protocol.commands import Coordination
     from dtx.protocol.conditions import Refusal
     from dtx.protocol.replies import Reply
+    from rm_amqp.command import Command
     from rm_amqp.keeper import Kept
     from rm_amqp.line import Line
     from rm_amqp.settings import Broker, Settings
@@ -153,8 +154,7 @@ class Connected:
                 raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
             line = self._dial(deadline)
             try:
-                command = Command(line.core)
-                line.run(command.open(deadline))
+                command = line.run(commanding(line.core, deadline))
             except BaseException:
                 line.drop()
                 raise
@@ -186,12 +186,20 @@ class Connected:
     def _standing(self) -> Standing:
         """What is known of the calling thread of control."""
         control = thread_of_control()
-        with self._lock:
+        standing = self._standings.get(control)
+        if standing is not None:
+            return standing
+        with self._lock:  # for those who go through all of them
             standing = self._standings.get(control)
             if standing is None:
                 standing = self._standings[control] = Standing()
-                weakref.finalize(control, _abandoned, standing).atexit = False
+                weakref.finalize(control, _abandoned, weakref.ref(self), standing).atexit = False
             return standing
+
+    def abandoned(self, standing: Standing) -> None:
+        """The thread of control is gone, with whatever it was associated with."""
+        if standing.seat is not None and self._pool is not None:
+            self._pool.abandon(standing.seat)
 
     def _enter(self, verb: str, rmid: int, flags: int) -> Standing:
         """The calling thread of control, if it may issue this verb."""
@@ -238,20 +246,34 @@ class Connected:
         return error
 
     # -- asking
-    def _ask(
-        self, standing: Standing, verb: str, command: Coordination, xid: Xid | None, deadline: float | None = None
-    ) -> Asked:
+    def _ask(self, standing: Standing, verb: str, command: Coordination, xid: Xid | None, deadline: float) -> Asked:
         """Sends a command; XAER_RMFAIL where it can't be."""
-        try:
-            channel, line = self._commanding(self.deadline() if deadline is None else deadline)
+
+        def ask() -> Asked:
+            channel, line = self._commanding(deadline)
             return Asked(channel, line, line.run(channel.sent(command)))
-        except (ConnectionLost, TimedOut) as why:
-            raise self._failed(standing, verb, why, xid) from None
+
+        return self._over_command(standing, verb, xid, ask)
 
     def _answer(self, standing: Standing, verb: str, asked: Asked, deadline: float, xid: Xid | None) -> Reply:
         """Waits for the answer; what was refused is raised."""
+        steps = asked.command.answer(asked.request, deadline)
+        return self._over_command(standing, verb, xid, lambda: asked.line.run(steps))
+
+    def _reply(self, standing: Standing, verb: str, command: Coordination, xid: Xid | None) -> Reply:
+        """Asks, and waits for the answer."""
+        deadline = self.deadline()
+
+        def reply() -> Reply:
+            channel, line = self._commanding(deadline)
+            return line.run(channel.exchange(command, deadline))
+
+        return self._over_command(standing, verb, xid, reply)
+
+    def _over_command(self, standing: Standing, verb: str, xid: Xid | None, call: Callable[[], T]) -> T:
+        """What a call over the command channel returns, with its errors as XA has them."""
         try:
-            return asked.line.run(asked.command.answer(asked.request, deadline))
+            return call()
         except RefusedError as error:
             raised = refusal_error(verb, error.refusal, xid)
             if raised.code is Code.XAER_RMFAIL:
@@ -270,12 +292,6 @@ class Connected:
     def _carry_out(self, standing: Standing, verb: str, command: Coordination, xid: Xid) -> Code:
         return self._outcome(verb, self._reply(standing, verb, command, xid), xid)
 
-    def _reply(self, standing: Standing, verb: str, command: Coordination, xid: Xid | None) -> Reply:
-        """Asks, and waits for the answer."""
-        deadline = self.deadline()
-        asked = self._ask(standing, verb, command, xid, deadline)
-        return self._answer(standing, verb, asked, deadline, xid)
-
 
 _MEANT: Final = {
     "prepare": "the branch can't be prepared",
@@ -284,7 +300,7 @@ _MEANT: Final = {
 }
 
 
-def _abandoned(standing: Standing) -> None:
-    """The thread of control is gone, with whatever it was associated with."""
-    if standing.seat is not None:
-        standing.seat.line.drop()
+def _abandoned(reference: weakref.ref[Connected], standing: Standing) -> None:
+    instance = reference()
+    if instance is not None:
+        instance.abandoned(standing)

@@ -226,17 +226,12 @@ class Core:
 
     # -- events
     def _handle_events(self) -> None:
-        links = self.links
-        for kind, event in self.engine.events():
-            if kind == LIB.PN_DELIVERY:
-                delivery = LIB.pn_event_delivery(event)
-                link = links.get(LIB.pn_delivery_link(delivery))
-                if link is not None:
-                    link.delivery_event(delivery)
-            else:
-                handler = self._handlers.get(kind)
-                if handler is not None:
-                    handler(event)
+        self.engine.handle(self._deliver, self._handlers)
+
+    def _deliver(self, delivery: Pointer) -> None:
+        link = self.links.get(LIB.pn_delivery_link(delivery))
+        if link is not None:
+            link.delivery_event(delivery)
 
     def _on_open(self, _event: Pointer) -> None:
         self.opened = True

@@ -17,7 +17,7 @@ from dtx.protocol.conditions import Refusal
 from dtx.protocol.values import Array, Symbol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 Pointer = Any
 """A pointer of the library; equal and hashed by address."""
@@ -27,6 +27,7 @@ NULL: Final = ffi.NULL
 MAX_STATE: Final = 8192
 """Octets of a delivery state, an error's info or a set of capabilities that are looked at."""
 
+_EVENTS: Final = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type, lib.pn_event_delivery
 _allocate: Final = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -63,16 +64,19 @@ class Engine:
             taken += count
         return True
 
-    def events(self) -> Iterator[tuple[int, Pointer]]:
-        """What happened, and to which connection, session, link or delivery. Events that are made while one
-        is handled come as well."""
-        peek, pop, kind = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type
-        collector = self._collector
-        while True:
-            event = peek(collector)
-            if event == NULL:
-                return
-            yield kind(event), event
+    def handle(self, deliver: Callable[[Pointer], None], handlers: Mapping[int, Callable[[Pointer], None]]) -> None:
+        """Calls `deliver` with each delivery that something happened to, and the handler of each other event, where
+        it has one; also for events that are made meanwhile."""
+        peek, pop, kind_of, delivery_of = _EVENTS
+        collector, delivers = self._collector, lib.PN_DELIVERY
+        while event := peek(collector):
+            kind = kind_of(event)
+            if kind == delivers:
+                deliver(delivery_of(event))
+            else:
+                handler = handlers.get(kind)
+                if handler is not None:
+                    handler(event)
             pop(collector)
 
     def output(self) -> bytes:

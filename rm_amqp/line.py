@@ -248,15 +248,14 @@ class SocketLine:
     def refresh(self) -> None:
         """As Line says."""
         with self._lock:
-            self._refresh()
+            self._take()
 
-    def _refresh(self) -> None:
-        if not self._reading:
-            while self.core.lost is None and self.read():
-                pass
-        self.flush()
-        if self._waiters:
-            self._changed.notify_all()
+    def _take(self) -> None:
+        if self._reading:  # somebody else does
+            return
+        while self.core.lost is None and self.read():
+            if self._waiters:
+                self._changed.notify_all()
 
     def keep(self) -> float | None:
         """As Kept says."""
@@ -265,14 +264,21 @@ class SocketLine:
         if not self._lock.acquire(blocking=False):  # somebody is at it
             return self.core.clock() + BUSY_S
         try:
-            self._refresh()
+            self._take()
             due = self.core.tick()
             self.flush()
+            self._wake_where_lost()
             if self._waiters:
                 self._changed.notify_all()
             return due
         finally:
             self._lock.release()
+
+    def _wake_where_lost(self) -> None:
+        """A connection that was given up has somebody waiting for its socket."""
+        if self.core.lost is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     # -- the end
     def close(self) -> None:

@@ -7,15 +7,17 @@ one that was used last first.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rm_amqp.channel import Channel
+from rm_amqp.channel import selected
 from rm_amqp.loss import AllInUse, ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rm_amqp.channel import Channel
     from rm_amqp.line import Line
     from rm_amqp.settings import Settings
 
@@ -81,6 +83,7 @@ class Pool:
         self._closed = False
         self._spent = 0
         """Round trips on channels that are gone."""
+        self._abandoned: deque[Seat] = deque()
 
     @property
     def round_trips(self) -> int:
@@ -91,6 +94,7 @@ class Pool:
     def take(self, deadline: float, *, wait: bool = True) -> Seat:
         """A channel. AllInUse: all are at work. ConnectionLost: none can be made."""
         while True:
+            self._reap()
             with self._changed:
                 while not self._idle and len(self._all) + self._being_made >= self._settings.channels:
                     left_s = deadline - self._clock()
@@ -108,15 +112,13 @@ class Pool:
             self.discard(seat)
 
     def _make(self, deadline: float) -> Seat:
-        seat = None
+        line, seat = None, None
         try:
             line = self._dial(deadline)
-            seat = Seat(Channel(line.core, self._settings), line)
-            line.run(seat.channel.select(deadline))
+            seat = Seat(line.run(selected(line.core, self._settings, deadline)), line)
         except BaseException:
-            if seat is not None:
-                seat.line.drop()
-            seat = None
+            if line is not None:
+                line.drop()
             raise
         finally:
             with self._changed:
@@ -145,10 +147,21 @@ class Pool:
                 self._spent += seat.line.round_trips
             self._changed.notify()
 
+    def abandon(self, seat: Seat) -> None:
+        """The thread of control that had the channel is gone. It is called while garbage is collected, at any moment
+        and with any lock held, so that it only takes note."""
+        self._abandoned.append(seat)
+
+    def _reap(self) -> None:
+        while self._abandoned:
+            self.discard(self._abandoned.popleft())
+
     def keep(self) -> float | None:
-        """As Kept says: gives back what was sent ahead to channels that nobody has used for a while."""
+        """As Kept says: closes what was abandoned, and gives back what was sent ahead to channels that nobody has used
+        for a while."""
         if self._closed:
             return None
+        self._reap()
         now = self._clock()
         with self._changed:
             idle = [seat for seat in self._idle if 0 < seat.channel.idle_since < now - IDLE_S]

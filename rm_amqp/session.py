@@ -76,12 +76,12 @@ class Session:
         With `acquire` the broker sends it as part of the transaction, and has it back at once when that is rolled
         back; otherwise the message is acquired first, which allows to have messages sent ahead (`prefetch`).
         """
-        return self._work(self._receive(address, timeout_s, acquire=acquire))
+        return self._work(self._receive(address, timeout_s, acquire=acquire), later=True)
 
     def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
         """The first message that comes in time, and what else there is at once, at most `count`; [] for none. Where
         there is one that can't be read, what stands before it; XAER_RMERR where it is the first."""
-        return self._work(self._receive_batch(address, count, timeout_s))
+        return self._work(self._receive_batch(address, count, timeout_s), later=True)
 
     def send(self, address: str, message: Message) -> None:
         """Sends a message. What is wrong with it is told when the branch is ended, or prepared."""
@@ -216,7 +216,7 @@ class AsyncSession:
 
     async def receive(self, address: str, timeout_s: float | None = None, *, acquire: bool = False) -> Message:
         """As Session says."""
-        return await self._session.work_async(self._session._receive(address, timeout_s, acquire=acquire))  # noqa: SLF001
+        return await self._session.work_async(self._session._receive(address, timeout_s, acquire=acquire), later=True)  # noqa: SLF001
 
     async def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
         """As Session says."""

@@ -23,6 +23,7 @@ from dtx.resource.permissions import Action
 from rm_amqp.settings import parse
 from tests.cli import parsed
 from tm import ConsumerSettings, ResourceConfig, configuration_from
+from tm.cli import main
 
 if TYPE_CHECKING:
     from tests.postgres import Postgres
@@ -230,3 +231,15 @@ def _replaced(text: str, places: dict[str, str]) -> str:
     for old, new in places.items():
         text = text.replace(old, new)
     return text
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--users", "users", "--user-from-env", "shop=NO_SUCH_VARIABLE"], "that variable to be set"),
+        (["--user-from-env", "shop=BROKER_PASSWORD"], "there is no file of users"),
+    ],
+)
+def test_a_user_that_cannot_be_set_is_named(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["broker", *flags]) == 2
+    assert told in capsys.readouterr().err

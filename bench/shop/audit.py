@@ -63,7 +63,7 @@ class Gauge:
     def _look_at_broker(self) -> bool:
         try:
             if self._broker is None:
-                self._broker = BlockingConnection(self._shop.broker, timeout=ASK_S)
+                self._broker = BlockingConnection(self._shop.broker.partition("?")[0], timeout=ASK_S)
             queues, status = self._asked(self._broker, "queues", "status")
         except _LOST:
             self._drop_broker()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from bench.postgres import EmbeddedPostgres, free_port
 from bench.process import BrokerProcess
 from bench.shop.orders import open_books
-from bench.shop.places import Shop
+from bench.shop.places import BRANCH_TIMEOUT_S, Shop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ class Backstage:
 
     def shop(self, mode: Mode = "two-phase") -> Shop:
         """Where the shop is."""
-        return Shop(f"amqp://{HOST}:{self.port}", self._database, mode)
+        return Shop(f"amqp://{HOST}:{self.port}/?branch_timeout={BRANCH_TIMEOUT_S}", self._database, mode)
 
     def close(self) -> None:
         """Ends both, at once; the data goes."""

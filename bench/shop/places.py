@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 BROKER: Final = "broker"
 DATABASE: Final = "shop"
 """The names of the two resources."""
+TIMEOUT_S: Final = 5
+"""How long a transaction of the shop may take."""
+BRANCH_TIMEOUT_S: Final = TIMEOUT_S + 1
+"""A worker that is killed between the end of its work and prepare leaves a branch that nobody asks for: the broker
+gives its messages back after this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ class Shop:
 
     def configure(self, file: Path, node: str, log: Path) -> Path:
         """Writes an xabridge.toml for `node`, which keeps its decisions in the folder `log`, or in the database."""
-        lines = [f"node = {json.dumps(node)}", "recovery_interval_s = 2"]
+        lines = [f"node = {json.dumps(node)}", f"timeout_s = {TIMEOUT_S}", "recovery_interval_s = 2"]
         if self.mode != "decider":
             lines.append(f"log = {json.dumps(f'file://{log}')}")
         lines += [

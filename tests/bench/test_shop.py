@@ -11,6 +11,7 @@ import pytest
 from bench.process import BrokerProcess
 from bench.shop import ORDERS, Audit, Gauge, Order, Shop, WorkerProcess, orders_from, place
 from bench.shop.orders import TABLE, engine_of, open_books
+from bench.shop.places import BRANCH_TIMEOUT_S
 from tm import TransactionManager
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class Stand:
     def __init__(self, folder: Path) -> None:
         self.broker = BrokerProcess(folder)
         self.broker.start()
-        self.shop = Shop(f"amqp://127.0.0.1:{self.broker.port}", f"sqlite:///{folder}/shop.db", "decider")
+        broker = f"amqp://127.0.0.1:{self.broker.port}/?branch_timeout={BRANCH_TIMEOUT_S}"
+        self.shop = Shop(broker, f"sqlite:///{folder}/shop.db", "decider")
         open_books(self.shop.database)
         self.front = TransactionManager("front", f"file://{folder}/front", {"broker": self.shop.broker})
         config = self.shop.configure(folder / "worker.toml", "worker", folder / "log")

@@ -131,4 +131,3 @@ def test_a_fault_at_every_boundary(tmp_path: Path, kind: Kind, options: str) -> 
     assert told == "committed"
     assert at > 20, "there are boundaries"
     assert ("rolled back" in heard) == (kind is not Kind.SLOW)
-    assert ("unknown" in heard) == (kind is Kind.LATE)

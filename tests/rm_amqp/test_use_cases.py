@@ -4,6 +4,7 @@ manager in the place of the database."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,15 @@ from xa import (
     TMFAIL,
     TMJOIN,
     TMNOFLAGS,
+    TMNOWAIT,
     TMRESUME,
     TMSTARTRSCAN,
     TMSUCCESS,
     TMSUSPEND,
     Code,
+    ResourceError,
     ThreadOfControl,
+    TryAgain,
     entered,
 )
 from xa.reference import ReferenceFactory, ReferenceStore
@@ -33,6 +37,8 @@ from xa.reference import ReferenceFactory, ReferenceStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from xa import Xid
 
     Connect = Callable[..., Client]
 
@@ -242,6 +248,46 @@ def test_thread_of_control_and_rmid_determine_the_channel(broker: EmbeddedBroker
                 assert client.rm._standing().seat is None
     assert len(one.look(queue)) == 6
     assert broker.left() == []
+
+
+def test_a_thread_that_is_gone_leaves_its_channel_to_others(connect: Connect, queue: str) -> None:
+    """What it did is rolled back: it never ended it."""
+    client = connect("channels=1&timeout=20")
+    client.put(queue, ["x"])
+
+    def leaves() -> Xid:
+        with entered(ThreadOfControl()):
+            xid = client.start()
+            client.session.receive(queue, 5)
+            return xid
+
+    for _ in range(2):
+        left = leaves()
+        gc.collect()
+        xid = client.start()
+        assert client.session.receive(queue, 20).body == "x"
+        client.rollback(xid)
+        client.rollback(left, end=False)
+
+
+def test_the_pool_is_bounded(connect: Connect) -> None:
+    client = connect("channels=2&timeout=0.2")
+    controls = [ThreadOfControl() for _ in range(3)]
+    xids = []
+    for control in controls[:2]:
+        with entered(control):
+            xids.append(client.start())
+    with entered(controls[2]):
+        with pytest.raises(TryAgain, match="all 2 channels are in use"):
+            client.start(TMNOWAIT)
+        with pytest.raises(ResourceError, match="end other work, or allow more with channels="):
+            client.start()
+    with entered(controls[0]):
+        client.commit(xids[0])
+    with entered(controls[2]):
+        client.commit(client.start())
+    with entered(controls[1]):
+        client.commit(xids[1])
 
 
 def test_a_tm_thread_pool_dispatches_applications(shop: Shop, client: Client, queue: str) -> None:

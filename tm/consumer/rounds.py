@@ -3,7 +3,8 @@
 1. Receive up to a batch, in a new transaction. After a failure the resources that were used are enlisted first: while
    one of them is down no message is touched, and an outage costs a message one delivery, not all it has.
 2. A message that was delivered before is handled in a transaction of its own: what failed together is tried apart,
-   so that one that can't be handled takes none with it. What came with it is given back.
+   so that one that can't be handled takes none with it. A batch with such a message in it is given back as a whole
+    (a failure would count as a delivery of what is not handled), and received again one by one.
 3. It is not handled at once, but after a wait that grows with its deliveries; the wait is spent holding it, so that
    nobody else tries it either, in this process or another.
 4. One that was delivered too often is refused: the broker dead-letters it. Its deliveries are counted by the broker,
@@ -43,18 +44,16 @@ class Receive:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Have the messages handled, give `back` the others, and commit. Answer: None, or the exception."""
+    """Have the messages handled, and commit. Answer: None, or the exception."""
 
     messages: Sequence[Any]
-    back: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Refuse the messages for good, give `back` the others, and commit. Answer: None, or the exception."""
+    """Refuse the messages for good, and commit. Answer: None, or the exception."""
 
     messages: Sequence[Any]
-    back: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,28 +86,20 @@ def rounds(settings: ConsumerSettings, timeout_s: float, stopping: Callable[[], 
         if not received:
             apart, failures = False, 0
             continue
-        chosen, back = choose(received)
-        deliveries = chosen[0].delivery_count
+        if len(received) > 1 and any(message.delivery_count for message in received):
+            refused: Exception | None = yield GiveBack(received)
+            apart, failures = True, failures + 1 if refused is not None else 0
+            continue
+        deliveries = received[0].delivery_count
         if 0 < deliveries < settings.max_deliveries:
             yield Pause(min(settings.pause_s(deliveries), timeout_s / 4))
         if stopping():
             yield GiveBack(received)
             return
         work = Refuse if deliveries >= settings.max_deliveries else Handle
-        failed: Exception | None = yield work(chosen, back)
+        failed: Exception | None = yield work(received)
         if failed is None:
-            apart, failures = bool(back) or deliveries > 0, 0
+            apart, failures = deliveries > 0, 0
         else:
             apart, failures = True, failures + 1
             yield Pause(settings.pause_s(failures))
-
-
-def choose(received: Sequence[Delivered]) -> tuple[Sequence[Delivered], Sequence[Delivered]]:
-    """What to handle in this transaction, and what to give back: those that come for the first time are handled
-    together, any other alone."""
-    fresh = [message for message in received if not message.delivery_count]
-    if len(fresh) == len(received) or len(received) == 1:
-        return received, ()
-    if fresh:
-        return fresh, [message for message in received if message.delivery_count]
-    return received[:1], received[1:]

@@ -83,13 +83,11 @@ class Task:
         return messages
 
     async def _work(self, effect: Handle | Refuse | GiveBack, transaction: Transaction) -> None:
-        back = effect.messages if isinstance(effect, GiveBack) else effect.back
-        if isinstance(effect, Refuse) or back:
+        if not isinstance(effect, Handle):
             session = self._crew.session(transaction)
-            for message in back:
-                session.release(message)
-            for message in effect.messages if isinstance(effect, Refuse) else ():
-                session.reject(message)
-        if isinstance(effect, Handle):
-            for call in self._crew.calls(effect.messages):
-                await self._crew.handler(call, transaction)
+            tell = session.release if isinstance(effect, GiveBack) else session.reject
+            for message in effect.messages:
+                tell(message)
+            return
+        for call in self._crew.calls(effect.messages):
+            await self._crew.handler(call, transaction)

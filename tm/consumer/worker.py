@@ -62,8 +62,6 @@ class Crew:
         outcome = OUTCOMES[type(effect)] if error is None else outcome_of(error)
         messages, queue = len(effect.messages), self.settings.queue
         self.tally.done(number, outcome, messages, began)
-        if isinstance(effect, Handle | Refuse):
-            self.tally.count(RETURNED, len(effect.back))
         if error is not None:
             trace = error if logger.isEnabledFor(logging.DEBUG) else None
             why = f"{type(error).__name__}: {error}"
@@ -158,13 +156,11 @@ class Worker:
         return messages
 
     def _work(self, effect: Handle | Refuse | GiveBack, transaction: Transaction) -> None:
-        back = effect.messages if isinstance(effect, GiveBack) else effect.back
-        if isinstance(effect, Refuse) or back:
+        if not isinstance(effect, Handle):
             session = self._crew.session(transaction)
-            for message in back:
-                session.release(message)
-            for message in effect.messages if isinstance(effect, Refuse) else ():
-                session.reject(message)
-        if isinstance(effect, Handle):
-            for call in self._crew.calls(effect.messages):
-                self._crew.handler(call, transaction)
+            tell = session.release if isinstance(effect, GiveBack) else session.reject
+            for message in effect.messages:
+                tell(message)
+            return
+        for call in self._crew.calls(effect.messages):
+            self._crew.handler(call, transaction)

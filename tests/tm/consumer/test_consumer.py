@@ -91,7 +91,8 @@ def test_poison_is_dead_lettered_and_what_was_received_with_it_is_handled(stall:
             stall.until.count(len(stall.until.told))
     assert consumer.counts.handled == 28
     assert consumer.counts.dead_lettered == 2
-    assert stall.until.told.count(7) == stall.until.told.count(21) == 3
+    for number in (7, 21):  # a delivery in a batch that failed before its turn counts, and its handler was not called
+        assert 2 <= stall.until.told.count(number) <= 3
     assert sorted(stall.look(stall.out)) == [number for number in range(30) if number not in {7, 21}]
     assert sorted(stall.look("dead-letter")[dead:]) == [7, 21]
     assert not {"7", "21"} & stall.store.data.keys()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tm import ConfigurationError, ConsumerSettings, RolledBack
-from tm.consumer.rounds import GiveBack, Handle, Pause, Receive, Refuse, choose, rounds
+from tm.consumer.rounds import GiveBack, Handle, Pause, Receive, Refuse, rounds
 from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
 from xa.machine import advance
 
@@ -63,10 +63,12 @@ class Queue:
                     self.poison.intersection(message.number for message in messages)
                     or self.dice.random() < self.trouble
                 ):
-                    for message in [*messages, *effect.back]:
+                    for message in messages:
                         message.delivery_count += 1
                     return RolledBack("no")
                 self.take(messages, self.handled)
+                return None
+            case GiveBack():
                 return None
             case Refuse(messages):
                 assert all(message.delivery_count == self.settings.max_deliveries for message in messages)
@@ -102,12 +104,17 @@ def test_whatever_fails_now_and_then_every_message_comes_to_one_end(seed: int) -
     assert max(queue.pauses) <= settings.retry_most_s
 
 
-def test_what_comes_for_the_first_time_is_handled_together_and_anything_else_alone() -> None:
-    first, second, again, another = Told(1), Told(2), Told(3, 1), Told(4, 2)
-    assert choose([first, second]) == ([first, second], ())
-    assert choose([again]) == ([again], ())
-    assert choose([again, first, another, second]) == ([first, second], [again, another])
-    assert choose([again, another]) == ([again], [another])
+def test_a_batch_with_a_message_that_failed_before_is_given_back_and_received_one_by_one() -> None:
+    """Otherwise the failure of one would count as a delivery of the others."""
+    first, again = Told(1), Told(2, 1)
+    effects = played(ConsumerSettings("q", batch=10), [first, again], None, [first], None)
+    assert effects == [
+        Receive(10, check=False),
+        GiveBack([first, again]),
+        Receive(1, check=False),
+        Handle([first]),
+        Receive(10, check=False),
+    ]
 
 
 def played(settings: ConsumerSettings, *answers: Any, stops_after: int = 100) -> list[Any]:

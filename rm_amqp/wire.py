@@ -1,0 +1,124 @@
+"""The messages of every transaction as octets, written without the detour over values: they are most of what a branch
+costs a client. What is written here is what the protocol's catalogues write (a test compares them); whatever else there
+is to say or to read goes through those.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.protocol.codec import encode, encode_list
+from dtx.protocol.commands import (
+    CONTROL,
+    COORDINATION,
+    START,
+    Commit,
+    Declare,
+    Discharge,
+    End,
+    Forget,
+    Prepare,
+    Rollback,
+    xid_to_wire,
+)
+from dtx.protocol.messages import PROPERTIES, VALUE, read_request
+from dtx.protocol.replies import decode_reply
+from dtx.protocol.values import Uint, Ulong
+
+if TYPE_CHECKING:
+    from dtx.protocol.commands import Coordination, Start
+    from dtx.protocol.composites import Composite
+    from dtx.protocol.replies import Reply
+    from xa import Xid
+
+NULL: Final = b"\x40"
+TRUE: Final = b"\x41"
+SHORT: Final = 64
+"""Octets of a reply that is remembered."""
+
+
+def _begins(composite: Composite[Any]) -> bytes:
+    return b"\x00" + encode(composite.sent)
+
+
+_PROPERTIES: Final = b"\x00" + encode(Ulong(PROPERTIES))
+_VALUE: Final = b"\x00" + encode(Ulong(VALUE))
+_DECLARE: Final = _begins(CONTROL.by_type[Declare])
+_DISCHARGE: Final = _begins(CONTROL.by_type[Discharge])
+_START: Final = _begins(START)
+_COMMIT: Final = _begins(COORDINATION.by_type[Commit])
+_SIMPLE: Final[dict[type, bytes]] = {kind: _begins(COORDINATION.by_type[kind]) for kind in (Prepare, Rollback, Forget)}
+_CORRELATION: Final = b"\x06" + 5 * NULL
+"""Behind the size of the properties of a response: six fields, of which five are null."""
+
+
+@lru_cache(maxsize=1024)
+def _xid(xid: Xid) -> bytes:
+    return encode(xid_to_wire(xid))
+
+
+def _start(start: Start) -> bytes:
+    if start == type(start)(start.xid):
+        return _xid(start.xid)
+    items = [
+        _xid(start.xid),
+        TRUE if start.join else NULL,
+        TRUE if start.resume else NULL,
+        NULL if start.txn_id is None else encode(start.txn_id),
+        NULL if start.timeout_s is None else encode(Uint(start.timeout_s)),
+    ]
+    while items[-1] == NULL:
+        items.pop()
+    return _START + encode_list(items)
+
+
+def control_message(command: Declare | Discharge | End) -> bytes:
+    """What goes over a control link."""
+    if type(command) is Declare and command.start is not None:
+        return _VALUE + _DECLARE + encode_list([_start(command.start)])
+    if type(command) is Discharge:
+        txn_id = encode(command.txn_id)
+        return _VALUE + _DISCHARGE + encode_list([txn_id, TRUE] if command.fail else [txn_id])
+    return _VALUE + CONTROL.encode(command)
+
+
+def coordination(command: Coordination) -> bytes:
+    """The body of a request on a command channel."""
+    if type(command) is Commit and not command.xid.is_null:
+        return _COMMIT + encode_list([_xid(command.xid), TRUE] if command.one_phase else [_xid(command.xid)])
+    begins = _SIMPLE.get(type(command))
+    if begins is None or command.xid.is_null or (type(command) is Prepare and command.keep):  # type: ignore[union-attr]
+        return COORDINATION.encode(command)
+    return begins + encode_list([_xid(command.xid)])  # type: ignore[union-attr]
+
+
+class Requests:
+    """Writes the requests of one command channel, whose responses go to `reply_to`. They are told apart by number."""
+
+    def __init__(self, reply_to: str) -> None:
+        items = [NULL, NULL, NULL, NULL, encode(reply_to), b"\x80" + bytes(8)]
+        self._begins = _PROPERTIES + encode_list(items)[:-8]
+
+    def write(self, number: int, command: Coordination) -> bytes:
+        """A request."""
+        return b"".join((self._begins, number.to_bytes(8, "big"), _VALUE, coordination(command)))
+
+
+def read_response(octets: bytes) -> tuple[int | None, bytes]:
+    """The number of the request that is answered, None for none, and the answer, still encoded; WireError where it is
+    no response."""
+    if octets.startswith(_PROPERTIES + b"\xc0") and octets[5:11] == _CORRELATION:
+        at = {0x80: 20, 0x53: 13}.get(octets[11], 0)
+        if octets[4] + 5 == at and octets.startswith(_VALUE, at):
+            return int.from_bytes(octets[12:at], "big"), octets[at + len(_VALUE) :]
+    response = read_request(octets)
+    return (int(response.correlation) if type(response.correlation) is Ulong else None), response.body
+
+
+def read_reply(octets: bytes) -> Reply:
+    """What a response says; WireError where nobody knows what."""
+    return _short_reply(octets) if len(octets) <= SHORT else decode_reply(octets)
+
+
+_short_reply: Final = lru_cache(maxsize=64)(decode_reply)

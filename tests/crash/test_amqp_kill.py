@@ -1,0 +1,179 @@
+"""Messages move from one broker to another, all in processes of their own, and at every step in turn something is
+killed with SIGKILL: a broker, the client, or the client and both brokers at the same moment.
+
+Afterwards, and after recovery, every message is at one of the two, once, and what was told is true. (What was ended,
+and never prepared, is available again when the branch's time has passed.)
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.process import BrokerProcess
+from tests.rm_amqp.client import RMID, Client
+from tests.rm_amqp.embedded import free_port
+from xa import TMENDRSCAN, TMSTARTRSCAN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 60
+COUNT = 2
+PER_STEP = 12
+STEPS = {
+    "start": ("before start in", "after start in", "before start out", "after start out"),
+    "work": ("before work", "between work", "after work"),
+    "end": ("before end in", "after end in", "before end out", "after end out"),
+    "prepare": ("before prepare in", "after prepare in", "before prepare out", "after prepare out"),
+    "complete": ("before complete in", "after complete in"),
+    "force": ("before force", "after force"),
+    "commit": ("before commit in", "after commit in", "before commit out", "after commit out"),
+}
+
+
+class Site:
+    """A broker at a fixed port, which somebody else may kill."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.deaths = 0
+        self.address = f"127.0.0.1:{free_port()}"
+        self._process = BrokerProcess(folder, "--listen", self.address)
+        self._process.start()
+
+    @property
+    def pid(self) -> str:
+        """Whom to kill."""
+        assert self._process._process is not None
+        return str(self._process._process.pid)
+
+    def come_back(self) -> None:
+        """Starts it again, if it was killed."""
+        assert self._process._process is not None
+        if self._process._process.poll() is not None:
+            self._process.kill()
+            self._process.start()
+            self.deaths += 1
+
+    def remove(self) -> None:
+        """At the end."""
+        self._process.kill()
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """Somebody who looks."""
+        client = Client(self.address)
+        try:
+            yield client
+        finally:
+            client.rm.close("", RMID)
+
+
+class Field:
+    """Two brokers, and what the movers were told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.source, self.target = Site(folder / "in"), Site(folder / "out")
+        self.sites = {"in": self.source, "out": self.target}
+        self._folder = folder
+        self.told: dict[str, str] = {}
+        self.messages: list[str] = []
+
+    def feed(self, step: str) -> None:
+        """Messages to move."""
+        new = [f"{step} {number}".replace(" ", "-") for number in range(PER_STEP)]
+        self.messages += new
+        with self.source.client() as client:
+            client.put("x", new)
+
+    def run(self, point: str, *victims: str) -> int:
+        """One mover; its exit code. Whoever is killed is started again meanwhile."""
+        pids = [victim if victim == "self" else self.sites[victim].pid for victim in victims]
+        arguments = [self.source.address, self.target.address, str(self._folder / "log"), point, *pids]
+        command = [sys.executable, "-m", "tests.crash.amqp_child", *arguments]
+        gone = threading.Event()
+
+        def restart() -> None:
+            while not gone.wait(0.05):
+                for site in self.sites.values():
+                    site.come_back()
+
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+            nurse = threading.Thread(target=restart)
+            nurse.start()
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    body, _, told = line.rstrip("\n").partition(" ")
+                    if line.endswith("\n") and (told != "rolled back" or body not in self.told):
+                        self.told[body] = told
+                return process.wait(PATIENCE_S)
+            finally:
+                process.kill()
+                gone.set()
+                nurse.join()
+                for site in self.sites.values():
+                    site.come_back()
+
+    def recover(self, where: str) -> None:
+        """A manager of the same node recovers."""
+        assert self.run("recover") == 0, where
+
+    def check(self) -> None:
+        """As it says above."""
+        with self.source.client() as source, self.target.client() as target:
+            for _ in range(PATIENCE_S * 10):
+                left, moved = source.look("x"), target.look("y")
+                if len(left + moved) >= len(self.messages):
+                    break
+                threading.Event().wait(0.1)  # until the branches' time has passed
+            for client in (source, target):
+                assert not client.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
+        assert sorted(left + moved) == sorted(self.messages)
+        assert left == [body for body in self.messages if body in left], "in their order"
+        for body, told in self.told.items():
+            if told != "unknown" and body:
+                assert (body in moved) == (told == "committed"), f"{body} was told {told}"
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> Iterator[Field]:
+    with ExitStack() as stack:
+        field = Field(tmp_path)
+        for site in field.sites.values():
+            stack.callback(site.remove)
+        yield field
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("victim", ["in", "out"])
+def test_a_broker_is_killed(field: Field, victim: str, steps: str) -> None:
+    """The application goes on when it is back."""
+    for deaths, step in enumerate(STEPS[steps], 1):
+        field.feed(step)
+        assert field.run(f"{step} {COUNT}", victim) == 0, step
+        assert field.sites[victim].deaths == deaths, step
+        field.recover(step)
+    field.check()
+    assert sum(told == "committed" for told in field.told.values()) >= 3 * len(STEPS[steps])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("victims", [("self",), ("in", "out", "self")], ids=["client", "all"])
+def test_the_client_is_killed(field: Field, victims: tuple[str, ...], steps: str) -> None:
+    """Alone, or with both brokers at the same moment."""
+    for step in STEPS[steps]:
+        field.feed(step)
+        assert field.run(f"{step} {COUNT}", *victims) == -9, step
+        field.recover(step)
+    field.check()
