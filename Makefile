@@ -13,7 +13,7 @@ help:
 	@echo "make demo    the product's main job, on embedded defaults"
 	@echo "make check   lint, types, layering and the fast tests"
 	@echo "make test    every test"
-	@echo "make bench   every benchmark, into .bench/"
+	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
 	@echo "make docs    the generated parts of docs/"
 	@echo "make lock    the locked versions anew, from pyproject.toml"
 
@@ -42,6 +42,7 @@ check: setup
 
 bench: setup
 	$(BIN)/xabridge bench all --out .bench
+	$(BIN)/python -m bench.report .bench docs
 
 docs: setup
 	$(BIN)/python -m bench.diagrams docs/state-machines.md

@@ -21,7 +21,9 @@ SUMMARY: Final = "run a benchmark"
 
 BENCHMARKS: Final[dict[str, str]] = {
     "broker": "bench.broker",
+    "crash": "bench.crash.benchmark",
     "db": "bench.databases",
+    "e2e": "bench.e2e",
     "log": "bench.log",
     "recovery": "bench.recovery",
     "tm": "bench.transactions",

@@ -88,6 +88,13 @@ class EmbeddedPostgres:
         """Whether the server runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """The process id of the postmaster, whose children serve the connections."""
+        if self._process is None:
+            raise RuntimeError("PostgreSQL does not run")
+        return self._process.pid
+
     def start(self) -> None:
         """Starts the server, with recovery after a crash, and waits until it takes connections."""
         if self.running:

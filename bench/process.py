@@ -72,7 +72,7 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """Its process id."""
         if self._process is None:
             raise RuntimeError("the broker does not run")
         return self._process.pid

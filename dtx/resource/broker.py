@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.resource.config import Address, BrokerConfig
+    from dtx.resource.resource import Clock
     from dtx.store.contract import Step, StoreError
 
 LOG: Final = logging.getLogger("xabridge.broker")
@@ -51,7 +52,12 @@ class SystemClock:
 class Broker:
     """A broker on the running event loop. `hook` is called in the store's thread at each of its steps."""
 
-    def __init__(self, config: BrokerConfig, hook: Callable[[Step], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        hook: Callable[[Step], None] = lambda _: None,
+        clock: Clock = SystemClock(),  # noqa: B008 — it has no state
+    ) -> None:
         self.config = config
         self.addresses: list[Address] = []
         self.notice = ""
@@ -67,7 +73,7 @@ class Broker:
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
         self._loop = asyncio.get_running_loop()
         self._store = SqlStore(config.store, self._deliver, hook, self._at_end_of_turn)
-        self.node = Node(self._store, SystemClock(), config.settings, permissions, self._store_stopped)
+        self.node = Node(self._store, clock, config.settings, permissions, self._store_stopped)
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
         self._paused: set[PeerProtocol] = set()

@@ -80,17 +80,24 @@ class BrowsingLink(Link):
         if payload is not None:
             self._got(pieces, payload, last=True)
         else:
-            self._resource.payloads.fetch(entry, lambda found: self._got(pieces, found, last=True))
+            self._resource.payloads.fetch(entry, lambda found: self._arrived(pieces, found, last=True))
 
     def _ask_piece(self, entry: Entry, pieces: list[bytes], number: int) -> None:
         last = (number + 1) * CHUNK >= entry.size
 
         def told(piece: bytes | None) -> None:
-            self._got(pieces, piece, last=last or piece is None)
+            self._arrived(pieces, piece, last=last or piece is None)
             if piece is not None and not last and self.open:
                 self._ask_piece(entry, pieces, number + 1)
 
         self._resource.fetch_piece(entry, number, told)
+
+    def _arrived(self, pieces: list[bytes], octets: bytes | None, *, last: bool) -> None:
+        """The store has answered. What is at hand at once is no reason to ask for more: `advance` is asking, and would
+        be called in itself, message by message."""
+        self._got(pieces, octets, last=last)
+        if last:
+            self.advance()
 
     def _got(self, pieces: list[bytes], octets: bytes | None, *, last: bool) -> None:
         if not self.open:
@@ -106,7 +113,6 @@ class BrowsingLink(Link):
             payload = b"".join(pieces)
             if payload:
                 self._send(self.shown(entry, payload))
-        self.advance()
 
     def _send(self, octets: bytes) -> None:
         self._tag = (self._tag + 1) & 0xFFFF_FFFF

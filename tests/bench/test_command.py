@@ -61,3 +61,19 @@ def test_a_name_that_is_none() -> None:
 )
 def test_a_dot_means_nesting(figures: dict[str, Any], pairs: list[tuple[str, Any]]) -> None:
     assert flat(figures) == pairs
+
+
+@pytest.mark.slow
+def test_the_whole_is_measured_against_prepared_transactions_alone() -> None:
+    result = bench("e2e", "--quick", "--json")
+    assert result.returncode == 0, result.stderr
+    figures = dict(flat(json.loads(result.stdout.splitlines()[-1])))
+    for kind in ("floor", "two_phase", "decider"):
+        for workers in (1, 16):
+            assert figures[f"{kind}.{workers}.tx_per_s"] > 0
+    assert figures["batch100.msgs_per_s"] > 0
+    for kind in ("two_phase", "decider"):
+        for part in ("client_cpu_us", "broker_cpu_us", "transaction_us"):
+            assert figures[f"breakdown.{kind}.{part}"] > 0
+    assert figures["breakdown.two_phase.force_us"] > 0
+    assert figures["breakdown.decider.steps_us.decide shop"] > 0

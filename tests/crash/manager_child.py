@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from tests.tm.wrapped import Wrapped, hooked
+from bench.crash.points import GatedLog, hooked
 from tm import OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
 from tm.log import FileLog
 from xa.reference.remote import RemoteReference
@@ -42,24 +42,6 @@ class Fuse:
             if where == self._where and self._passed[where] == self._count:
                 os.kill(os.getpid(), signal.SIGKILL)
                 threading.Event().wait()  # for the signal
-
-
-class FusedLog(Wrapped):
-    """A FileLog with the points "force" and "note the end"."""
-
-    def __init__(self, log: FileLog, fuse: Fuse) -> None:
-        super().__init__(log)
-        self._fuse = fuse
-
-    def decide(self, decision: Any) -> None:
-        self._fuse.hit("before", "force")
-        self.rm.decide(decision)
-        self._fuse.hit("after", "force")
-
-    def end(self, gtrid: bytes) -> None:
-        self._fuse.hit("before", "note the end")
-        self.rm.end(gtrid)
-        self._fuse.hit("after", "note the end")
 
 
 def run(tm: TransactionManager, name: str, number: int, said: threading.Lock) -> None:
@@ -91,7 +73,7 @@ def main() -> None:
 
         return ResourceConfig(f"reference://{store}", factory=factory)
 
-    log: Any = FusedLog(FileLog(folder, "orders-1", segment_size=65536), fuse)
+    log: Any = GatedLog(FileLog(folder, "orders-1", segment_size=65536), fuse.hit)
     tm = TransactionManager("orders-1", log, {store: config(store) for store in STORES}, background=int(threads) > 0)
     if threads == "0":
         for _ in range(MOST_PASSES):

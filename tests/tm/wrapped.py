@@ -2,43 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from bench.crash.points import DECIDER_VERBS, VERBS, Wrapped, hooked
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-VERBS = ("start", "end", "prepare", "commit", "rollback", "forget", "complete")
-DECIDER_VERBS = ("decide", "settle", "decisions", "end_decisions")
-
-
-class Wrapped:
-    """Everything is the wrapped one's."""
-
-    def __init__(self, rm: Any) -> None:
-        self.rm = rm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rm, name)
-
-
-def hooked(hook: Callable[[str, str], None], verbs: tuple[str, ...] = VERBS) -> Any:
-    """A wrapper that calls `hook("before" | "after", verb)` around each of `verbs`."""
-
-    def around(method: Any, verb: str) -> Any:
-        def call(*arguments: Any) -> Any:
-            hook("before", verb)
-            answer = method(*arguments)
-            hook("after", verb)
-            return answer
-
-        return call
-
-    class Hooked(Wrapped):
-        def __getattr__(self, name: str) -> Any:
-            method = getattr(self.rm, name)
-            return around(method, name) if name in verbs else method
-
-    return Hooked
+__all__ = ["DECIDER_VERBS", "VERBS", "Interrupter", "Wrapped", "hooked"]
 
 
 class Interrupter:

@@ -200,6 +200,14 @@ def test_a_dead_letter_queue_that_is_full_takes_nothing_and_loses_nothing() -> N
     assert len(peer.drained("dead")) == 1
 
 
+def test_a_browser_with_much_credit_sees_a_long_queue() -> None:
+    peer = World().connect()
+    sender = peer.sender("q")
+    for number in range(1500):
+        peer.post(sender, number)
+    assert peer.bodies(peer.receiver("q", 1500, browse=True)) == list(range(1500))
+
+
 def test_a_browser_sees_what_comes_and_takes_nothing() -> None:
     world, peer = filled("a", "b")
     browser = peer.receiver("q", 10, browse=True)

@@ -1,0 +1,92 @@
+"""The broker of the campaign: the embedded broker, which can be stopped at each step of its store, and whose store can
+be slow.
+
+    python -m bench.crash.broker '{"port": …, "store": …}'
+
+It takes the orders `arm COUNT STEP`, `go`, `disk slow` and `clock SECONDS` on stdin, and says `ready` and `at` on
+stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from bench.crash.disk import SLOW_S, Health
+from bench.crash.points import Gate, tell
+from bench.crash.worker import NEVER
+from dtx.resource.broker import Broker, SystemClock
+from dtx.resource.config import Address, BrokerConfig
+from dtx.resource.settings import QueueSettings, Settings
+from dtx.store.contract import Step
+
+
+class Jumping(SystemClock):
+    """The machine's time, as an operator has set it."""
+
+    def __init__(self) -> None:
+        self.offset_s = 0.0
+
+    def monotonic(self) -> float:
+        """As Clock says."""
+        return super().monotonic() + self.offset_s
+
+    def wall_ms(self) -> int:
+        """As Clock says."""
+        return super().wall_ms() + int(self.offset_s * 1000)
+
+
+class CrashBroker:
+    """The process."""
+
+    def __init__(self, port: int, store: str) -> None:
+        self.gate = Gate()
+        self.clock = Jumping()
+        self.health = Health.WELL
+        settings = replace(Settings(), queue_defaults=QueueSettings(max_deliveries=NEVER))
+        self.config = BrokerConfig((Address("127.0.0.1", port),), store=store, settings=settings)
+
+    def step(self, step: Step) -> None:
+        """The store is at this step."""
+        if self.health is Health.SLOW and step is Step.WRITTEN:
+            time.sleep(SLOW_S)
+        self.gate.hit("at", step.value)
+
+    async def run(self) -> None:
+        """Until SIGTERM, or a kill."""
+        broker = Broker(self.config, self.step, self.clock)
+        await broker.start()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, broker.stop)
+        threading.Thread(target=self._listen, daemon=True).start()
+        tell("ready", in_doubt=broker.node.registry.in_doubt_count)
+        await broker.run()
+
+    def _listen(self) -> None:
+        for line in sys.stdin:
+            words: list[Any] = line.split()
+            if words[0] == "arm":
+                self.gate.arm(" ".join(words[2:]), int(words[1]), begun=True)
+            elif words[0] == "go":
+                self.gate.go()
+            elif words[0] == "disk":
+                self.health = Health(words[1])
+            elif words[0] == "clock":
+                self.clock.offset_s += float(words[1])
+
+
+def main() -> None:
+    """`python -m bench.crash.broker`."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    told = json.loads(sys.argv[1])
+    asyncio.run(CrashBroker(told["port"], told["store"]).run())
+
+
+if __name__ == "__main__":
+    main()

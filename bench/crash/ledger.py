@@ -1,0 +1,188 @@
+"""Ledger: places orders, and compares them with queue, rows and invoices.
+
+It asks the brokers with a client that nobody here wrote and the database with plain psycopg, and trusts nobody else but
+the transactions that were told to be committed, or rolled back: those have to be what they were told to be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from proton import ConnectionException, Message, Timeout
+from proton.reactor import Copy
+from proton.utils import BlockingConnection, SyncRequestResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+ASK_S: Final = 10.0
+GONE_S: Final = 2.0
+CREDIT: Final = 500
+TRIES: Final = 5
+TABLE: Final = """
+    CREATE TABLE handled (number integer NOT NULL, attempt text NOT NULL, queue text NOT NULL);
+    CREATE INDEX ON handled (queue)
+"""
+"""No key: an order that is written twice has to be seen, not to be refused."""
+
+COMMITTED: Final = "committed"
+ROLLED_BACK: Final = "rolled back"
+
+
+@dataclass(slots=True)
+class Audit:
+    """What was found. `lost`: orders that are neither in the queue nor a row nor an invoice, and transactions that
+    were told to be committed and left no row; `duplicated`: more rows or invoices than one of an order, or one that
+    is in the queue as well, and transactions that were told to be rolled back and left a row; `split`: rows without
+    their invoice, and invoices without their row; `left_in_doubt`: prepared branches at brokers and database."""
+
+    lost: int = 0
+    duplicated: int = 0
+    split: int = 0
+    left_in_doubt: int = 0
+    waiting: int = 0
+    done: int = 0
+    details: list[str] = field(default_factory=list)
+
+    @property
+    def right(self) -> bool:
+        """Whether all is as it has to be."""
+        return not (self.lost or self.duplicated or self.split or self.left_in_doubt)
+
+
+def compare(
+    placed: Iterable[int],
+    waiting: Iterable[int],
+    rows: Iterable[tuple[int, str]],
+    invoices: Iterable[tuple[int, str]],
+    told: Mapping[str, str],
+) -> Audit:
+    """The audit of what is there; rows and invoices are (order, gtrid of the transaction that wrote it)."""
+    audit = Audit()
+    in_queue, in_rows, in_invoices = Counter(waiting), Counter(rows), Counter(invoices)
+    audit.waiting, audit.done = in_queue.total(), in_rows.total()
+
+    def note(kind: str, what: Iterable[object], why: str) -> int:
+        found = sorted(map(str, what))
+        if found:
+            audit.details.append(f"{kind}: {why}: {', '.join(found[:10])}")
+        return len(found)
+
+    row_of, invoice_of = (Counter(number for number, _ in each.elements()) for each in (in_rows, in_invoices))
+    gone = [number for number in placed if not (in_queue[number] or row_of[number] or invoice_of[number])]
+    audit.lost += note("lost", gone, "orders that are nowhere")
+    attempts = {attempt for _, attempt in in_rows}
+    unkept = [gtrid for gtrid, verdict in told.items() if verdict == COMMITTED and gtrid not in attempts]
+    audit.lost += note("lost", unkept, "told to be committed, without a row")
+    for name, counts in (("rows", row_of), ("invoices", invoice_of), ("orders", in_queue)):
+        more = [number for number, count in counts.items() if count > 1]
+        audit.duplicated += note("duplicated", more, f"more than one of {name}")
+    again = [number for number in in_queue if row_of[number] or invoice_of[number]]
+    audit.duplicated += note("duplicated", again, "in the queue, and handled")
+    undead = [gtrid for gtrid in attempts if told.get(gtrid) == ROLLED_BACK]
+    audit.duplicated += note("duplicated", undead, "told to be rolled back, with a row")
+    audit.split += note("split", (in_rows - in_invoices).elements(), "rows without their invoice")
+    audit.split += note("split", (in_invoices - in_rows).elements(), "invoices without their row")
+    return audit
+
+
+class Ledger:
+    """`orders` and `invoices` are URLs of brokers (perhaps the same), `others` of brokers that take no part just now;
+    `database` is the one with the rows."""
+
+    def __init__(self, brokers: tuple[str, ...], database: str) -> None:
+        self._brokers = brokers
+        self._database = database
+
+    def open(self) -> None:
+        """Makes the table."""
+        with psycopg.connect(self._database, autocommit=True) as connection:
+            connection.execute(TABLE)
+
+    def place(self, queue: str, numbers: Iterable[int]) -> list[int]:
+        """Puts orders into the queue at the first broker; those that it has acknowledged. Where the connection is lost
+        (a broker whose clock jumps takes it for idle) nobody knows of one, which is not asked for again."""
+        left, placed = iter(numbers), []
+        for _ in range(TRIES):
+            try:
+                with self._connected(self._brokers[0]) as connection:
+                    sender: Any = connection.create_sender(queue)
+                    for number in left:
+                        sender.send(Message({"number": number}, durable=True))
+                        placed.append(number)
+            except ConnectionException:
+                continue
+            return placed
+        raise ConnectionException(f"{self._brokers[0]} loses every connection")
+
+    def waiting(self, queue: str) -> int:
+        """How many orders wait in the queue, as the broker counts them."""
+        return int(self._ask(self._brokers[0], lambda connection: _depth(connection, queue)))
+
+    def audit(
+        self, placed: Iterable[int], orders: str, invoices: str, *, second: bool, told: Mapping[str, str]
+    ) -> Audit:
+        """Compares everything of one round. Nobody may be at work."""
+        there = self._brokers[1 if second else 0]
+        waiting = [body["number"] for body in self._ask(self._brokers[0], lambda one: _browse(one, orders))]
+        issued = [(body["number"], body["attempt"]) for body in self._ask(there, lambda one: _browse(one, invoices))]
+        with psycopg.connect(self._database, autocommit=True) as connection:
+            rows: list[tuple[int, str]] = connection.execute(
+                "SELECT number, attempt FROM handled WHERE queue = %s", (invoices,)
+            ).fetchall()
+            in_database = connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()
+        audit = compare(placed, waiting, rows, issued, told)
+        at_brokers = [self._ask(broker, _in_doubt) for broker in self._brokers]
+        audit.left_in_doubt = len(in_database) + sum(at_brokers)
+        if audit.left_in_doubt:
+            audit.details.append(f"left in doubt: {at_brokers} at the brokers, {in_database} in the database")
+        return audit
+
+    @staticmethod
+    @contextmanager
+    def _connected(broker: str) -> Iterator[BlockingConnection]:
+        connection = BlockingConnection(broker, timeout=ASK_S)
+        try:
+            yield connection
+        finally:
+            with suppress(ConnectionException):
+                connection.close()
+
+    def _ask(self, broker: str, question: Callable[[BlockingConnection], Any]) -> Any:
+        for _ in range(TRIES):
+            with suppress(ConnectionException), self._connected(broker) as connection:
+                return question(connection)
+        raise ConnectionException(f"{broker} loses every connection")
+
+
+def _manage(connection: BlockingConnection, operation: str) -> Any:
+    client: Any = SyncRequestResponse(connection, "$management")
+    return client.call(Message(properties={"operation": operation})).body
+
+
+def _depth(connection: BlockingConnection, queue: str) -> int:
+    return sum(int(each["depth"]) for each in _manage(connection, "queues") if each["name"] == queue)
+
+
+def _in_doubt(connection: BlockingConnection) -> int:
+    return int(_manage(connection, "status")["in-doubt"])
+
+
+def _browse(connection: BlockingConnection, queue: str) -> list[dict[str, Any]]:
+    """The bodies of all messages. What is counted in the queue and does not come is not there for anybody."""
+    depth = _depth(connection, queue)
+    if not depth:
+        return []
+    receiver: Any = connection.create_receiver(queue, credit=CREDIT, options=Copy())
+    bodies = []
+    for _ in range(depth):
+        try:
+            bodies.append(receiver.receive(timeout=GONE_S).body)
+        except Timeout:
+            break
+        receiver.accept()
+    return bodies

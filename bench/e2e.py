@@ -1,0 +1,186 @@
+"""`xabridge bench e2e`: consume, write and produce, with the durable broker and PostgreSQL as they come.
+
+Everything is forced: SQLite's WAL at each group of the broker, PostgreSQL at its default durability, the decision log.
+Broker, PostgreSQL and the client are processes of this machine, and share its processors.
+
+two_phase, decider .{1,16}.tx_per_s   orders handled one in a transaction, by so many workers of one process
+batch100.msgs_per_s                   100 in a transaction (two-phase)
+floor.{1,16}.tx_per_s                 INSERT, PREPARE TRANSACTION, COMMIT PREPARED from as many threads, plain psycopg
+two_phase_of_floor_1, decider_gain    the ratios, each the median of those within one round
+breakdown                             one transaction of one worker, in µs: processor time of client, broker and
+                                      database, time of each verb, and what waits for the force of the decision
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil  # type: ignore[import-untyped]
+
+from bench.e2e_client import WARM_S, Job
+from bench.shop.backstage import Backstage
+from bench.shop.orders import AT_ONCE, orders_from
+from bench.shop.places import BROKER
+from tm import TransactionManager
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SUMMARY: Final = "consume, write, produce with broker and PostgreSQL, against PostgreSQL's prepared transactions alone"
+FOLDER: Final = Path(".bench")
+WORKERS: Final = (1, 16)
+BATCH: Final = 100
+FASTEST: Final = 1_500
+"""Orders a second that no run will handle: so many wait for each second of one."""
+FASTEST_IN_BATCHES: Final = 8_000
+PREFETCH: Final = 200
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """As `bench.command.Benchmark` says."""
+    seconds, rounds = (0.5, 1) if quick else (3.0, 3)
+    FOLDER.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=FOLDER) as name, Backstage(Path(name).absolute()) as backstage:
+        bench = _Bench(backstage, Path(name).absolute(), seconds)
+        collected: dict[str, list[float]] = {}
+        for number in range(rounds):
+            for key, value in bench.round():
+                collected.setdefault(key, []).append(value)
+                print(f"  round {number + 1}: {key}: {value:,.0f}/s", file=sys.stderr)
+        breakdown = {kind: bench.breakdown(kind) for kind in ("two_phase", "decider")}
+    return {**_nested(collected), **_ratios(collected), "breakdown": breakdown}
+
+
+def _nested(collected: dict[str, list[float]]) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for key, values in collected.items():
+        *outer, last = key.split(".")
+        place_of = figures
+        for part in outer:
+            place_of = place_of.setdefault(part, {})
+        place_of[last] = round(statistics.median(values), 1)
+    return figures
+
+
+def _ratios(collected: dict[str, list[float]]) -> dict[str, Any]:
+    def of(one: str, other: str) -> float:
+        pairs = zip(collected[one], collected[other], strict=True)
+        return round(statistics.median(a / b for a, b in pairs), 3)
+
+    return {
+        "two_phase_of_floor_1": of("two_phase.1.tx_per_s", "floor.1.tx_per_s"),
+        "two_phase_of_floor_16": of("two_phase.16.tx_per_s", "floor.16.tx_per_s"),
+        "decider_gain": {
+            str(workers): of(f"decider.{workers}.tx_per_s", f"two_phase.{workers}.tx_per_s") for workers in WORKERS
+        },
+    }
+
+
+class _Bench:
+    """Runs on one shop."""
+
+    def __init__(self, backstage: Backstage, folder: Path, seconds: float) -> None:
+        self._backstage = backstage
+        self._shop = backstage.shop()
+        self._seconds = seconds
+        self._log = str(folder / "log")
+        self._manager_log = f"file://{folder / 'generator'}"
+        self._numbers = orders_from(1)
+        self._queues = itertools.count(1)
+
+    def round(self) -> Iterator[tuple[str, float]]:
+        """Every rate once."""
+        for workers in WORKERS:
+            for kind in ("floor", "two_phase", "decider"):
+                yield f"{kind}.{workers}.tx_per_s", _rate(self._run(kind, workers=workers))
+        yield "batch100.msgs_per_s", _rate(self._run("two_phase", batch=BATCH))
+
+    def breakdown(self, kind: str) -> dict[str, Any]:
+        """Where the time of one transaction of one worker goes, in µs."""
+        found = self._run(kind, steps=True)
+        each = 1e6 / found["done"]
+        return {
+            "transaction_us": round(found["seconds"] * each),
+            "client_cpu_us": round(found["cpu_s"] * each),
+            "broker_cpu_us": round(found["broker_cpu_s"] * each),
+            "database_cpu_us": round(found["database_cpu_s"] * each),
+            "force_us": round(found["steps"].get("force log", 0.0) * each),
+            "steps_us": {step: round(spent * each) for step, spent in sorted(found["steps"].items())},
+        }
+
+    def _run(self, kind: str, *, workers: int = 1, batch: int = 1, steps: bool = False) -> dict[str, Any]:
+        mode = "decider" if kind == "decider" else "two-phase"
+        queue = ""
+        if kind != "floor":
+            queue = self._fill(int((self._seconds + 2 * WARM_S) * (FASTEST_IN_BATCHES if batch > 1 else FASTEST)))
+        job = Job(
+            "floor" if kind == "floor" else "consume",
+            f"{self._shop.broker}/?prefetch={PREFETCH if batch > 1 else 0}",
+            self._shop.database,
+            "" if mode == "decider" else self._log,
+            queue,
+            mode,  # type: ignore[arg-type]
+            workers,
+            batch,
+            self._seconds,
+            steps,
+        )
+        return self._client(job)
+
+    def _client(self, job: Job) -> dict[str, Any]:
+        """Runs the client, and takes what broker and database use meanwhile."""
+        command = [sys.executable, "-m", "bench.e2e_client", json.dumps(asdict(job))]
+        broker, postgres = self._backstage.broker.pid, self._backstage.postgres.pid
+        used: dict[str, tuple[float, float]] = {}
+        told = "{}"
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 — our own command
+            for line in process.stdout or ():
+                word = line.strip()
+                if word in {"begin", "end"}:
+                    used[word] = (_cpu_s(broker), _cpu_s(postgres))
+                else:
+                    told = word
+        if process.returncode:
+            raise RuntimeError(f"the client failed: {job}")
+        measured: dict[str, Any] = json.loads(told)
+        measured["broker_cpu_s"], measured["database_cpu_s"] = (
+            after - before for before, after in zip(used["begin"], used["end"], strict=True)
+        )
+        return measured
+
+    def _fill(self, wanted: int) -> str:
+        """A queue with so many orders. Each run has its own: what the one before gave back counts as delivered."""
+        queue = f"orders-{next(self._queues)}"
+        with TransactionManager("generator", self._manager_log, {BROKER: self._shop.broker}) as manager:
+            for start in range(0, wanted, AT_ONCE):
+                with manager.begin() as tx:
+                    for order in islice(self._numbers, min(AT_ONCE, wanted - start)):
+                        tx[BROKER].send(queue, order.message())
+        return queue
+
+
+def _rate(measured: dict[str, Any]) -> float:
+    return float(measured["done"] / measured["seconds"])
+
+
+def _cpu_s(pid: int) -> float:
+    """The processor time of a process and of those that it started."""
+    leader = psutil.Process(pid)
+    total = 0.0
+    for process in (leader, *leader.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    ended = leader.cpu_times()
+    return total + float(ended.children_user + ended.children_system)

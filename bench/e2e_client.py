@@ -1,0 +1,168 @@
+"""The client of `bench.e2e`, a process of its own: a consumer at work, or the floor that it is compared with.
+
+python -m bench.e2e_client '{"kind": …}'          a `Job`, as JSON; the last line of stdout is what it measured
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from bench.crash.points import DECIDER_VERBS, VERBS, Wrapped, hooked
+from bench.shop.orders import INVOICES, Order
+from bench.shop.places import BROKER, DATABASE
+from tm import Consumer, ResourceConfig, TransactionManager
+from tm.log import FileLog
+from tm.resources import find_factory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rm_amqp import Message
+    from tm import Transaction
+    from tm.log import Decision
+    from tm.resources import Mode
+
+INSERT: Final = "INSERT INTO orders (number, customer, cents) VALUES (%s, %s, %s)"
+WARM_S: Final = 0.5
+LOOK_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to measure. `kind` is "consume", or "floor": prepared transactions with nothing but psycopg. With `steps`
+    the time of each verb is taken too, which costs some."""
+
+    kind: str
+    broker: str
+    database: str
+    log: str
+    queue: str = ""
+    mode: Mode = "two-phase"
+    workers: int = 1
+    batch: int = 1
+    seconds: float = 3.0
+    steps: bool = False
+
+
+class Stopwatch:
+    """Where the time of one thread goes, by step."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {}
+        self.spent: dict[str, float] = {}
+
+    def of(self, name: str) -> Callable[[str, str], None]:
+        """The hook of one resource."""
+
+        def hook(when: str, verb: str) -> None:
+            step = f"{verb} {name}"
+            if when == "before":
+                self._began[step] = time.perf_counter()
+            else:
+                self.spent[step] = self.spent.get(step, 0.0) + time.perf_counter() - self._began[step]
+
+        return hook
+
+
+class TimedLog(Wrapped):
+    """A decision log whose forces are timed."""
+
+    def __init__(self, log: FileLog, watch: Stopwatch) -> None:
+        super().__init__(log)
+        self._hook = watch.of("log")
+
+    def decide(self, decision: Decision) -> None:
+        """As `DecisionLog.decide`."""
+        self._hook("before", "force")
+        self.rm.decide(decision)
+        self._hook("after", "force")
+
+
+def handle(message: Message, tx: Transaction) -> None:
+    """The shop's work, with psycopg as the floor has it."""
+    order = Order.read(message.body)
+    tx[DATABASE].psycopg.execute(INSERT, (order.number, order.customer, order.cents))
+    tx[BROKER].send(INVOICES, order.message())
+
+
+def consume(job: Job) -> dict[str, Any]:
+    """A consumer over the orders."""
+    watch = Stopwatch()
+
+    def resource(name: str, url: str, mode: Mode = "two-phase") -> ResourceConfig:
+        made = find_factory(name, ResourceConfig(url, mode))
+        verbs = VERBS + DECIDER_VERBS if mode == "decider" else VERBS
+        timed = hooked(watch.of(name), verbs)
+        return ResourceConfig(url, mode, lambda registrar: timed(made(registrar)) if job.steps else made(registrar))
+
+    log: Any = FileLog(job.log, "bench") if job.log else None
+    if log is not None and job.steps:
+        log = TimedLog(log, watch)
+    resources = {BROKER: resource(BROKER, job.broker), DATABASE: resource(DATABASE, job.database, job.mode)}
+    with TransactionManager("bench", log, resources) as manager:
+        consumer = Consumer(manager, job.queue, handle, workers=job.workers, batch=job.batch, idle_s=0.05)
+        with consumer:
+            measured = _window(job.seconds, lambda: consumer.counts.handled, watch)
+        if consumer.counts.failed:
+            raise RuntimeError(f"{consumer.counts.failed} orders failed")
+    return measured
+
+
+def floor(job: Job) -> dict[str, Any]:
+    """INSERT, PREPARE TRANSACTION, COMMIT PREPARED, from as many threads."""
+    counts = [0] * job.workers
+    stop = threading.Event()
+
+    def run(index: int) -> None:
+        with psycopg.connect(job.database, autocommit=True) as connection:
+            while not stop.is_set():
+                gid = f"floor-{index}-{counts[index]}"
+                connection.execute("BEGIN")
+                connection.execute(INSERT, (counts[index], "Ada", 100))
+                connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+                connection.execute(f"COMMIT PREPARED '{gid}'".encode())
+                counts[index] += 1
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(job.workers)]
+    for thread in threads:
+        thread.start()
+    try:
+        return _window(job.seconds, lambda: sum(counts), Stopwatch())
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _window(seconds: float, count: Callable[[], int], watch: Stopwatch) -> dict[str, Any]:
+    """What is counted in so many seconds, once the work has warmed up."""
+    tick = threading.Event()
+    while not count():
+        tick.wait(LOOK_S)
+    tick.wait(WARM_S)
+    before, spent, cpu, began = count(), dict(watch.spent), time.process_time(), time.perf_counter()
+    print("begin", flush=True)
+    tick.wait(seconds)
+    done, took, cpu = count() - before, time.perf_counter() - began, time.process_time() - cpu
+    steps = {name: value - spent.get(name, 0.0) for name, value in watch.spent.items()}
+    print("end", flush=True)
+    return {"done": done, "seconds": took, "cpu_s": cpu, "steps": steps}
+
+
+def main() -> None:
+    """`python -m bench.e2e_client`."""
+    logging.basicConfig(stream=sys.stderr, level=logging.ERROR)
+    job = Job(**json.loads(sys.argv[1]))
+    print(json.dumps({"consume": consume, "floor": floor}[job.kind](job)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

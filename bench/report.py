@@ -1,0 +1,141 @@
+"""The table and the picture of what was measured: `python -m bench.report FOLDER DOCS`.
+
+FOLDER has the NAME.json that `xabridge bench all --out FOLDER` wrote; DOCS gets `benchmarks.md`, with every figure, and
+`benchmarks.svg`, where what has a goal is drawn as a bar whose goal is at the line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.command import flat
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+WIDTH: Final = 760
+LEFT: Final = 300
+SCALE: Final = 180
+"""Pixels from 0 to the goal."""
+MOST: Final = 2.2
+ROW: Final = 22
+FONT: Final = 'font-family="sans-serif" font-size="12"'
+HEAD: Final = 34
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A figure with its goal; where `low` is set, less is better."""
+
+    benchmark: str
+    figure: str
+    wanted: float
+    low: bool = False
+
+
+GOALS: Final = (
+    Goal("tm", "ratio_1", 0.65),
+    Goal("tm", "ratio_16", 1.5),
+    Goal("tm", "overhead_us", 60, low=True),
+    Goal("e2e", "two_phase_of_floor_1", 0.4),
+    Goal("e2e", "two_phase.16.tx_per_s", 800),
+    Goal("e2e", "decider_gain.1", 1.4),
+    Goal("e2e", "batch100.msgs_per_s", 6000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One figure beside its goal; `part` is 1 where it is just reached."""
+
+    goal: Goal
+    measured: float
+
+    @property
+    def part(self) -> float:
+        """How much of the goal was reached."""
+        if self.goal.low:
+            return self.goal.wanted / self.measured if self.measured else MOST
+        return self.measured / self.goal.wanted
+
+
+def bars(results: Mapping[str, Mapping[str, Any]]) -> list[Bar]:
+    """What has a goal and was measured."""
+    made = []
+    for goal in GOALS:
+        figures = dict(flat(dict(results.get(goal.benchmark, {}))))
+        if goal.figure in figures:
+            made.append(Bar(goal, float(figures[goal.figure])))
+    return made
+
+
+def picture(drawn: Sequence[Bar]) -> str:
+    """The SVG."""
+    height = HEAD + ROW * len(drawn) + 30
+    goal = LEFT + SCALE
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" {FONT}>',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="{goal}" y="20" text-anchor="middle" fill="#444">goal</text>',
+    ]
+    for index, bar in enumerate(drawn):
+        y = HEAD + ROW * index
+        width = min(bar.part, MOST) * SCALE
+        colour = "#3a7d44" if bar.part >= 1 else "#c17c2f"
+        name = f"{bar.goal.benchmark}: {bar.goal.figure}"
+        than = "≤" if bar.goal.low else "≥"
+        told = f"{bar.measured:,.6g} ({than} {bar.goal.wanted:,.6g})"
+        lines += [
+            f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end" fill="#222">{escape(name)}</text>',
+            f'<rect x="{LEFT}" y="{y}" width="{width:.0f}" height="{ROW - 6}" fill="{colour}"/>',
+            f'<text x="{LEFT + width + 6:.0f}" y="{y + 13}" fill="#222">{escape(told)}</text>',
+        ]
+    lines += [
+        f'<line x1="{goal}" y1="26" x2="{goal}" y2="{height - 26}" stroke="#444" stroke-dasharray="3 3"/>',
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page with every figure."""
+    machine = next((dict(each["machine"]) for each in results.values()), {})
+    lines = [
+        "# Benchmarks",
+        "",
+        "Written by `make bench`. What the figures mean stands at the head of each module in `bench/`, what limits",
+        "them in [performance.md](performance.md).",
+        "",
+        ", ".join(f"{name} {value}" for name, value in machine.items()) + ".",
+        "",
+        "![what was measured, beside what was wanted](benchmarks.svg)",
+        "",
+        "| benchmark | figure | measured |",
+        "|---|---|---|",
+    ]
+    for name, figures in results.items():
+        told = {key: value for key, value in figures.items() if key not in {"benchmark", "machine"}}
+        lines += [f"| {name} | `{key}` | {_shown(value)} |" for key, value in flat(told)]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return str(len(value)) if value else "none"
+    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def write(folder: Path, docs: Path) -> None:
+    """Reads what was measured, and writes page and picture."""
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    (docs / "benchmarks.md").write_text(table(results), encoding="utf-8")
+    (docs / "benchmarks.svg").write_text(picture(bars(results)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), Path(sys.argv[2]))

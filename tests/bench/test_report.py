@@ -1,0 +1,39 @@
+"""The table and the picture of what was measured."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+from bench.report import Bar, Goal, bars, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MACHINE = {"cpu": "some", "cores": 2}
+E2E = {
+    "benchmark": "e2e",
+    "machine": MACHINE,
+    "two_phase_of_floor_1": 0.2,
+    "two_phase": {"16": {"tx_per_s": 1600.5}},
+    "violations": [],
+}
+
+
+def test_page_and_picture(tmp_path: Path) -> None:
+    (tmp_path / "e2e.json").write_text(json.dumps(E2E))
+    write(tmp_path, tmp_path)
+    page = (tmp_path / "benchmarks.md").read_text()
+    assert "| e2e | `two_phase.16.tx_per_s` | 1,600.5 |" in page
+    assert "| e2e | `violations` | none |" in page
+    assert "cores 2" in page
+    picture = ET.fromstring((tmp_path / "benchmarks.svg").read_text())  # noqa: S314 — our own
+    texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert "0.2 (≥ 0.4)" in texts
+    assert "1,600.5 (≥ 800)" in texts
+
+
+def test_how_much_of_a_goal_was_reached() -> None:
+    assert [round(bar.part, 2) for bar in bars({"e2e": E2E})] == [0.5, 2.0]
+    assert Bar(Goal("tm", "overhead_us", 60, low=True), 120).part == 0.5

@@ -1,0 +1,100 @@
+"""The campaign: workers, brokers and PostgreSQL as processes, harmed at every named point and at random.
+
+XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which; `xabridge bench crash` runs more of them.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import chdir
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.crash.campaign import Campaign
+from bench.crash.faults import NAMED, Fault, Setup
+from bench.crash.ledger import compare
+from bench.crash.stage import WORKER, Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "2"))
+SEED = int(os.environ.get("XABRIDGE_SEED", "1"))
+
+CONTROL = "before commit broker"
+CAUGHT = [
+    ("AcknowledgesBeforeCommit", "lost", Setup(second=True), Fault("before force", ("kill worker",))),
+    ("PresumesWithoutLog", "duplicated", Setup(second=True), Fault(CONTROL, ("kill broker",), ("kill worker",))),
+    ("DecisionNotForced", "split", Setup(), Fault("before commit shop", ("kill shop",), ("kill worker",))),
+    ("FindsNothing", "left_in_doubt", Setup(), Fault("after prepare shop", ("kill worker",))),
+    ("PresumesWithoutDecider", "split", Setup("decider"), Fault("after decide shop", ("kill worker",))),
+]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with chdir(ROOT), Stage(tmp_path_factory.mktemp("crash")) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("setup", "faults"), NAMED, ids=lambda value: str(value) if isinstance(value, Setup) else "")
+def test_every_named_point(stage: Stage, setup: Setup, faults: tuple[Fault, ...]) -> None:
+    stage.worker, stage.more = WORKER, {}
+    campaign = Campaign(stage)
+    campaign.named([(setup, faults)])
+    assert campaign.tally.violations == []
+    assert campaign.tally.rounds == len(faults)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_storms(stage: Stage) -> None:
+    stage.worker, stage.more = WORKER, {}
+    campaign = Campaign(stage)
+    campaign.storms(SEED, ROUNDS)
+    assert campaign.tally.violations == [], f"seed {SEED}"
+    assert campaign.tally.orders >= 300 * ROUNDS, "every order was handled"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(("mutant", "kind", "setup", "fault"), CAUGHT, ids=[name for name, *_ in CAUGHT])
+def test_a_mutant_is_caught(tmp_path: Path, mutant: str, kind: str, setup: Setup, fault: Fault) -> None:
+    with chdir(ROOT), Stage(tmp_path) as stage:
+        stage.worker, stage.more = "tests.crash.mutants", {"mutant": mutant}
+        audit = Campaign(stage).at_point(setup, fault)
+    assert getattr(audit, kind) > 0, audit
+
+
+@pytest.mark.parametrize(
+    ("kind", "waiting", "rows", "invoices", "told"),
+    [
+        ("lost", [], [], [], {}),
+        ("lost", [1], [], [], {"a": "committed"}),
+        ("duplicated", [1, 1], [], [], {}),
+        ("duplicated", [1], [(1, "a")], [(1, "a")], {}),
+        ("duplicated", [], [(1, "a"), (1, "b")], [(1, "a")], {}),
+        ("duplicated", [], [(1, "a")], [(1, "a"), (1, "a")], {}),
+        ("duplicated", [], [(1, "a")], [(1, "a")], {"a": "rolled back"}),
+        ("split", [], [(1, "a")], [], {}),
+        ("split", [], [], [(1, "a")], {}),
+        ("split", [], [(1, "a")], [(1, "b")], {}),
+    ],
+)
+def test_what_the_audit_sees(
+    kind: str, waiting: list[int], rows: list[tuple[int, str]], invoices: list[tuple[int, str]], told: dict[str, str]
+) -> None:
+    audit = compare([1], waiting, rows, invoices, told)
+    assert getattr(audit, kind) > 0
+    assert not audit.right
+
+
+def test_what_the_audit_finds_right() -> None:
+    audit = compare([1, 2], [2], [(1, "a")], [(1, "a")], {"a": "committed", "b": "rolled back", "c": "not known yet"})
+    assert audit.right, audit
+    assert (audit.waiting, audit.done) == (1, 1)
