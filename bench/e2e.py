@@ -124,7 +124,7 @@ class _Bench:
             queue = self._fill(int((self._seconds + 2 * WARM_S) * (FASTEST_IN_BATCHES if batch > 1 else FASTEST)))
         job = Job(
             "floor" if kind == "floor" else "consume",
-            f"{self._shop.broker}/?prefetch={PREFETCH if batch > 1 else 0}",
+            f"{self._shop.broker}{'&' if '?' in self._shop.broker else '/?'}prefetch={PREFETCH if batch > 1 else 0}",
             self._shop.database,
             "" if mode == "decider" else self._log,
             queue,

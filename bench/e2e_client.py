@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 INSERT: Final = "INSERT INTO orders (number, customer, cents) VALUES (%s, %s, %s)"
 WARM_S: Final = 0.5
+START_S: Final = 30.0
 LOOK_S: Final = 0.01
 
 
@@ -145,7 +146,10 @@ def floor(job: Job) -> dict[str, Any]:
 def _window(seconds: float, count: Callable[[], int], watch: Stopwatch) -> dict[str, Any]:
     """What is counted in so many seconds, once the work has warmed up."""
     tick = threading.Event()
+    deadline = time.perf_counter() + START_S
     while not count():
+        if time.perf_counter() > deadline:
+            raise RuntimeError("nothing is done yet; see the lines above")
         tick.wait(LOOK_S)
     tick.wait(WARM_S)
     before, spent, cpu, began = count(), dict(watch.spent), time.process_time(), time.perf_counter()
@@ -159,7 +163,7 @@ def _window(seconds: float, count: Callable[[], int], watch: Stopwatch) -> dict[
 
 def main() -> None:
     """`python -m bench.e2e_client`."""
-    logging.basicConfig(stream=sys.stderr, level=logging.ERROR)
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     job = Job(**json.loads(sys.argv[1]))
     print(json.dumps({"consume": consume, "floor": floor}[job.kind](job)), flush=True)
 
