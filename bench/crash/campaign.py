@@ -75,8 +75,6 @@ class Campaign:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._round = itertools.count(1)
-        self._numbers = itertools.count(1)
         self.tally = Tally()
 
     # --- named points ---------------------------------------------------------------------------------------
@@ -181,13 +179,13 @@ class Campaign:
 
     def _work(self, count: int) -> tuple[str, str, list[int]]:
         """Workers at work on a queue with so many orders: (the queue, that of the invoices, the orders)."""
-        number = next(self._round)
+        number = next(self._stage.rounds)
         orders, invoices = f"orders-{number}", f"invoices-{number}"
         for worker in self._stage.workers:
             worker.tell("work", orders, invoices)
         for worker in self._stage.workers:
             worker.wait("working")
-        placed = self._stage.ledger.place(orders, itertools.islice(self._numbers, count))
+        placed = self._stage.ledger.place(orders, itertools.islice(self._stage.numbers, count))
         return orders, invoices, placed
 
     def _audit(self, setup: Setup, orders: str, invoices: str, placed: list[int], what: str) -> Audit:

@@ -91,8 +91,7 @@ def compare(
 
 
 class Ledger:
-    """`orders` and `invoices` are URLs of brokers (perhaps the same), `others` of brokers that take no part just now;
-    `database` is the one with the rows."""
+    """`brokers` are the URLs of the one that has the orders and of the second, `database` is that with the rows."""
 
     def __init__(self, brokers: tuple[str, ...], database: str) -> None:
         self._brokers = brokers

@@ -5,6 +5,7 @@ Two brokers and a PostgreSQL, each behind a proxy, and the workers. Workers go t
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
@@ -45,6 +46,9 @@ class Stage:
         self._proxies: dict[str, Proxy] = {}
         self.spoilt: set[int] = set()
         self._lock = threading.Condition()
+        self.rounds = itertools.count(1)
+        """Rounds on this stage, of whatever campaign: each has queues, and orders, of its own."""
+        self.numbers = itertools.count(1)
         self.told: dict[str, str] = {}
         self.workers: list[Child] = []
         self._nursery = Nursery()

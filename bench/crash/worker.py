@@ -2,7 +2,7 @@
 
     python -m bench.crash.worker '{"node": …}'          a `Station`, as JSON
 
-It is told what to do on stdin, line by line (`COMMANDS`), and says on stdout what happens, as lines of JSON: `ready`,
+It is told what to do on stdin, line by line (`_listen`), and says on stdout what happens, as lines of JSON: `ready`,
 `at` a named point, `told` (what the application was told of a transaction), `rested` with what recovery did.
 """
 
