@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -202,6 +204,31 @@ def test_the_command_is_named_where_it_may_be_needed(field: Field, xabridge: Xab
     said = xabridge("recover", *command)
     assert "xabridge recover end orders-1·1·1 --gone shop" in flat(said.out)
     assert "again, under whatever name" in flat(said.out), "the better way comes first"
+
+
+def test_an_end_that_the_disk_does_not_take_is_not_told(
+    field: Field, xabridge: Xabridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log takes an end without a force: what it can't write when it is closed is lost, and the decision is back."""
+    gtrid = lost(field)
+
+    def broken_when_committed(call: Callable[..., int]) -> Callable[..., int]:
+        def write(*arguments: Any) -> int:
+            if not field.stores["broker"].branches:
+                raise OSError(errno.EIO, "a broken disk")
+            return call(*arguments)
+
+        return write
+
+    with monkeypatch.context() as patched:
+        for name in ("pwrite", "pwritev"):
+            patched.setattr(os, name, broken_when_committed(getattr(os, name)))
+        said = xabridge(*END, "--yes")
+    assert said.code == 1
+    assert "could not be written: try again" in flat(said.err)
+    assert "is ended" not in said.out
+    assert decisions(field) == [gtrid]
+    assert xabridge(*END, "--yes").code == 0
 
 
 # --- where a resource decides -----------------------------------------------------------------------------------------
