@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tm.effects import Call
 from tm.leftovers import Leftovers
 from tm.log import Branch, Decision, LogError
-from tm.outcome import ProtocolMisuse, named
+from tm.outcome import OutcomeUnknown, ProtocolMisuse, named
 from tm.record import decode_branches
 from tm.recovery import Action, Decisions, Finding, Ownership, ReadDecisions, ReadLive, Report, Scan, Settle, recover
 from tm.verdicts import Verb
@@ -139,7 +139,8 @@ class Recoverer:
     def end_decision(self, gtrid: bytes, gone: frozenset[str]) -> Report:
         """As `TransactionManager.end_decision`."""
         with self._one_at_a_time, entered(self._control):
-            decision = self._decisions().find(gtrid)
+            decisions = self._decisions()
+        decision = decisions.find(gtrid)
         what = f"transaction {named(gtrid)}"
         if decision is None:
             raise ProtocolMisuse(f"{what} has no decision that has not ended: there is nothing to end")
@@ -173,6 +174,10 @@ class Recoverer:
                 f"{what} can't be ended as long as a branch of it may be left elsewhere ({'; '.join(left)}): "
                 "try again when that is over"
             )
+        with self._one_at_a_time, entered(self._control):
+            noted = _has_ended(gtrid, decisions, self._decisions())
+        if not noted:  # a pass leaves that to the next one, which would not know what is gone
+            raise OutcomeUnknown(f"{what} is carried out, but that it has ended could not be noted: try again")
         for branch in lost:
             logger.warning(
                 "%s (xid %s) on %s: ended by hand without telling it, the resource is said to be gone",
@@ -305,3 +310,11 @@ def _log_finding(finding: Finding) -> None:
         "recovery: %s (xid %s) on %s: %s: %s",
         named(branch.xid.gtrid), branch.xid, branch.resource, finding.action.value, finding.why,
     )  # fmt: skip
+
+
+def _has_ended(gtrid: bytes, before: Decisions, now: Decisions) -> bool:
+    """Whether a decision that was there before is known to be there no more, where it was."""
+    if gtrid in before.logged:
+        return gtrid not in now.logged
+    deciders = [name for name, decided in before.by_decider.items() if gtrid in decided]
+    return all(name in now.by_decider and gtrid not in now.by_decider[name] for name in deciders)

@@ -100,12 +100,14 @@ class Finding:
 @dataclass(slots=True)
 class Report:
     """What one pass did. `ended` and `undone` are the gtrids whose decisions are, and are not, carried out everywhere;
-    `unreachable` maps a resource's name to what kept the pass from it."""
+    `unreachable` maps a resource's name to what kept the pass from it; `not_configured` the gtrid of an undone
+    decision to the names in it that no resource has any more."""
 
     findings: list[Finding] = field(default_factory=list)
     ended: list[bytes] = field(default_factory=list)
     undone: list[bytes] = field(default_factory=list)
     unreachable: dict[str, str] = field(default_factory=dict)
+    not_configured: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:
@@ -169,6 +171,9 @@ def recover(ownership: Ownership, gone: Gone = MappingProxyType({})) -> Steps:
                 report.ended.append(decision.gtrid)
             elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
                 report.undone.append(decision.gtrid)
+                absent = dict.fromkeys(b.resource for b in decision.branches if b.resource not in scanned)
+                if absent:
+                    report.not_configured[decision.gtrid] = tuple(absent)
     return report
 
 

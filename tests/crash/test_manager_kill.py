@@ -73,7 +73,7 @@ class Field:
     def _wait_until_nobody_is_connected(self) -> None:
         """What a killed process had sent has its effect before the next one starts."""
         for _ in range(PATIENCE_S * 200):
-            if not self.server._clients:
+            if not self.server.connected:
                 return
             threading.Event().wait(0.005)
         pytest.fail("the server still has connections of a dead process")

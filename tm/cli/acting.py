@@ -44,7 +44,8 @@ def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     if arguments.dry_run:
         _tell(arguments, plans, [], "dry run: nothing was done")
         return Exit.DONE
-    if not arguments.yes and not _confirmed(plans):
+    asked = f"{arguments.act.value} {several(sum(len(planned.steps) for planned in plans), 'branch')}"
+    if not arguments.yes and not confirmed(asked):
         return _nothing_done(arguments, plans, "not confirmed")
     needs_log = any(needs_the_log(planned) for planned in plans)
     with site.holding_the_log() if needs_log else nullcontext() as log:
@@ -83,12 +84,12 @@ def _explain(plans: list[Plan]) -> None:
             print(*paragraph(step, "  - ", "    "), sep="\n", file=sys.stderr)
 
 
-def _confirmed(plans: list[Plan]) -> bool:
+def confirmed(what: str) -> bool:
+    """Whether somebody at a terminal says that `what` shall be done."""
     if not sys.stdin.isatty():
         print("nobody is here to ask: confirm with --yes", file=sys.stderr)
         return False
-    branches = several(sum(len(planned.steps) for planned in plans), "branch")
-    sys.stderr.write(f"{plans[0].act.value} {branches}? This can't be undone. Type {_YES}: ")
+    sys.stderr.write(f"{what}? This can't be undone. Type {_YES}: ")
     sys.stderr.flush()
     return sys.stdin.readline().strip() == _YES
 

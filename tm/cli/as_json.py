@@ -72,6 +72,7 @@ def _branch(branch: BranchView) -> dict[str, Any]:
             for holding in branch.holdings
         ],
         "omitted": branch.omitted,
+        "configured": branch.configured,
     }
 
 
@@ -90,6 +91,7 @@ def report_value(report: Report) -> dict[str, Any]:
         ],
         "ended": [gtrid.hex() for gtrid in report.ended],
         "undone": [gtrid.hex() for gtrid in report.undone],
+        "not_configured": {gtrid.hex(): list(names) for gtrid, names in report.not_configured.items()},
         "unreachable": report.unreachable,
         "clean": report.clean,
     }

@@ -19,6 +19,6 @@ class Exit(IntEnum):
     INCOMPLETE = 4
     """A resource manager, or the log, could not be reached: the answer is not the whole one."""
     REFUSED = 5
-    """Nothing was done: it was not confirmed, or needs --heuristic."""
+    """Nothing was done: it was not confirmed, needs --heuristic, or can't be done as asked."""
     LOG_IN_USE = 6
     """Nothing was done: another process holds the decision log."""

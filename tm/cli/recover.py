@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tm.cli import as_json
 from tm.cli.acting import act
 from tm.cli.completing import Act
+from tm.cli.ending import end
 from tm.cli.exits import Exit
 from tm.cli.looking import list_transactions, show_transactions, watch_transactions
 from tm.cli.progress import Progress
@@ -75,8 +76,19 @@ def add_arguments(parser: ArgumentParser) -> None:
             "--on", action="append", default=[], metavar="NAME", help="only the branch on this resource (repeatable)"
         )
         doing.add_argument("--heuristic", action="store_true", help="also where that may split the transaction")
-        doing.add_argument("--dry-run", action="store_true", help="only say what it would do")
-        doing.add_argument("--yes", action="store_true", help="don't ask")
+        _add_consent(doing)
+    ending = action("end", "end a decision that names a resource which is gone for good", end)
+    ending.add_argument("xid", metavar="XID", help="as `recover list` shows it, or an xid")
+    ending.add_argument(
+        "--gone", action="append", required=True, metavar="NAME",
+        help="not configured any more; it does not exist any more, or has been told by hand (repeatable)",
+    )  # fmt: skip
+    _add_consent(ending)
+
+
+def _add_consent(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only say what it would do")
+    parser.add_argument("--yes", action="store_true", help="don't ask")
 
 
 def _add_names(parser: ArgumentParser) -> None:

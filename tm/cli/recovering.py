@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from tm.cli.exits import Exit
 from tm.cli.survey import Known, Survey, survey
 from tm.cli.tables import NARROW, paragraph, shortened
-from tm.cli.text import age, gtrid_name, listed, printable, transaction_name
+from tm.cli.text import age, ending_command, gtrid_name, listed, printable, transaction_name
 from tm.effects import Call
 from tm.performer import Performer
 from tm.recoverer import Recoverer, ownership_of
@@ -20,11 +20,11 @@ from tm.recovery import Action, ReadDecisions, Report, Scan
 from tm.verdicts import Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from tm.cli.progress import Progress
     from tm.cli.site import Site
-    from tm.cli.survey import BranchView
+    from tm.cli.survey import BranchView, TransactionView
     from tm.log import DecisionLog
     from tm.recovery import Finding, RecoveryEffect
 
@@ -35,16 +35,19 @@ _DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
 
 def one_pass(site: Site, log: DecisionLog | None, progress: Progress, spared: frozenset[bytes]) -> Report:
     """One pass with the log in hand; the transactions in `spared` are taken to be under way."""
-    performer = Performer(site.resources, log)
-    recoverer = Recoverer(
+    return recoverer_of(site, log, progress, spared).run_once(now=True)
+
+
+def recoverer_of(site: Site, log: DecisionLog | None, progress: Progress, spared: frozenset[bytes]) -> Recoverer:
+    """What makes the pass."""
+    return Recoverer(
         site.resources,
         log,
-        performer,
+        Performer(site.resources, log),
         spared,
         lambda: ownership_of(site.configuration.node, log, site.resources),
         watch=_told(progress),
     )
-    return recoverer.run_once(now=True)
 
 
 def under_way_perhaps(site: Site) -> frozenset[bytes]:
@@ -92,11 +95,24 @@ def report_lines(report: Report, spared: frozenset[bytes], timeout_s: float) -> 
         yield from _line(
             gtrid_name(gtrid), f"left alone: younger than the timeout of {age(timeout_s)}, it may be under way"
         )
+    for gtrid, names in report.not_configured.items():
+        name = gtrid_name(gtrid)
+        yield from _not_configured(name, names, name)
     for gtrid in report.undone:
-        if gtrid_name(gtrid) not in by_name:
+        if gtrid_name(gtrid) not in by_name and gtrid not in report.not_configured:
             yield from _line(gtrid_name(gtrid), "decided to commit; a resource manager it needs could not be asked")
     if not by_name and not spared and not report.undone:
         yield "nothing in doubt" if not report.unreachable else "nothing found in doubt"
+
+
+def _not_configured(name: str, names: Collection[str], shown: str) -> Iterator[str]:
+    where = listed([printable(resource) for resource in names])
+    yield from _line(
+        shown,
+        f"decided to commit, and nobody is configured as {where}: configured again, under whatever name, it has its "
+        "branch committed. Only where it is gone for good:",
+    )
+    yield " " * (_WIDTH + 1) + ending_command(name, names)
 
 
 def _what(findings: list[Finding]) -> Iterator[str]:
@@ -138,9 +154,19 @@ def expected(found: Survey) -> Iterator[str]:
         elif any(branch.outcome is not None or branch.noted is not None for branch in view.in_doubt):
             what = f"was completed on its own on {on}; would be noted, and forgotten where that is what was decided"
         elif view.decision is Known.COMMIT:
-            what = f"would be committed on {on}"
+            yield from _would_be_committed(view)
+            continue
         else:
             what = f"would be rolled back on {on}, unless it is decided until then"
         yield from _line(view.name, what)
     if not found.transactions:
         yield "nothing found in doubt"
+
+
+def _would_be_committed(view: TransactionView) -> Iterator[str]:
+    absent = {branch.resource: None for branch in view.in_doubt if not branch.configured}
+    on = listed([printable(branch.resource) for branch in view.in_doubt if branch.configured])
+    if on:
+        yield from _line(view.name, f"would be committed on {on}")
+    if absent:
+        yield from _not_configured(view.name, absent, "" if on else view.name)

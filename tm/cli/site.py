@@ -111,7 +111,7 @@ class Site:
                     unreachable[resource.name] = answer.message
                 elif answer is not None:
                     scanned[resource.name] = answer
-        log = self._read_log()
+        log = self.read_log()
         for resource in asked:
             if resource.decides and resource.name not in unreachable:
                 told = _decided(resource)
@@ -130,7 +130,8 @@ class Site:
         """What `question` comes to for each of the resource managers, in their order; asked all at once."""
         return self._threads.map(question, list(self.resources.values()))
 
-    def _read_log(self) -> LogImage | LogError | None:
+    def read_log(self) -> LogImage | LogError | None:
+        """The log as it stands on disk now; None where there is none, the error where it can't be read."""
         if self.configuration.log is None:
             return None
         try:

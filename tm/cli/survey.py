@@ -54,7 +54,7 @@ class Known(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BranchView:
-    """One branch. `noted` is the heuristic outcome that the log has of it."""
+    """One branch. `noted` is the heuristic outcome that the log has of it; `configured`: its resource is."""
 
     resource: str
     xid: Xid
@@ -65,6 +65,7 @@ class BranchView:
     holdings: tuple[Holding, ...] = ()
     omitted: int = 0
     noted: Code | None = None
+    configured: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,10 @@ class _Surveyor:
         """Heuristic outcomes in the log of branches that no resource manager lists."""
         for xid, note in self._noted.items():
             if xid not in listed:
-                yield BranchView(note.branch.resource, xid, State.HEURISTIC, outcome=note.code, noted=note.code)
+                yield BranchView(
+                    note.branch.resource, xid, State.HEURISTIC, outcome=note.code, noted=note.code,
+                    configured=note.branch.resource in self._seen.configured,
+                )  # fmt: skip
 
     def _decisions(self) -> Iterator[Decision]:
         yield from self._logged.values()
@@ -206,7 +210,10 @@ class _Surveyor:
         for branch in decision.branches:
             if branch.xid not in found:
                 reached = branch.resource in self._seen.scanned
-                yield BranchView(branch.resource, branch.xid, State.FINISHED if reached else State.NOT_REACHED)
+                state = State.FINISHED if reached else State.NOT_REACHED
+                yield BranchView(
+                    branch.resource, branch.xid, state, configured=branch.resource in self._seen.configured
+                )
 
     def _transaction(self, format_id: int, gtrid: bytes, branches: list[BranchView]) -> TransactionView:
         ours = Gtrid.of(Xid(format_id, gtrid))

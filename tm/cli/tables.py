@@ -11,7 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING, Final
 
 from tm.cli.survey import Known, State, Survey, TransactionView
-from tm.cli.text import age, held, listed, printable, several
+from tm.cli.text import age, ending_command, held, listed, printable, several
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -179,6 +179,13 @@ def advice(view: TransactionView) -> str:
     where = listed([branch.resource for branch in view.in_doubt])
     if any(branch.state is State.HEURISTIC for branch in view.branches):
         return f"compare what was completed on its own with the data, then: xabridge recover forget {view.name}"
+    gone = {branch.resource: None for branch in view.in_doubt if not branch.configured}
+    if gone:
+        names = listed([printable(name) for name in gone])
+        return (
+            f"configure {names} again, under whatever name, and recovery commits it there; only where that is gone for "
+            f"good: {ending_command(view.name, gone)}"
+        )
     if all(branch.state is State.NOT_REACHED for branch in view.in_doubt):
         return f"bring back {where}; recovery does the rest"
     if view.decision is not Known.UNKNOWN:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING, Final
 
 from xa import FORMAT_ID, Gtrid, Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from xa.holdings import Holding, Relation
 
@@ -51,6 +52,11 @@ def transaction_name(xid: Xid) -> str:
 def gtrid_name(gtrid: bytes) -> str:
     """The same for a gtrid of ours, from a decision."""
     return transaction_name(Xid(FORMAT_ID, gtrid))
+
+
+def ending_command(name: str, gone: Iterable[str]) -> str:
+    """The command that ends the decision of the transaction `name` without these resources."""
+    return f"xabridge recover end {name}" + "".join(f" --gone {shlex.quote(printable(one))}" for one in gone)
 
 
 def several(count: int, unit: str) -> str:

@@ -2,11 +2,11 @@
 
 `ReferenceServer` answers on a socket of this machine, in threads of the calling process; `RemoteReference` is
 the client. Each thread of the client has a connection of its own. When the last of a process's connections
-breaks, the store loses what that process had associated. It serves the demo and tests that kill processes, and
-keeps to `xa.ResourceManager` as far as those need it: opening and closing are synchronous, a session checks
-nothing before its first operation, and one broken connection of several costs only the call that was on it.
-Messages are pickled, between processes of one user only: the socket lies in a folder of that user's, and the
-listener authenticates.
+breaks, the store loses what that process had associated, and of the branches that no other process has worked on
+what is not prepared. It serves tests that kill processes, and keeps to `xa.ResourceManager` as far as those need
+it: opening and closing are synchronous, a session checks nothing before its first operation, and one broken
+connection of several costs only the call that was on it. Messages are pickled, between processes of one user only:
+the socket lies in a folder of that user's, and the listener authenticates.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +26,6 @@ from xa.errors import ResourceUnavailable, XaError, xa_error
 from xa.flags import TMASYNC, TMUSEASYNC
 from xa.reference.resource import ReferenceResource
 from xa.reference.server import KeyLocked
-from xa.tables import BranchState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,6 +36,18 @@ if TYPE_CHECKING:
     from xa.xid import Xid
 
 _LOST: Final = (EOFError, OSError)
+_COMPLETES: Final = frozenset({"end", "prepare", "commit", "rollback", "forget"})
+"""Verbs after which a branch may be there no more."""
+
+
+@dataclass(slots=True)
+class _Process:
+    """A client as the server knows it. `started` are the branches that it began or joined, and that may be there."""
+
+    resource: ReferenceResource
+    controls: dict[int, ThreadOfControl] = field(default_factory=dict)
+    started: set[Xid] = field(default_factory=set)
+    connections: int = 0
 
 
 class ReferenceServer:
@@ -42,8 +55,7 @@ class ReferenceServer:
 
     def __init__(self, stores: Mapping[str, ReferenceStore], address: str, authkey: bytes) -> None:
         self._stores = stores
-        self._clients: dict[tuple[str, str], tuple[ReferenceResource, dict[int, ThreadOfControl]]] = {}
-        self._connections: dict[tuple[str, str], int] = {}
+        self._processes: dict[tuple[str, str], _Process] = {}
         self._lock = threading.Lock()
         self._listener = Listener(address, authkey=authkey)
         self._closed = False
@@ -54,25 +66,37 @@ class ReferenceServer:
         self._closed = True
         self._listener.close()
 
+    @property
+    def connected(self) -> int:
+        """How many clients are connected; whatever the others had sent has had its effect, and so has their end."""
+        with self._lock:
+            return len(self._processes)
+
     def _accept(self) -> None:
         while not self._closed:
             try:
                 connection = self._listener.accept()
-            except _LOST:
-                continue  # a client that died while it connected, or the end
+            except (*_LOST, AuthenticationError):
+                continue  # a client that died while it connected or has another key, or the end
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection) -> None:
         key: tuple[str, str] | None = None
         try:
             key = connection.recv()
-            resource, controls = self._joined(key)
+            process = self._joined(key)
             while True:
                 control_id, name, arguments = connection.recv()
                 with self._lock:
-                    control = controls.setdefault(control_id, ThreadOfControl())
+                    control = process.controls.setdefault(control_id, ThreadOfControl())
+                    if name == "start":
+                        process.started.add(arguments[0])
                 with entered(control):
-                    connection.send(self._answer(resource, key[0], name, arguments))
+                    answer = self._answer(process.resource, key[0], name, arguments)
+                if name in _COMPLETES and arguments[0] not in self._stores[key[0]].known:
+                    with self._lock:
+                        process.started.discard(arguments[0])
+                connection.send(answer)
         except _LOST:
             pass
         finally:
@@ -80,26 +104,23 @@ class ReferenceServer:
             if key is not None:
                 self._left(key)
 
-    def _joined(self, key: tuple[str, str]) -> tuple[ReferenceResource, dict[int, ThreadOfControl]]:
+    def _joined(self, key: tuple[str, str]) -> _Process:
         with self._lock:
-            self._connections[key] = self._connections.get(key, 0) + 1
-            if key not in self._clients:
-                self._clients[key] = (ReferenceResource(self._stores[key[0]]), {})
-            return self._clients[key]
+            if key not in self._processes:
+                self._processes[key] = _Process(ReferenceResource(self._stores[key[0]]))
+            self._processes[key].connections += 1
+            return self._processes[key]
 
     def _left(self, key: tuple[str, str]) -> None:
         with self._lock:
-            self._connections[key] -= 1
-            if self._connections[key]:
+            process = self._processes[key]
+            process.connections -= 1
+            if process.connections:
                 return
-            resource, _ = self._clients.pop(key)
-            alone = not any(name == key[0] for name, _ in self._clients)
-        store = self._stores[key[0]]
-        store.disconnect(resource)
-        if alone:
-            for xid, state in store.branches.items():
-                if state is BranchState.S2:
-                    store.expire(xid)  # nobody is left who could complete it; its timeout would pass some time
+            del self._processes[key]
+            others = (other.started for (store, _), other in self._processes.items() if store == key[0])
+            alone = process.started.difference(*others)
+            self._stores[key[0]].disconnect(process.resource, alone)  # here: nobody joins one of them meanwhile
 
     def _answer(self, resource: ReferenceResource, store: str, name: str, arguments: tuple[Any, ...]) -> object:
         try:

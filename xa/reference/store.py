@@ -17,7 +17,7 @@ from xa.reference.server import OK, Server
 from xa.tables import BRANCH, BranchState, BranchVerb
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from xa.reference.branch import Branch
     from xa.reference.client import ReferenceClient
@@ -84,9 +84,11 @@ class ReferenceStore(Server):
     def expire(self, xid: Xid) -> None:
         """The branch's timeout passes. IllegalTransition for a prepared or completed one: no timer touches it."""
         with self.lock:
-            branch = self.known[xid]
-            branch.state = advance(BRANCH, branch.state, BranchVerb.EXPIRE)
-            self.doom(branch, Code.XA_RBTIMEOUT)
+            self._expire(self.known[xid])
+
+    def _expire(self, branch: Branch) -> None:
+        branch.state = advance(BRANCH, branch.state, BranchVerb.EXPIRE)
+        self.doom(branch, Code.XA_RBTIMEOUT)
 
     def complete_heuristically(self, xid: Xid, outcome: Code) -> None:
         """An operator completes a prepared branch: `outcome` is the XA_HEUR* that the manager will hear.
@@ -98,14 +100,18 @@ class ReferenceStore(Server):
             branch = self.known[xid]
             self.land(branch, advance(BRANCH, branch.state, BranchVerb.DECIDE), outcome, commits=False)
 
-    def disconnect(self, client: ReferenceClient) -> None:
-        """The client's process dies, its threads and connections with it."""
+    def disconnect(self, client: ReferenceClient, alone: Collection[Xid] = ()) -> None:
+        """The client's process dies, its threads and connections with it. Nobody else will complete the branches
+        `alone`: their timeout passes, unless they are prepared or completed."""
         with self.lock:
             for branch in self.known.values():
                 if branch.asked is client:
                     branch.asked = None
                 self.lose([held for held in branch.associations if held.client is client])
             client.forget_everything()
+            for xid in alone:
+                if self.find(xid).state is BranchState.S2:
+                    self._expire(self.known[xid])
 
     def cut(self, client: ReferenceClient) -> None:
         """The client's connections are cut, with the replies on them. It can connect again at once, and notices when

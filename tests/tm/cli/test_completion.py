@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def test_the_script_is_one_the_shell_takes(shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    for word in ("recover", "doctor", "rollback", "heuristic", "older-than", "xabridge recover list --names"):
+    for word in ("recover", "doctor", "rollback", "heuristic", "gone", "older-than", "xabridge recover list --names"):
         assert word in script
     program = shutil.which(shell)
     if program is None:
