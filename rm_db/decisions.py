@@ -46,9 +46,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.schema import CreateTable
 
-from rm_db.sql_errors import from_dbapi, is_loss, told
+from rm_db.sql_errors import from_dbapi, is_loss, is_transient, told
 from rm_db.sql_server import WAIT_OPTION
 from xa import Code, DecisionRecord, TryAgain, XaError, xa_error
 
@@ -114,28 +115,35 @@ class DecisionTable:
 
     def open(self) -> tuple[bytes, int]:
         """Makes or checks the tables and counts this opening; the decider's id and the new incarnation."""
-        with from_dbapi("open"), self._engine.connect() as connection:
-            schema = inspect(connection).default_schema_name
-        for table in self._metadata.tables.values():
-            table.schema = schema
         for tries_left in reversed(range(_MAKE_TRIES)):
             try:
+                self._find_schema()
                 self._make()
                 return self._count()
             except DBAPIError as error:  # somebody else makes them at this moment, or we may not
                 if tries_left == 0 or is_loss(error):
                     raise self._unopened(error) from None
                 time.sleep(_MAKE_PAUSE_S)
+            except PoolTimeout as error:
+                raise xa_error(Code.XA_RETRY, f"open: {error}") from None
         raise AssertionError("the last try returns or raises")
 
     def _unopened(self, error: DBAPIError) -> XaError:
         if is_loss(error):
             return xa_error(Code.XAER_RMFAIL, f"open: {told(error)}")
+        if is_transient(error):
+            return xa_error(Code.XA_RETRY, f"open: {told(error)}")
         return xa_error(
             Code.XAER_RMERR,
             f"open: the tables for decisions can't be made or used: {told(error)}. Let somebody make them who may, "
             f"and grant SELECT, INSERT, UPDATE and DELETE on them: {self.ddl()}",
         )
+
+    def _find_schema(self) -> None:
+        with self._engine.connect() as connection:  # the first connection makes a file of SQLite a shared one
+            schema = inspect(connection).default_schema_name
+        for table in self._metadata.tables.values():
+            table.schema = schema
 
     def _make(self) -> None:
         for table in self._metadata.tables.values():
