@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dtx.protocol.commands import Declare, Discharge, End, Start
 from dtx.protocol.conditions import Condition, RefusedError, refused
 from dtx.protocol.links import DISTRIBUTED, TXN_ID
-from dtx.protocol.replies import ACCEPTED, RELEASED
+from dtx.protocol.replies import ACCEPTED
 from rm_amqp.core import until
 from rm_amqp.links import Control, Receiver, Sender
 from rm_amqp.loss import Cause, ConnectionLost, TimedOut
@@ -304,8 +304,7 @@ class Channel:
         receivers = [receiver for receiver in self._receivers.values() if receiver.alive and receiver.attached]
         for receiver in receivers:
             yield from self._drained(receiver, association, patience)
-            while receiver.arrived:
-                receiver.settle(receiver.arrived.popleft(), None, RELEASED)
+            receiver.give_back()
         self.recall = False
 
     def _drained(self, receiver: Receiver, association: Association | None, patience: float) -> Steps[None]:
@@ -396,5 +395,15 @@ class Channel:
                 if receiver.credit > 0:
                     receiver.drain()
                     continue
-                while receiver.arrived:
-                    receiver.settle(receiver.arrived.popleft(), None, RELEASED)
+                receiver.give_back()
+
+    def emptied(self, deadline: float) -> Steps[None]:
+        """The channel is about to be closed: what was sent ahead is given back, and what is on its way. Nobody has
+        seen it, so that it does not count as delivered, as it would with the end of its link."""
+        receivers = [one for one in self._receivers.values() if one.alive and one.attached]
+        for receiver in receivers:
+            if receiver.credit > 0:
+                receiver.drain()
+        yield from until(self.core, lambda: not any(one.draining for one in receivers), deadline)
+        for receiver in receivers:
+            receiver.give_back()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.links import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL
-from dtx.protocol.replies import REJECTED
+from dtx.protocol.replies import REJECTED, RELEASED
 from rm_amqp.engine import (
     LIB,
     NULL,
@@ -264,6 +264,11 @@ class Receiver(Link):
     def drain(self) -> None:
         """The broker sends what it has at once, and gives the rest of the credit back."""
         LIB.pn_link_drain(self.pointer, 0)
+
+    def give_back(self) -> None:
+        """Releases the messages that nobody has taken."""
+        while self.arrived:
+            self.settle(self.arrived.popleft(), None, RELEASED)
 
     def delivery_event(self, delivery: Pointer) -> None:
         """As Link says."""

@@ -6,12 +6,14 @@ one that was used last first.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rm_amqp.channel import selected
+from rm_amqp.line import SPEND_S
 from rm_amqp.loss import AllInUse, ConnectionLost
 
 if TYPE_CHECKING:
@@ -178,15 +180,17 @@ class Pool:
 
     def close(self) -> None:
         """Closes every channel; the broker has let go of what they held when this returns, if it can be reached."""
-        for seat in self._emptied():
+        for seat in self._taken_out():
+            with contextlib.suppress(ConnectionLost):
+                seat.line.run(seat.channel.emptied(self._clock() + SPEND_S))
             seat.line.close()
 
     def drop(self) -> None:
         """Closes every channel at once, without a word."""
-        for seat in self._emptied():
+        for seat in self._taken_out():
             seat.line.drop()
 
-    def _emptied(self) -> list[Seat]:
+    def _taken_out(self) -> list[Seat]:
         with self._changed:
             self._closed = True
             seats = list(self._all)

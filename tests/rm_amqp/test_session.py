@@ -231,6 +231,20 @@ def test_what_was_sent_ahead_to_an_idle_channel_goes_back(connect: Connect, queu
     other.commit(xid)
 
 
+def test_what_was_sent_ahead_goes_back_when_the_resource_manager_is_closed(connect: Connect, queue: str) -> None:
+    """Nobody has seen it: its delivery is not counted."""
+    hoarder, other = connect("prefetch=100"), connect()
+    hoarder.put(queue, range(30))
+    xid = hoarder.start()
+    assert hoarder.session.receive(queue, 5).body == 0
+    hoarder.commit(xid)
+    assert hoarder.rm.close("", RMID) is Code.XA_OK
+    xid = other.start()
+    got = [other.session.receive(queue, 5) for _ in range(29)]
+    assert [(message.body, message.delivery_count) for message in got] == [(n, 0) for n in range(1, 30)]
+    other.commit(xid)
+
+
 def test_more_addresses_than_links_are_kept(client: Client, queue: str) -> None:
     xid = client.start()
     for number in range(150):
