@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from dtx.protocol.codec import encode
 from dtx.protocol.commands import CONTROL, Declare, Discharge, End
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import STATUS_OF, Condition, Refusal, RefusedError, refused
+from dtx.protocol.encoding import encode
 from dtx.protocol.links import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.messages import body_value
 from dtx.protocol.replies import DECLARED, RESULT

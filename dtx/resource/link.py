@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import encode
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError
+from dtx.protocol.encoding import encode
 from dtx.protocol.replies import ACCEPTED, REJECTED, TRANSACTIONAL, error_value
 from dtx.protocol.values import Described, Ulong
 from dtx.resource.engine import LIB, Pointer, receive, reject, remote_state, set_state, text

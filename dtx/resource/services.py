@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import encode
 from dtx.protocol.commands import COORDINATION
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.encoding import encode
 from dtx.protocol.messages import read_request, response_message
 from dtx.protocol.replies import encode_reply
 from dtx.resource import management

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dtx.protocol.admission import FIELDS
-from dtx.protocol.codec import decode, encode
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -32,6 +31,8 @@ from dtx.protocol.commands import (
     SetTimeout,
     Start,
 )
+from dtx.protocol.decoding import decode
+from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.links import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.links import DISTRIBUTED, LOCAL
