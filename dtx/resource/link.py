@@ -91,6 +91,7 @@ class ReceivingLink(Link):
         super().__init__(connection, session, pointer)
         self.second = LIB.pn_link_remote_rcv_settle_mode(pointer) == LIB.PN_RCV_SECOND
         """Whether the receiver settles after the sender."""
+        self._txns = connection.txns
         self._credit = credit
         self._left = 0
         self._limit = limit
@@ -166,8 +167,8 @@ class ReceivingLink(Link):
         if code != TRANSACTIONAL:
             return
         try:
-            txn_id, _ = self.connection.state_of(fields)
-            context = self.connection.context(txn_id)
+            txn_id, _ = self._txns.read(fields)
+            context = self._txns.context(txn_id)
             context.begin_partial()
             self._partial = context
         except (RefusedError, WireError) as error:
@@ -181,7 +182,7 @@ class ReceivingLink(Link):
                 self._broken = _mixed()
             return
         try:
-            txn_id, _ = self.connection.state_of(fields)
+            txn_id, _ = self._txns.read(fields)
         except WireError:
             return
         if _txn_id_of(state) != txn_id:
@@ -220,8 +221,8 @@ class ReceivingLink(Link):
         context: Gathering | None = None
         if LIB.pn_delivery_remote_state(delivery) == TRANSACTIONAL:
             try:
-                txn_id, _ = self.connection.state_of(remote_state(delivery))
-                context = self.connection.context(txn_id)
+                txn_id, _ = self._txns.read(remote_state(delivery))
+                context = self._txns.context(txn_id)
             except (RefusedError, WireError) as error:
                 broken = broken or refusal_of(error)
         if settled:

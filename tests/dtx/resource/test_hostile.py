@@ -466,7 +466,7 @@ def test_every_field_of_every_control_message_with_every_wrong_value(world: Worl
         said = stranger.told()
         assert not stranger.server.closed
         assert any(code == DISPOSITION for _, code, _ in said), f"no answer to {wrong}"
-        for context in tuple(stranger.server.contexts.values()):
+        for context in tuple(stranger.server.txns.live.values()):
             stranger.server.released(context)
     stranger.leave()
 
