@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ AHEAD = 50
 """Messages whose payloads are asked for at once."""
 
 
-class BrowsingLink(Link):
+class BrowsingLink(Link, ABC):
     """Sends copies. What the peer says of them changes nothing."""
 
     def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
@@ -34,9 +35,9 @@ class BrowsingLink(Link):
         self._tag = 0
         self.open = True
 
+    @abstractmethod
     def next_entry(self) -> Entry | None:
         """The next message to send, None when there is none now."""
-        raise NotImplementedError
 
     def shown(self, entry: Entry, payload: bytes) -> bytes:
         """The message as it is shown."""

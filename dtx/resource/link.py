@@ -7,6 +7,7 @@ refused for good closes the link as well, as the table FATAL says.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.protocol.composites import WireError
@@ -82,7 +83,7 @@ class Awaited:
         self.pointer = pointer
 
 
-class ReceivingLink(Link):
+class ReceivingLink(Link, ABC):
     """Takes messages. `limit` bounds their size."""
 
     def __init__(
@@ -254,10 +255,10 @@ class ReceivingLink(Link):
             self._left = self._credit
 
     # -- messages
+    @abstractmethod
     def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
         """A whole message came, under the transaction `context`, or none. One that was sent `settled` is
         settled already, and its delivery is not used any more."""
-        raise NotImplementedError
 
     def wait(self, delivery: Pointer) -> Awaited:
         """The delivery's answer comes later."""

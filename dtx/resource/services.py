@@ -6,6 +6,7 @@ correlation-id, or else its message-id. A request that can't be answered there i
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.protocol.commands import COORDINATION
@@ -56,9 +57,9 @@ class RequestLink(ReceivingLink):
             self.accept(delivery)
         self.handle(request)
 
+    @abstractmethod
     def handle(self, request: Request) -> None:
         """Carries out a request, and answers it."""
-        raise NotImplementedError
 
     def respond(self, request: Request, value: bytes, properties: dict[Any, Any] | None = None) -> None:
         """Sends the response, if somebody waits for it still."""

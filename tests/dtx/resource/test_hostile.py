@@ -316,6 +316,18 @@ def link_fields(count: int) -> list[Any]:
     return [f"l{count}", Uint(count % 5), True, None, None, source, Described(Ulong(0x29), []), None, None]
 
 
+def test_dynamic_nodes_whose_attach_is_refused_leave_nothing(stranger: Stranger) -> None:
+    """The default outcome is none that there is: the link is refused, and no node was made for it."""
+    outcome = Described(Ulong(0x99), [])
+    source = Described(Ulong(0x28), [None, None, None, None, True, None, None, None, outcome])
+    for count in range(100):
+        stranger.say(frame(ATTACH, [f"refused-{count}", Uint(3), True, None, None, source, Described(Ulong(0x29), [])]))
+        assert closed_with(stranger.told(), DETACH) == "amqp:not-implemented"
+        stranger.say(frame(DETACH, [Uint(3), True]))
+    assert not stranger.server.closed
+    assert not stranger.server.replies
+
+
 def test_what_is_sent_on_a_link_that_was_refused_is_not_kept(stranger: Stranger) -> None:
     stranger.say(frame(ATTACH, ["refused", Uint(3), False, None, None, SOURCE, Described(Ulong(0x29), [])]))
     for number in range(50):
