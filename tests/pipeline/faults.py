@@ -1,8 +1,9 @@
 """Faults at named points of a pipeline, inside of the processes that Spark starts.
 
-The format classes here are registered in place of the product's. Whoever unpickles one imports this module, which
-wraps the steps that are points. What is to happen at which of them stands in a schedule, a file in the folder that the
-environment variable XABRIDGE_FAULTS names; its entries fire one after the other, each once, wherever the point is
+A process belongs to the driver that XABRIDGE_DRIVER numbers; once a driver was killed, what is left of it fires nothing
+any more. The format classes here are registered in place of the product's. Whoever unpickles one imports this module,
+which wraps the steps that are points. What is to happen at which of them stands in a schedule, a file in the folder that
+the environment variable XABRIDGE_FAULTS names; its entries fire one after the other, each once, wherever the point is
 reached next: `fired-<number>` is made by the process that fires it.
 """
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 VARIABLE = "XABRIDGE_FAULTS"
+GENERATION = "XABRIDGE_DRIVER"
 PATIENCE_S = 60.0
 
 
@@ -45,6 +47,8 @@ class Schedule:
     def reach(self, point: str) -> None:
         """This process is at `point`."""
         self._wake_the_slow(point)
+        if (self._folder / f"killed-{os.environ[GENERATION]}").exists():
+            return
         for number, (wanted, action) in enumerate(self._entries):
             if (self._folder / f"fired-{number}").exists():
                 continue
@@ -72,6 +76,7 @@ class Schedule:
         if action == "kill executor":
             os.kill(java_above(), signal.SIGKILL)
         if action == "kill driver":
+            (self._folder / f"killed-{os.environ[GENERATION]}").touch()
             for pid in (self._folder / "pids").read_text().split():
                 os.kill(int(pid), signal.SIGKILL)
         if action == "slow":

@@ -92,6 +92,25 @@ def stream(
         return {"errors": errors, "batches": running.lastProgress and running.lastProgress["batchId"]}
 
 
+def twice(spark: SparkSession, source: dict[str, str], sink: dict[str, str], checkpoint: str) -> str:
+    """Starts a query, and another one of the same pipeline while it runs: how the second one failed. The first one
+    then runs to its end."""
+    rows = copied(spark.readStream.format("amqp").options(**source).load())
+    writer = rows.writeStream.format("xa").options(**sink)
+    first = writer.option("checkpointLocation", checkpoint).trigger(processingTime="0 seconds").start()
+    while not first.recentProgress:
+        first.awaitTermination(0.1)
+    second = writer.option("checkpointLocation", f"{checkpoint}-2").trigger(availableNow=True).start()
+    try:
+        second.awaitTermination()
+        told = "the second query was not refused"
+    except StreamingQueryException as error:
+        told = str(error)
+    first.processAllAvailable()
+    first.stop()
+    return told
+
+
 def foreach(
     spark: SparkSession, source: dict[str, str], shared: dict[str, str], checkpoint: str, restarts: int = 0
 ) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pipeline.core.driver import Reader
 from pipeline.core.identity import process_id
 from pipeline.settings import settings_from
 from rm_amqp import AmqpResource
-from tests.pipeline.faults import VARIABLE
+from tests.pipeline.faults import GENERATION, VARIABLE, await_until
 from tests.rm_amqp.embedded import free_port
 
 if TYPE_CHECKING:
@@ -170,12 +170,26 @@ class Stage:
         return str(self.folder / "checkpoint")
 
     # -- drivers
-    def driver(self, **settings: str) -> Driver:
+    def driver(self) -> Driver:
         """A new driver."""
         self.drivers += 1
-        given = {**self.settings, **{name.replace("_", "."): value for name, value in settings.items()}}
-        environment = {VARIABLE: str(self.faults)}
+        given = dict(self.settings)
+        environment = {VARIABLE: str(self.faults), GENERATION: str(self.drivers)}
+        given |= {f"spark.executorEnv.{name}": value for name, value in environment.items()}
+        given["spark.executorEnv.PYTHONPATH"] = str(ROOT)
         return Driver(self.folder / f"driver-{self.drivers}", environment, given)
+
+    def run(self, function: str, *, drivers: int = 1, **arguments: Any) -> list[str]:
+        """Has a driver run a function of `tests.pipeline.queries` to its end, and a new one whenever it was killed, at
+        most so many; the errors of the queries that failed in the last one."""
+        for _ in range(drivers):
+            with self.driver() as driver:
+                try:
+                    result: dict[str, list[str]] = driver.call(function, **arguments)
+                except Died:
+                    continue
+                return result["errors"]
+        raise AssertionError(f"{drivers} drivers were killed, and {self.fired()} faults have happened")
 
     def schedule(self, *faults: tuple[str, str]) -> None:
         """(point, action) of each fault, in their order; see `tests.pipeline.faults`."""
@@ -241,9 +255,15 @@ class Stage:
         with psycopg.connect(self.database) as connection:
             return connection.execute(sql.encode()).fetchall()
 
+    def await_rows(self, count: int) -> None:
+        """Returns when the table has so many."""
+        await_until(lambda: self.rows("SELECT count(*) FROM rows")[0][0] >= count)
+
     # -- the checker
     def settle(self) -> None:
         """What the next start of the query would do first: Spark has logged every batch, and is asked for no more."""
+        if not Path(self.checkpoint).exists():
+            return
         commits = [int(path.name) for path in Path(self.checkpoint, "commits").glob("[0-9]*")]
         offsets = [int(path.name) for path in Path(self.checkpoint, "offsets").glob("[0-9]*")]
         assert max(commits) == max(offsets), "Spark has not finished its last batch"
