@@ -2,7 +2,7 @@
 
 A process belongs to the driver that XABRIDGE_DRIVER numbers; once a driver was killed, what is left of it fires nothing
 any more. The format classes here are registered in place of the product's. Whoever unpickles one imports this module,
-which wraps the steps that are points. What is to happen at which of them stands in a schedule, a file in the folder that
+which wraps the steps that are points. What happens at which of them stands in a schedule, a file in the folder that
 the environment variable XABRIDGE_FAULTS names; its entries fire one after the other, each once, wherever the point is
 reached next: `fired-<number>` is made by the process that fires it.
 """

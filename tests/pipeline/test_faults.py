@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -75,8 +75,8 @@ def test_the_driver_is_killed(stage: Stage, points: tuple[tuple[str, str], ...])
     stage.send(range(N))
     stage.schedule(*points)
     sink = stage.sink(table="rows", address="out")
-    arguments = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint, "restarts": RESTARTS}
-    stage.run("stream", drivers=len(points) + 1, query="copied", **arguments)
+    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+    stage.run("stream", drivers=len(points) + 1, query="copied", **arguments, restarts=RESTARTS)
     assert stage.fired() == len(points)
     stage.check_copies(Counter(range(N)))
 
@@ -93,8 +93,8 @@ def test_state_is_right_whenever_the_driver_is_killed(stage: Stage, points: tupl
     points = tuple((point, action) for point, action in points if "sent" not in point)
     stage.schedule(*points)
     sink = stage.sink(table="totals", key="product")
-    arguments = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint, "restarts": RESTARTS}
-    stage.run("stream", drivers=len(points) + 1, query="totals", mode="complete", **arguments)
+    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+    stage.run("stream", drivers=len(points) + 1, query="totals", mode="complete", **arguments, restarts=RESTARTS)
     assert stage.fired() == len(points)
     stage.check_totals(range(N))
 
@@ -104,8 +104,8 @@ def test_tasks_fail_and_commits_raise(stage: Stage, points: tuple[tuple[str, str
     stage.send(range(N))
     stage.schedule(*points)
     sink = stage.sink(table="rows", address="out")
-    arguments = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint, "restarts": RESTARTS}
-    errors = stage.run("stream", query="copied", **arguments)
+    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+    errors = stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
     assert stage.fired() == len(points)
     assert all("fault" in error for error in errors), errors
     stage.check_copies(Counter(range(N)))
@@ -117,8 +117,8 @@ def test_servers_are_killed(stage: Stage, points: tuple[tuple[str, str], ...]) -
     stage.schedule(*points)
     stage.serve_faults()
     sink = stage.sink(table="rows", address="out")
-    arguments = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint, "restarts": RESTARTS}
-    stage.run("stream", query="copied", **arguments)
+    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+    stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
     assert stage.fired() == len(points)
     stage.check_copies(Counter(range(N)))
 
@@ -131,8 +131,8 @@ def test_executors_are_killed(stage: Stage) -> None:
     stage.schedule(*EXECUTORS)
     stage.settings = {"spark.master": "local-cluster[2,1,512]", "spark.executor.memory": "512m"}
     sink = stage.sink(table="rows", address="out")
-    arguments = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint, "restarts": RESTARTS}
-    stage.run("stream", query="copied", **arguments)
+    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+    stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
     assert stage.fired() == len(EXECUTORS)
     stage.check_copies(Counter(range(N)))
 
@@ -155,8 +155,8 @@ def test_slow_tasks_are_run_twice(stage: Stage, tmp_path: Path) -> None:
     with Cluster(tmp_path / "cluster", environment) as cluster:
         stage.settings = {**cluster.settings, **SPECULATION}
         sink = stage.sink(table="rows", address="out")
-        arguments = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint, "restarts": RESTARTS}
-        stage.run("stream", query="copied", **arguments)
+        arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+        stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
     assert stage.fired() == len(points)
     stage.check_copies(Counter(range(N)))
 
