@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dtx.resource.branches import Branch
     from dtx.resource.queues import Entry
     from dtx.resource.resource import Resource
-    from dtx.store.contract import StoreFull
+    from dtx.store.contract import NotStored
 
 
 class Delivery(Held, Protocol):
@@ -36,6 +36,10 @@ class Delivery(Held, Protocol):
     context: TransactionalContext | None
     retirement: Retirement | None
     default: Outcome
+
+    def refused(self, refusal: Refusal) -> None:
+        """The outcome that it was given outside of transactions could not be made durable."""
+        ...
 
 
 class Control(Protocol):
@@ -101,7 +105,7 @@ class NoTransaction:
             self._resource.retire(
                 delivery.entry,
                 decided,
-                lambda refusal: delivery.applied(decided) if refusal is None else None,
+                lambda refusal: delivery.applied(decided) if refusal is None else delivery.refused(refusal),
             )
 
     def begin_partial(self) -> None:
@@ -239,7 +243,7 @@ class LocalTransaction(Gathering):
         batch = Batch()
         effects = self.work.write_commit(batch, stored=False)
 
-        def done(error: StoreFull | None) -> None:
+        def done(error: NotStored | None) -> None:
             if error is None:
                 self.state = advance(LOCAL, self.state, LocalVerb.FORCED)
                 self.work.commit(effects)
@@ -247,7 +251,7 @@ class LocalTransaction(Gathering):
             else:
                 self.state = advance(LOCAL, self.state, LocalVerb.FORCED, Result.RB)
                 self._undo()
-                answer(Refusal(Condition.ROLLBACK, f"rolled back, the store is full: {error}", Code.XA_RBOTHER))
+                answer(Refusal(Condition.ROLLBACK, f"rolled back: {error}", Code.XA_RBOTHER))
 
         self._over()
         if self.work.empty:

@@ -27,7 +27,6 @@ class Limits:
     unsettled: int = 5_000
     """Deliveries that one link may hold: a consumer's, or those of a sender that is to settle first."""
     queues: int = 10_000
-    queue_depth: int = 1_000_000
     branches: int = 100_000
     fences: int = 100_000
     transaction_messages: int = 100_000

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 
 SEED = int(os.environ.get("XABRIDGE_SEED", "4"))
 CONVERSATIONS = int(os.environ.get("XABRIDGE_HOSTILE", "300"))
+TIMEOUT_S = 120 + CONVERSATIONS / 10
 XID = Xid(7, b"gtrid", b"bqual")
 LIMITS = Limits(sessions=8, links=16, transactions=16, credit=50, message_octets=100_000, partial_octets=150_000)
 TERMINUS = ["q", Uint(0), Symbol("session-end"), Uint(0), False, {}]
@@ -586,7 +587,22 @@ def broken(frames: list[bytes], chance: random.Random) -> bytes:
     return AMQP_HEADER + b"".join(frames)
 
 
+def emptied(world: World) -> None:
+    """What the strangers left in the queues is taken out, so that a long run needs no more memory than a short one."""
+    peer = world.connect()
+    for name in [name for name, queue in world.node.resource.queues.items() if queue.depth]:
+        receiver = peer.receiver(name, 10_000)
+        while (delivery := receiver.current) is not None and not delivery.partial:  # proton can't decode all of them
+            receiver.advance()
+            delivery.update(delivery.ACCEPTED)
+            delivery.settle()
+        world.pump()
+    peer.vanish()
+    world.peers.remove(peer)
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
 def test_broken_conversations(world: World) -> None:
     frames = recorded()
     assert len(frames) > 20
@@ -606,10 +622,12 @@ def test_broken_conversations(world: World) -> None:
             raise
         if number % 100 == 0:
             serves(world)
-    assert sum(len(queue._ready) for queue in world.node.resource.queues.values()) < CONVERSATIONS * 10
+            emptied(world)
+    assert sum(len(queue._ready) for queue in world.node.resource.queues.values()) < 1000
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
 def test_octets_at_random(world: World) -> None:
     for number in range(CONVERSATIONS):
         chance = random.Random(SEED * 1_000_000 + number)
