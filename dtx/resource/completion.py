@@ -172,6 +172,7 @@ class Completion:
                 answer(not_stored(error, Code.XAER_RMFAIL, branch.xid))
                 return
             branch.move(BranchVerb.DECIDE)
+            self._registry.holders.drop(branch)
             branch.outcome, branch.since_ms = outcome, now_ms
             if commit:
                 branch.work.commit(effects)
