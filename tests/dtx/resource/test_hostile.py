@@ -281,6 +281,43 @@ def test_a_peer_that_never_opens_is_let_go_after_its_idle_time(world: World) -> 
         assert stranger.server.closed
 
 
+# --- numbers
+@pytest.mark.parametrize("large", [2**31 - 1, 2**31, 2**32 - 1])
+@pytest.mark.parametrize(
+    "source", [["q"], ["q", None, None, None, None, None, Symbol("copy")]], ids=["takes", "browses"]
+)
+def test_credit_and_windows_as_large_as_they_can_be(source: list[Any], large: int) -> None:
+    """A peer that wants as much as there is says 4294967295: it gets what there is, and drains it."""
+    world = World()
+    peer = world.connect()
+    sender = peer.sender("q")
+    for body in range(3):
+        peer.post(sender, body)
+    stranger = Stranger(world)
+    stranger.say(AMQP_HEADER + frame(OPEN, ["stranger"]))
+    stranger.say(frame(BEGIN, [None, Uint(0), Uint(large), Uint(large)]))
+    stranger.attach(0, source=Described(Ulong(0x28), source), receiver=True)
+    stranger.told()
+    stranger.say(wide_flow(large, 0, 0, drain=False))
+    assert [code for _, code, _ in stranger.told()] == [TRANSFER] * 3 + [FLOW]
+    peer.post(sender, 3)
+    stranger.listen()
+    assert [code for _, code, _ in stranger.told()] == [TRANSFER]
+    stranger.say(wide_flow(large, 4, 4, drain=True))
+    drained = [fields for _, code, fields in stranger.told() if code == FLOW and len(fields) > 6]
+    assert drained
+    assert drained[-1][6] == 0, "no credit is left"
+    assert not stranger.server.closed
+    stranger.leave()
+    serves(world)
+
+
+def wide_flow(large: int, incoming: int, count: int, *, drain: bool) -> bytes:
+    """A flow of link 0, with a window and credit of this size."""
+    session = [Uint(incoming), Uint(large), Uint(0), Uint(large)]
+    return frame(FLOW, [*session, Uint(0), Uint(count), Uint(large), None, drain, True])
+
+
 # --- growth
 def test_links_that_are_refused_are_bounded_too(stranger: Stranger) -> None:
     """16 links may be there; the 17th is refused and may be detached; who never does is let go."""
