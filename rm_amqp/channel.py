@@ -334,8 +334,9 @@ class Channel:
             yield deadline
         if len(receiver.arrived) < count and receiver.credit > 0:
             yield from self._drained(receiver, association, patience)
-        if self._settings.prefetch:
-            receiver.flow(max(0, self._settings.prefetch - receiver.credit))
+        prefetch = self._settings.prefetch
+        if 2 * receiver.credit < prefetch:
+            receiver.flow(prefetch - receiver.credit)
         return [receiver.arrived.popleft() for _ in range(min(count, len(receiver.arrived)))]
 
     def _receiver(
