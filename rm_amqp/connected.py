@@ -231,7 +231,7 @@ class Connected:
 
     def _dissociate(self, standing: Standing) -> None:
         seat, standing.seat = standing.seat, None
-        standing.current = None
+        standing.current = standing.late = None
         standing.suspended.clear()
         if seat is not None and self._pool is not None:
             self._pool.discard(seat)
