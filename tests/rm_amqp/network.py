@@ -88,7 +88,7 @@ class MemoryLine:
         self.connection: BrokerConnection | None = None
 
     # -- the client's side
-    def run(self, steps: Steps[T], *, later: bool = False) -> T:
+    def run(self, steps: Steps[T], *, later: bool = False, ready: Any = None) -> T:  # noqa: ARG002 — one thread
         try:
             deadline = next(steps)
             while True:
