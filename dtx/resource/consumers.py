@@ -74,6 +74,7 @@ class OutgoingLink(Link):
         return (
             self._credit > 0
             and self.connection.writable
+            and self._context.takes
             and len(self._sent) + len(self._waiting) < self._limit
             and self.connection.loading + LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit
         )
@@ -257,6 +258,8 @@ class OutgoingLink(Link):
         """As Link says."""
         if self._context is context:
             self._acquire_for(None)
+            if self._credit > 0:
+                self._queue.wake(self)
 
     # -- what the peer says of deliveries
     def delivery_event(self, delivery: Pointer) -> None:

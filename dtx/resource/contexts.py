@@ -8,7 +8,7 @@ at its discharge, a distributed one never decides anything: that is the coordina
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
 from dtx.resource.grammar import LOCAL, Local, LocalVerb
@@ -53,6 +53,11 @@ class Control(Protocol):
 class TransactionalContext(Protocol):
     """What links work through."""
 
+    @property
+    def takes(self) -> bool:
+        """Whether one more message may be acquired."""
+        ...
+
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
         """Posts a message. The fields of the transactional-state that tell the presumptive outcome, or None
         when there is no transaction: then `answer` is called when the message is durable. RefusedError: not
@@ -76,12 +81,14 @@ class TransactionalContext(Protocol):
         ...
 
     def refuse_success(self, refusal: Refusal) -> None:
-        """Something that was sent settled could not be done: the transaction can't succeed any more."""
+        """Something could not be done, and nobody hears of that alone: the transaction can't succeed any more."""
         ...
 
 
 class NoTransaction:
     """Every operation for itself."""
+
+    takes: Final = True
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
@@ -138,6 +145,11 @@ class Gathering:
         self.acquisition = transactional_state(txn_id)
         self._presumed = transactional_state(txn_id, TAKEN_OCTETS)
 
+    @property
+    def takes(self) -> bool:
+        """As TransactionalContext says."""
+        return self.work.takes
+
     @abstractmethod
     def check(self) -> None:
         """RefusedError when no work can be done under this txn-id."""
@@ -170,6 +182,7 @@ class Gathering:
         if retirement is None:
             try:
                 self.check()
+                self._check_room()
             except RefusedError:  # it is rolled back: nothing is applied, and the delivery is as it was
                 if settled:
                     self._resource.retire(delivery.entry, delivery.default, None)
@@ -181,6 +194,14 @@ class Gathering:
             retirement.outcome = outcome
         if settled:
             retirement.delivery = None
+
+    def _check_room(self) -> None:
+        """What is too much can't be left out, as nobody would hear of it: the transaction can't succeed."""
+        if not self.work.takes:
+            told = f"the transaction retires {len(self.work.retired)} messages"
+            refusal = Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR)
+            self.refuse_success(refusal)
+            raise RefusedError(refusal)
 
     def begin_partial(self) -> None:
         """As TransactionalContext says."""
@@ -263,7 +284,7 @@ class LocalTransaction(Gathering):
         """As TransactionalContext says."""
         if self.state is Local.ACTIVE:
             self.state = advance(LOCAL, self.state, LocalVerb.BREAK)
-            told = f"rolled back: a message that was sent settled could not be taken ({refusal.description})"
+            told = f"rolled back: {refusal.description}"
             self._cause = Refusal(Condition.ROLLBACK, told, Code.XA_RBOTHER)
             self._undo()
 
@@ -310,7 +331,7 @@ class DistributedContext(Gathering):
 
     def refuse_success(self, refusal: Refusal) -> None:
         """As TransactionalContext says."""
-        self.branch.fail(f"a message that was sent settled could not be taken ({refusal.description})")
+        self.branch.fail(refusal.description)
 
 
 def unknown_id(txn_id: bytes) -> Refusal:

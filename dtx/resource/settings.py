@@ -31,7 +31,7 @@ class Limits:
     fences: int = 100_000
     transaction_messages: int = 100_000
     transaction_octets: int = 256 * MEGABYTE
-    """What one transaction may post before it is prepared or committed."""
+    """What one transaction may post before it is prepared or committed; and retire, counted in messages."""
     waiting_octets: int = 64 * MEGABYTE
     """Octets that wait for the store before the resource reads no more from its peers."""
     output_octets: int = MEGABYTE
