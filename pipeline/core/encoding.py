@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import encode
+from dtx.protocol.encoding import encode
 from dtx.protocol.messages import APPLICATION_PROPERTIES, DATA, HEADER, PROPERTIES, VALUE
 from dtx.protocol.values import Described, Symbol, Timestamp, Ubyte, Ulong
 
