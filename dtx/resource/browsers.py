@@ -35,6 +35,8 @@ class BrowsingLink(Link, ABC):
         self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
         self._asked: deque[tuple[Entry, list[bytes]]] = deque()
         self._tag = 0
+        self._crowded = False
+        """Whether it waits until proton has passed on what there is to send."""
         self.open = True
 
     @abstractmethod
@@ -61,20 +63,27 @@ class BrowsingLink(Link, ABC):
         """As Link says."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
-        elif not self._asked:
+        elif not self._asked and not self._crowded:
             self.connection.draining.pop(self, None)
             self.delivery_count += LIB.pn_link_drained(self.pointer)
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
         while self.open and len(self._asked) < min(AHEAD, LIB.pn_link_credit(self.pointer)):
+            if self._crowded:
+                return
             if LIB.pn_session_outgoing_bytes(self.session.pointer) > self.connection.node.limits.output_octets:
-                self.connection.when_sent(self, self.advance)
+                self._crowded = True
+                self.connection.when_sent(self, self._has_room)
                 return
             entry = self.next_entry()
             if entry is None:
                 return
             self._ask(entry)
+
+    def _has_room(self) -> None:
+        self._crowded = False
+        self.advance()
 
     def _ask(self, entry: Entry) -> None:
         pieces: list[bytes] = []

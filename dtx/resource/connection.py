@@ -186,8 +186,11 @@ class BrokerConnection:
                 continue
             if LIB.pn_session_outgoing_bytes(link.session.pointer) < CHUNK:
                 call()
+                self.node.touch(self)
             else:
                 self._unsent.append((link, call))
+        if len(self._unsent) < len(unsent):
+            self.node.resource.settle()  # what was called may have asked the store for payloads
 
     def tick(self, now_ms: int) -> int:
         """Idle time-outs; when to call again, 0 for never."""
@@ -197,9 +200,13 @@ class BrokerConnection:
         """Proton has the octets of a message, or nobody wants them: there may be room for others."""
         limit = self.node.limits.output_octets
         if self.loading >= limit > self.loading - octets:
-            self._has_room = True
-            self.node.touch(self)
+            self.has_room()
         self.loading -= octets
+
+    def has_room(self) -> None:
+        """Links may send again."""
+        self._has_room = True
+        self.node.touch(self)
 
     def _wake(self) -> None:
         for link in tuple(self.links.values()):
