@@ -18,6 +18,7 @@ from dtx.resource.payloads import Payloads
 from dtx.resource.queues import Effect, Entry, Queue, State
 from dtx.resource.settings import QueueSettings, Settings
 from dtx.resource.timers import Timer, Timers
+from dtx.resource.work import Unstored
 from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreFull
 from xa import Code
 
@@ -84,6 +85,7 @@ class Resource:
         self._number = 0
         self._marked: list[Queue] = []
         self.timers = Timers()
+        self.unstored = Unstored(self.limits.unstored_octets)
         self.payloads = Payloads(store, self._stop, self.settle)
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that took nothing."""

@@ -47,6 +47,30 @@ def test_what_a_transaction_posts_is_bounded(start: Start | None) -> None:
     assert peer.drained("q") == [0, 1]
 
 
+def test_what_all_open_transactions_post_is_bounded() -> None:
+    """Over all connections, and with messages that have come in part; what is decided or prepared counts no more."""
+    world = World(Settings(limits=Limits(unstored_octets=100_000)))
+    peer, other = world.connect(), world.connect()
+    control, sender, theirs = peer.coordinator(), peer.sender("q"), other.sender("q")
+    local, branch = control.declare(), control.declare(Start(XID))
+    large = b"x" * 40_000
+    for txn_id in (local, branch):
+        assert told(peer.post(sender, large, txn_id))[1].descriptor == Delivery.ACCEPTED
+    refused = told(peer.post(sender, large, local))[1]
+    assert refused.value[0].value[0] == Condition.RESOURCE_LIMIT
+    theirs.delivery("part")
+    for _ in range(2):
+        theirs.stream(large)
+        world.pump()
+    assert condition_of(theirs).condition == Condition.RESOURCE_LIMIT
+    control.discharge(branch)
+    assert peer.ask(Prepare(XID)) == OK
+    assert told(peer.post(sender, large, local))[1].descriptor == Delivery.ACCEPTED
+    control.discharge(local, fail=True)
+    assert peer.ask(Rollback(XID)) == OK
+    assert world.node.resource.unstored.octets == 0
+
+
 @pytest.mark.parametrize("settle", [False, True])
 @pytest.mark.parametrize("start", [None, Start(XID)], ids=["local", "branch"])
 def test_what_a_transaction_retires_is_bounded(start: Start | None, *, settle: bool) -> None:
