@@ -119,7 +119,7 @@ class Completion:
         self.state = _ASKED[self.state]
         associations, yes = self.associations, self.branches
         if associations:
-            verb = _END_LATE if self.late and (len(yes) > 1 or self.decider is not None) else _END
+            verb = _END_LATE if self.late and len(yes) + (self.decider is not None) > 1 else _END
             answers = yield Call(verb, associations, TMSUCCESS)
             if answers != [_OK] * len(associations) and self._refusals(verb, associations, answers):
                 return (yield from self._refuse(self.everybody()))
