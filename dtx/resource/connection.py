@@ -86,7 +86,7 @@ class BrokerConnection:
         self.draining: dict[Link, None] = {}
         self._aborted: dict[Link, None] = {}
         self._withdrawing: list[Callable[[], None]] = []
-        self._unsent: list[tuple[Link, Callable[[], None]]] = []
+        self._unsent: dict[Link, Callable[[], None]] = {}
         self.loading = 0
         """Octets of messages that are read, or being read, and that proton does not have yet."""
         self._has_room = False
@@ -158,8 +158,8 @@ class BrokerConnection:
             LIB.pn_session_set_incoming_capacity(link.session.pointer, self._capacity)
 
     def when_sent(self, link: Link, call: Callable[[], None]) -> None:
-        """Calls `call` when the link's session has little left to send."""
-        self._unsent.append((link, call))
+        """Calls `call` when the link's session has little left to send; one call at a time for each link."""
+        self._unsent[link] = call
 
     def when_withdrawn(self, call: Callable[[], None]) -> None:
         """Calls `call` when no delivery is in the middle of being aborted: a discharge that failed is
@@ -180,14 +180,14 @@ class BrokerConnection:
         return bool(self._aborted)
 
     def _call_sent(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        for link, call in unsent:
+        unsent, self._unsent = self._unsent, {}
+        for link, call in unsent.items():
             if not self.alive(link):
                 continue
             if LIB.pn_session_outgoing_bytes(link.session.pointer) < CHUNK:
                 call()
             else:
-                self._unsent.append((link, call))
+                self._unsent[link] = call
 
     def tick(self, now_ms: int) -> int:
         """Idle time-outs; when to call again, 0 for never."""

@@ -78,6 +78,8 @@ class Resource:
         self.settings = settings
         self.limits = settings.limits
         self.queues: dict[str, Queue] = {}
+        self._lasting = 0
+        """How many of these are stored; the others are bounded by the links of their connections."""
         self.turn = Turn()
         self.failed = False
         self.now_ms = clock.wall_ms()
@@ -162,12 +164,13 @@ class Resource:
             on_available=self._marked.append,
         )
         self.queues[name] = queue
+        self._lasting += lasting
         return queue
 
     def create(self, name: str) -> Queue:
         """A new lasting queue."""
-        if len(self.queues) >= self.limits.queues:
-            raise refused(Code.XAER_RMERR, f"there are {len(self.queues)} queues", condition=Condition.RESOURCE_LIMIT)
+        if self._lasting >= self.limits.queues:
+            raise refused(Code.XAER_RMERR, f"there are {self._lasting} queues", condition=Condition.RESOURCE_LIMIT)
         queue = self._make(self.number(), name)
         self._unstored[queue.number] = queue
         self.turn.batch.create_queue(queue.number, name)
@@ -198,7 +201,7 @@ class Resource:
         if not name or name == queue.name or not queue.lasting:
             return None
         target = self.queues.get(name)
-        if target is None and len(self.queues) < self.limits.queues:
+        if target is None and self._lasting < self.limits.queues:
             target = self.create(name)
         return None if target is None or target.full else target
 
