@@ -19,7 +19,7 @@ from dtx.resource.queues import Effect, Entry, Queue, State
 from dtx.resource.settings import QueueSettings, Settings
 from dtx.resource.timers import Timer, Timers
 from dtx.resource.work import Unstored
-from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreFull
+from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreRefused
 from xa import Code
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Resource:
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that took nothing."""
         self._owed_answers: list[Callable[[Refusal | None], None]] = []
-        """Who waits for such a message to be deleted from a store that was full."""
+        """Who waits for such a message to be deleted from a store that takes nothing now."""
         self._unstored: dict[int, Queue] = {}
         """Queues that may not be stored yet: every batch tells them, as it may bring messages of theirs, and an earlier
         one that told them may be refused."""
@@ -299,7 +299,7 @@ class Resource:
                 entry.payload = None
             chunked = set(turn.batch.chunked_dequeues)
             self._owed += [(number, CHUNK + (number in chunked)) for number in turn.batch.dequeues]
-            if isinstance(error, StoreFull):
+            if not isinstance(error, StoreRefused):
                 self._owed_answers += turn.retired
                 turn.retired = []
         for answer in turn.answers:
@@ -328,8 +328,8 @@ class Resource:
 
 
 def not_stored(error: NotStored, code: Code, xid: Xid | None = None) -> Refusal:
-    """Nothing happened: there is no space, or the store did not take it."""
-    condition = Condition.RESOURCE_LIMIT if isinstance(error, StoreFull) else Condition.INTERNAL_ERROR
+    """Nothing happened: the store takes nothing now, or never this."""
+    condition = Condition.INTERNAL_ERROR if isinstance(error, StoreRefused) else Condition.RESOURCE_LIMIT
     return Refusal(condition, f"nothing happened: {error}", code, xid)
 
 
