@@ -36,6 +36,8 @@ class BrowsingLink(Link, ABC):
         self._unsettled = 0
         self._asked: deque[tuple[Entry, list[bytes]]] = deque()
         self._tag = 0
+        self._crowded = False
+        """Whether it waits until proton has passed on what there is to send."""
         self.open = True
 
     @abstractmethod
@@ -62,7 +64,7 @@ class BrowsingLink(Link, ABC):
         """As Link says."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
-        elif not self._asked:
+        elif not self._asked and not self._crowded:
             self.connection.draining.pop(self, None)
             self.delivery_count += LIB.pn_link_drained(self.pointer)
 
@@ -74,13 +76,20 @@ class BrowsingLink(Link, ABC):
             and len(self._asked) < min(AHEAD, LIB.pn_link_credit(self.pointer))
             and self._unsettled + len(self._asked) < limits.unsettled
         ):
+            if self._crowded:
+                return
             if LIB.pn_session_outgoing_bytes(self.session.pointer) > limits.output_octets:
-                self.connection.when_sent(self, self.advance)
+                self._crowded = True
+                self.connection.when_sent(self, self._has_room)
                 return
             entry = self.next_entry()
             if entry is None:
                 return
             self._ask(entry)
+
+    def _has_room(self) -> None:
+        self._crowded = False
+        self.advance()
 
     def _ask(self, entry: Entry) -> None:
         pieces: list[bytes] = []

@@ -86,7 +86,7 @@ class BrokerConnection:
         self.draining: dict[Link, None] = {}
         self._aborted: dict[Link, None] = {}
         self._withdrawing: list[Callable[[], None]] = []
-        self._unsent: dict[Link, Callable[[], None]] = {}
+        self._unsent: list[tuple[Link, Callable[[], None]]] = []
         self.loading = 0
         """Octets of messages that are read, or being read, and that proton does not have yet."""
         self._has_room = False
@@ -158,8 +158,8 @@ class BrokerConnection:
             LIB.pn_session_set_incoming_capacity(link.session.pointer, self._capacity)
 
     def when_sent(self, link: Link, call: Callable[[], None]) -> None:
-        """Calls `call` when the link's session has little left to send; one call at a time for each link."""
-        self._unsent[link] = call
+        """Calls `call` when the link's session has little left to send; a link asks for one of a kind at a time."""
+        self._unsent.append((link, call))
 
     def when_withdrawn(self, call: Callable[[], None]) -> None:
         """Calls `call` when no delivery is in the middle of being aborted: a discharge that failed is
@@ -180,14 +180,17 @@ class BrokerConnection:
         return bool(self._aborted)
 
     def _call_sent(self) -> None:
-        unsent, self._unsent = self._unsent, {}
-        for link, call in unsent.items():
+        unsent, self._unsent = self._unsent, []
+        for link, call in unsent:
             if not self.alive(link):
                 continue
             if LIB.pn_session_outgoing_bytes(link.session.pointer) < CHUNK:
                 call()
+                self.node.touch(self)
             else:
-                self._unsent[link] = call
+                self._unsent.append((link, call))
+        if len(self._unsent) < len(unsent):
+            self.node.resource.settle()  # what was called may have asked the store for payloads
 
     def tick(self, now_ms: int) -> int:
         """Idle time-outs; when to call again, 0 for never."""
@@ -197,9 +200,13 @@ class BrokerConnection:
         """Proton has the octets of a message, or nobody wants them: there may be room for others."""
         limit = self.node.limits.output_octets
         if self.loading >= limit > self.loading - octets:
-            self._has_room = True
-            self.node.touch(self)
+            self.has_room()
         self.loading -= octets
+
+    def has_room(self) -> None:
+        """Links may send again."""
+        self._has_room = True
+        self.node.touch(self)
 
     def _wake(self) -> None:
         for link in tuple(self.links.values()):

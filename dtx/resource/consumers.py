@@ -64,6 +64,8 @@ class OutgoingLink(Link):
         self._sent: dict[Pointer, Sent] = {}
         self._streaming: Sent | None = None
         self._tag = 0
+        self._crowded = False
+        """Whether it waits until proton has passed on what there is to send."""
         self._limit = connection.node.limits.unsettled
         self._output_limit = connection.node.limits.output_octets
         self.open = True
@@ -71,13 +73,24 @@ class OutgoingLink(Link):
     # -- taking from the queue
     def wants(self) -> bool:
         """As Consumer says."""
-        return (
-            self._credit > 0
-            and self.connection.writable
-            and self._context.takes
-            and len(self._sent) + len(self._waiting) < self._limit
-            and self.connection.loading + LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit
-        )
+        if (
+            self._credit <= 0
+            or not self.connection.writable
+            or not self._context.takes
+            or len(self._sent) + len(self._waiting) >= self._limit
+            or self.connection.loading >= self._output_limit
+        ):
+            return False
+        if self.connection.loading + LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit:
+            return True
+        if not self._crowded:  # of messages that are sent settled nothing is heard that would wake the link
+            self._crowded = True
+            self.connection.when_sent(self, self._has_room)
+        return False
+
+    def _has_room(self) -> None:
+        self._crowded = False
+        self.connection.has_room()
 
     def deliver(self, entry: Entry) -> None:
         """As Consumer says."""
@@ -228,7 +241,7 @@ class OutgoingLink(Link):
         """As Link says; the queue had its turn."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
-        elif not self._waiting and self._streaming is None:
+        elif not self._waiting and self._streaming is None and not self._crowded:
             self.connection.draining.pop(self, None)
             self.delivery_count += LIB.pn_link_drained(self.pointer)
             self._credit = 0
