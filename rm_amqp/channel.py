@@ -10,11 +10,11 @@ of a branch in which anything that was sent settled went wrong.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dtx.protocol.commands import Declare, Discharge, End, Start
 from dtx.protocol.conditions import Condition, RefusedError, refused
-from dtx.protocol.links import DISTRIBUTED, TXN_ID
+from dtx.protocol.links import DISTRIBUTED, LOCAL, TXN_ID
 from dtx.protocol.replies import ACCEPTED
 from rm_amqp.core import until
 from rm_amqp.links import Control, Receiver, Sender
@@ -55,10 +55,13 @@ class Channel:
     """One transactional channel. `settings` are the resource manager's. It is made inside of steps, as everything is
     done that touches the engine."""
 
+    wanted: ClassVar[tuple[str, ...]] = (LOCAL, DISTRIBUTED)
+    """What the coordinator is asked for."""
+
     def __init__(self, core: Core, settings: Settings) -> None:
         self.core = core
         self._settings = settings
-        self._control = Control(core)
+        self._control = Control(core, self.wanted)
         self._senders: dict[str, Sender] = {}
         self._receivers: dict[tuple[str, bool], Receiver] = {}
         self._txn_number = 0
@@ -92,8 +95,12 @@ class Channel:
                 f"{broker} offers no transactions ({why.condition}: {why.description}); amqp:distributed-transactions "
                 "are needed for two phases, amqp:local-transactions for a broker that decides"
             )
-        if DISTRIBUTED not in control.offered:
-            offers = ", ".join(control.offered) or "nothing that it names"
+        self._verify(broker, control.offered)
+
+    def _verify(self, broker: str, offered: tuple[str, ...]) -> None:
+        """Refuses a coordinator that does not offer what is needed."""
+        if DISTRIBUTED not in offered:
+            offers = ", ".join(offered) or "nothing that it names"
             raise self._unusable(
                 f"{broker} has no amqp:distributed-transactions; it offers {offers}. With amqp:local-transactions it "
                 'can take part as the one that decides: mode = "decider"'
@@ -230,8 +237,7 @@ class Channel:
             yield deadline
         self.check_work(association)
         if association is not None:
-            sender.send(octets, association.stateful(), settled=True)
-            association.senders.add(sender)
+            self._post(sender, octets, association)
             return
         answer = sender.send(octets, settled=False)
         assert answer is not None  # noqa: S101 — it is not sent settled
@@ -239,6 +245,11 @@ class Channel:
             raise TimedOut(f"the broker did not confirm the message for {address}")
         if answer.refusal is not None:
             raise RefusedError(answer.refusal)
+
+    def _post(self, sender: Sender, octets: bytes, association: Association) -> None:
+        """Sends a message as work of an association."""
+        sender.send(octets, association.stateful(), settled=True)
+        association.senders.add(sender)
 
     def _sender(self, address: str, deadline: float) -> Steps[Sender]:
         self._senders.pop(address, None)
