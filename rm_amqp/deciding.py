@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
 import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -123,7 +122,7 @@ class DecidingBroker(LocalBranches):
 
     def _found(self) -> None:
         settings, deadline = self.settings, self.deadline()
-        own = Founding(secrets.token_bytes(ID_SIZE), settings.slots or SLOTS)
+        own = Founding(self._nonce(ID_SIZE), settings.slots or SLOTS)
         seat = self.pool.take(deadline)
         channel = seat.channel
         assert isinstance(channel, LocalChannel)  # noqa: S101 — the pool's select makes no others
@@ -143,7 +142,7 @@ class DecidingBroker(LocalBranches):
                 "leave slots= away, or name another token_queue",
             )
         log = TokenLog(self.pool, self._clock, settings, founding)
-        self._incarnation = log.exchange(0, lambda token: token.opening(), deadline).incarnation
+        self._incarnation = log.exchange(founding.counter, lambda token: token.opening(), deadline).incarnation
         self._log = log
 
     def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:  # noqa: ARG002 — says nothing here
@@ -316,7 +315,7 @@ class DecidingBroker(LocalBranches):
         def look(channel: LocalChannel, deadline: float) -> Steps[Tokens]:
             founding = yield from channel.tokens.founding(deadline)
             seen = []
-            for slot in range(founding.slots if founding is not None else 0):
+            for slot in range(founding.slots + 1 if founding is not None else 0):
                 seen.append((yield from channel.tokens.seen(slot, deadline)))  # noqa: PERF401 — it waits
             return founding, [slot for slot, there in enumerate(seen) if not there]
 
@@ -338,6 +337,6 @@ def _unusable_queues(error: RefusedError, name: str, slots: int) -> XaError:
     return xa_error(
         Code.XAER_RMERR,
         f"open: the token queues can't be used: {told.description or told.condition} ({told.condition}). Let somebody "
-        f"make the queues {name} and {name}.0 to {name}.{slots - 1} who may, with neither expiry nor dead-lettering, "
+        f"make the queues {name} and {name}.0 to {name}.{slots} who may, with neither expiry nor dead-lettering, "
         "and allow us to send to, to consume from and to browse them",
     )

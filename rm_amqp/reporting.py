@@ -90,5 +90,5 @@ def _tokens(settings: Settings, founding: Founding | None) -> Check:
     name = settings.token_queue
     if founding is None:
         return Check(Health.OK, "tokens", f"none yet in {name}; the first start makes them")
-    slots = f"{founding.slots} tokens, {name}.0 to {name}.{founding.slots - 1}"
-    return Check(Health.OK, "tokens", f"{slots}, of decider {founding.founder.hex()}")
+    found = f"{founding.slots + 1} in {name}.0 to {name}.{founding.slots}, of decider {founding.founder.hex()}"
+    return Check(Health.OK, "tokens", found)

@@ -2,7 +2,8 @@
 
 The founding queue, `token_queue` of the open string, holds the founding message; it is read and never taken. Each slot
 has a queue of its own, `<token_queue>.<slot>`, that holds one message, its token. The slot of a transaction is
-crc32(gtrid) modulo the number of slots. Bodies are text, so that an operator can read them: JSON objects with
+crc32(gtrid) modulo the number of slots; one more token, behind them, counts how often the place was opened, so that
+who opens it waits for nobody who decides. Bodies are text, so that an operator can read them: JSON objects with
 
     founding   version, founder (16 hexadecimal digits, random: the decider's id), slots
     token      version, founder, slot, generation, incarnation, epoch, floor,
@@ -68,9 +69,14 @@ class Founding:
         """Whose token decides this transaction."""
         return zlib.crc32(gtrid) % self.slots
 
+    @property
+    def counter(self) -> int:
+        """The slot of the token that counts openings, and decides nothing."""
+        return self.slots
+
     def first_tokens(self) -> list[Token]:
-        """One for each slot, that nobody has used yet."""
-        return [Token(self.founder, slot) for slot in range(self.slots)]
+        """One for each slot, and the one that counts, which nobody has used yet."""
+        return [Token(self.founder, slot) for slot in range(self.slots + 1)]
 
 
 class Word(Enum):
@@ -90,7 +96,7 @@ class Token:
     slot: int
     generation: int = 0
     incarnation: int = 0
-    """How often this place was opened; slot 0 counts."""
+    """How often this place was opened, in the token that counts."""
     epoch: int = 0
     """How many fences were made."""
     floor: int = 0

@@ -16,7 +16,7 @@ from dtx.resource.node import Node
 from dtx.resource.permissions import EVERYTHING, Permissions
 from dtx.resource.settings import Settings
 from dtx.store.memory import Disk, MemoryStore
-from rm_amqp import AmqpResource
+from rm_amqp import AmqpResource, DecidingBroker
 from rm_amqp.core import established
 from rm_amqp.loss import Cause
 from xa import TMUSEASYNC
@@ -190,6 +190,17 @@ class Network:
         return AmqpResource(
             registrar,
             flags,
+            connect=self.connect,
+            clock=self.monotonic,
+            sleep=self.sleep,
+            nonce=self.nonce,
+            keep=lambda _: None,
+        )
+
+    def decider(self, registrar: Registrar | None = None) -> DecidingBroker:
+        """A resource manager on this network, as the one that decides."""
+        return DecidingBroker(
+            registrar,
             connect=self.connect,
             clock=self.monotonic,
             sleep=self.sleep,

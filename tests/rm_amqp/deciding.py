@@ -1,0 +1,178 @@
+"""What tests of the deciding broker need: clients whose network fails at a discharge, and a look at the tokens."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+from rm_amqp import AmqpResource, DecidingBroker, Message
+from rm_amqp.core import established
+from rm_amqp.line import SocketLine
+from rm_amqp.tokens import Token
+from tests.contract.client import ScriptedRegistrar
+from tests.contract.harness import Capabilities
+from xa import TMREGISTER, TMUSEASYNC, Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
+
+    from rm_amqp.core import Core
+    from rm_amqp.settings import Broker, Settings
+    from tests.rm_amqp.embedded import EmbeddedBroker
+    from xa import DecidingResource, Registrar, ResourceManager, Xid
+
+DISCHARGE = b"\x00\x53\x32"
+DECLARE = b"\x00\x53\x31"
+PATIENCE_S = 30
+
+
+class Weather:
+    """What becomes of the next message that has `sign` in it: with `before` it is not sent any more, otherwise its
+    answer does not come; both times the connection is gone. `strikes` counts."""
+
+    def __init__(self) -> None:
+        self.sign = b""
+        self.before = True
+        self.strikes = 0
+
+    def strike(self, sign: bytes, *, before: bool) -> None:
+        """The next one."""
+        self.sign, self.before = sign, before
+
+
+class FaultySocket:
+    """A socket in this weather."""
+
+    def __init__(self, connected: socket.socket, weather: Weather) -> None:
+        self._socket = connected
+        self._weather = weather
+        self._deaf = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def send(self, octets: bytes) -> int:
+        weather = self._weather
+        if weather.sign and weather.sign in octets:
+            weather.sign = b""
+            weather.strikes += 1
+            if weather.before:
+                self._lost()
+            self._deaf = True
+        return self._socket.send(octets)
+
+    def recv(self, size: int) -> bytes:
+        octets = self._socket.recv(size)
+        if self._deaf and octets:
+            self._lost()
+        return octets
+
+    def _lost(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        raise ConnectionResetError("the test wants it")
+
+
+def connecting(weather: Weather) -> Callable[[Settings, float, Callable[[Broker], Core]], SocketLine]:
+    """What makes connections in this weather."""
+
+    def connect(settings: Settings, deadline: float, make_core: Callable[[Broker], Core]) -> SocketLine:
+        broker = settings.brokers[0]
+        plain = socket.create_connection((broker.host, broker.port))
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected: Any = FaultySocket(plain, weather)
+        line = SocketLine(connected, make_core(broker))
+        try:
+            line.run(established(line.core, deadline))
+        except BaseException:
+            line.drop()
+            raise
+        return line
+
+    return connect
+
+
+class DecidingBrokerHarness:
+    """One broker for the module; each test has queues, and so a place of decisions, of its own."""
+
+    wrong_open_string = "decider+amqp://127.0.0.1:5672/?colour=red"
+    capabilities = Capabilities(branches_shared=False, heuristics=False, votes_read_only=False, expires=False)
+
+    def __init__(self, broker: EmbeddedBroker, name: str, options: str = "") -> None:
+        self.broker = broker
+        self.queue = f"keys-{name}"
+        self.tokens = f"tokens-{name}"
+        self.open_string = f"decider+amqp://{broker.address}/?timeout=20&token_queue={self.tokens}{options}"
+        self.weather: dict[DecidingBroker, Weather] = {}
+
+    def new(self, registrar: Registrar | None = None) -> DecidingBroker:
+        """As `DeciderHarness` says, and so on."""
+        weather = Weather()
+        client = DecidingBroker(registrar or ScriptedRegistrar(), connect=connecting(weather))
+        self.weather[client] = weather
+        return client
+
+    def write(self, rm: ResourceManager, rmid: int, key: str) -> None:
+        rm.session(rmid).send(self.queue, Message(key))
+
+    def read(self, rm: ResourceManager, rmid: int) -> None:
+        list(rm.session(rmid).browse(self.queue))
+
+    def committed(self) -> AbstractSet[str]:
+        return {str(body) for body in self.bodies(self.queue)}
+
+    def bodies(self, queue: str) -> list[object]:
+        """The messages of a queue, as the broker has them."""
+        return bodies(self.broker, queue)
+
+    def token(self, slot: int) -> Token:
+        """The only message of a slot's queue."""
+        (body,) = self.bodies(f"{self.tokens}.{slot}")
+        return Token.decode(body)
+
+    def crash(self, rm: ResourceManager) -> None:
+        assert isinstance(rm, DecidingBroker)
+        self.broker.cut(rm.container)
+
+    def disconnect(self, rm: ResourceManager) -> None:
+        assert isinstance(rm, DecidingBroker)
+        self.broker.cut(rm.container)
+
+    def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
+        assert isinstance(rm, DecidingBroker)
+        self.weather[rm].strike(DISCHARGE, before=before)
+        return rm.decide(xid, rmid, record)
+
+    def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
+        raise NotImplementedError(f"{xid} can't be completed heuristically, to commit={commit} or otherwise")
+
+    def expire(self, xid: Xid) -> None:
+        raise NotImplementedError(f"{xid}: a local transaction has the broker's time")
+
+    def go_down(self) -> None:
+        self.broker.stop()
+
+    def come_back(self) -> None:
+        self.broker.start()
+
+    def leaks(self) -> list[str]:
+        left = self.broker.left()
+        for slot in range(8):
+            token = self.token(slot)
+            left += [f"decision of {gtrid!r} in slot {slot}" for gtrid, _ in token.decided]
+            left += [f"fence of {gtrid!r} in slot {slot}" for gtrid, _ in token.fenced]
+        return left
+
+    def close(self) -> None:
+        for client in self.weather:
+            client.drop()
+
+
+def bodies(broker: EmbeddedBroker, queue: str) -> list[object]:
+    """The bodies of a queue's messages, in their order, as somebody reads them who has nothing to do with them."""
+    onlooker = AmqpResource(ScriptedRegistrar(), TMREGISTER | TMUSEASYNC)
+    onlooker.open(f"amqp://{broker.address}/", 1)
+    try:
+        return [message.body for message in onlooker.session(1).browse(queue)]
+    finally:
+        onlooker.close("", 1)
