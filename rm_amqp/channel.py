@@ -57,6 +57,9 @@ class Channel:
 
     wanted: ClassVar[tuple[str, ...]] = (LOCAL, DISTRIBUTED)
     """What the coordinator is asked for."""
+    sends: ClassVar[type[Sender]] = Sender
+    receives: ClassVar[type[Receiver]] = Receiver
+    """What links to addresses are."""
 
     def __init__(self, core: Core, settings: Settings) -> None:
         self.core = core
@@ -254,7 +257,7 @@ class Channel:
     def _sender(self, address: str, deadline: float) -> Steps[Sender]:
         self._senders.pop(address, None)
         self._make_room(self._senders)
-        sender = Sender(self.core, address)
+        sender = self.sends(self.core, address)
         self._senders[address] = sender
         yield from self._attached(sender, deadline)
         return sender
@@ -356,7 +359,7 @@ class Channel:
         if receiver is None or not receiver.attached or not receiver.alive:
             self._receivers.pop((address, acquire), None)
             self._make_room(self._receivers)
-            receiver = Receiver(self.core, address, name="acquire" if acquire else "receive")
+            receiver = self.receives(self.core, address, name="acquire" if acquire else "receive")
             self._receivers[address, acquire] = receiver
             yield from self._attached(receiver, deadline)
         if acquire and association is not None:
@@ -373,7 +376,7 @@ class Channel:
     def browser(self, address: str, association: Association | None, deadline: float) -> Steps[Receiver]:
         """A link that reads an address without taking anything from it."""
         self.check_work(association)
-        receiver = Receiver(self.core, address, settled=True, browse=True, name="browse")
+        receiver = self.receives(self.core, address, settled=True, browse=True, name="browse")
         yield from self._attached(receiver, deadline)
         return receiver
 

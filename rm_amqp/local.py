@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dtx.protocol.codec import DecodeError, decode
-from dtx.protocol.commands import Declare, Discharge
+from dtx.protocol.commands import Declare
 from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
 from dtx.protocol.links import LOCAL
 from dtx.protocol.messages import read_header, with_header
@@ -23,12 +23,13 @@ from rm_amqp.association import Association
 from rm_amqp.channel import Channel
 from rm_amqp.core import until
 from rm_amqp.loss import Cause, ConnectionLost, TimedOut
-from rm_amqp.token_queues import TokenQueues
+from rm_amqp.token_queues import QueueReceiver, QueueSender, TokenQueues
+from rm_amqp.wire import whole_discharge
 from xa import NULL_XID, Code
 
 if TYPE_CHECKING:
     from rm_amqp.core import Core, Steps
-    from rm_amqp.links import Answer, Sender
+    from rm_amqp.links import Answer, Receiver, Sender
     from rm_amqp.settings import Settings
     from xa import Xid
 
@@ -66,6 +67,8 @@ class LocalChannel(Channel):
     """One channel."""
 
     wanted: ClassVar[tuple[str, ...]] = (LOCAL,)
+    sends: ClassVar[type[Sender]] = QueueSender  # on demand, some brokers make topics: what nobody has asked for yet
+    receives: ClassVar[type[Receiver]] = QueueReceiver  # would be taken by nobody, and gone
 
     def __init__(self, core: Core, settings: Settings) -> None:
         super().__init__(core, settings)
@@ -107,7 +110,8 @@ class LocalChannel(Channel):
         """Commits, or with `fail` rolls back; returns when the broker has said so. RefusedError: the broker says that
         it did not. ConnectionLost, TimedOut: nobody knows."""
         self.check()
-        answer = self._tell(Discharge(work.txn_id, fail))
+        answer = self._control.send(whole_discharge(work.txn_id, fail=fail), settled=False)
+        assert answer is not None  # noqa: S101 — it is not sent settled
         yield from self._outcome(answer, deadline)
         if answer.code != ACCEPTED:
             raise ConnectionLost(Cause.LOST, f"the coordinator answered a discharge with outcome {answer.code:#x}")

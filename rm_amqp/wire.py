@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 NULL: Final = b"\x40"
 TRUE: Final = b"\x41"
+FALSE: Final = b"\x42"
 SHORT: Final = 64
 """Octets of a reply that is remembered."""
 
@@ -85,6 +86,11 @@ def control_message(command: Declare | Discharge | End) -> bytes:
         txn_id = encode(command.txn_id)
         return _VALUE + _DISCHARGE + encode_list([txn_id, TRUE] if command.fail else [txn_id])
     return _VALUE + CONTROL.encode(command)
+
+
+def whole_discharge(txn_id: bytes, *, fail: bool) -> bytes:
+    """A discharge that says `fail` where it could be left out: not every broker reads one that does not (Artemis)."""
+    return _VALUE + _DISCHARGE + encode_list([encode(txn_id), TRUE if fail else FALSE])
 
 
 def coordination(command: Coordination) -> bytes:
