@@ -147,6 +147,13 @@ class LocalChannel(Channel):
         if work.refusal is not None:
             raise RefusedError(work.refusal)
 
+    def undo(self, work: LocalWork, deadline: float) -> Steps[None]:
+        """Rolls back. What was received and not told yet is told first: nobody holds it afterwards."""
+        self.check()
+        work.tell()
+        self._stop_acquiring()
+        yield from self.discharge(work, deadline, fail=True)
+
 
 def durable(octets: bytes) -> bytes:
     """The message, marked as durable: what is committed outlives the broker's crash."""

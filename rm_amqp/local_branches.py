@@ -267,7 +267,7 @@ class LocalBranches(Connected):
         if branch.seat.channel.broken or not branch.work.txn_id:
             return
         try:
-            branch.seat.line.run(branch.channel.discharge(branch.work, self.deadline(), fail=True))
+            branch.seat.line.run(branch.channel.undo(branch.work, self.deadline()))
         except (ConnectionLost, TimedOut, RefusedError):
             branch.seat.line.drop()
         branch.seat.channel.recall = True

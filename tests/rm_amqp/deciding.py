@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rm_amqp import AmqpResource, DecidingBroker, Message
+from rm_amqp import DecidingBroker, Message
 from rm_amqp.core import established
 from rm_amqp.line import SocketLine
 from rm_amqp.tokens import Token
-from tests.contract.client import ScriptedRegistrar
+from tests.contract.client import ScriptedRegistrar, new_xid
 from tests.contract.harness import Capabilities
-from xa import TMREGISTER, TMUSEASYNC, Code
+from tests.rm_amqp.embedded import EmbeddedBroker
+from xa import TMSUCCESS, Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,12 +20,20 @@ if TYPE_CHECKING:
 
     from rm_amqp.core import Core
     from rm_amqp.settings import Broker, Settings
-    from tests.rm_amqp.embedded import EmbeddedBroker
     from xa import DecidingResource, Registrar, ResourceManager, Xid
 
 DISCHARGE = b"\x00\x53\x32"
 DECLARE = b"\x00\x53\x31"
 PATIENCE_S = 30
+
+
+class Listening(Protocol):
+    """A broker that can be reached."""
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        ...
 
 
 class Weather:
@@ -96,9 +105,11 @@ class DecidingBrokerHarness:
     """One broker for the module; each test has queues, and so a place of decisions, of its own."""
 
     wrong_open_string = "decider+amqp://127.0.0.1:5672/?colour=red"
-    capabilities = Capabilities(branches_shared=False, heuristics=False, votes_read_only=False, expires=False)
+    capabilities = Capabilities(
+        branches_shared=False, heuristics=False, votes_read_only=False, expires=False, unreachable=False
+    )
 
-    def __init__(self, broker: EmbeddedBroker, name: str, options: str = "") -> None:
+    def __init__(self, broker: Listening, name: str, options: str = "") -> None:
         self.broker = broker
         self.queue = f"keys-{name}"
         self.tokens = f"tokens-{name}"
@@ -123,7 +134,7 @@ class DecidingBrokerHarness:
 
     def bodies(self, queue: str) -> list[object]:
         """The messages of a queue, as the broker has them."""
-        return bodies(self.broker, queue)
+        return bodies(self.broker.address, queue)
 
     def token(self, slot: int) -> Token:
         """The only message of a slot's queue."""
@@ -132,10 +143,12 @@ class DecidingBrokerHarness:
 
     def crash(self, rm: ResourceManager) -> None:
         assert isinstance(rm, DecidingBroker)
+        assert isinstance(self.broker, EmbeddedBroker)
         self.broker.cut(rm.container)
 
     def disconnect(self, rm: ResourceManager) -> None:
         assert isinstance(rm, DecidingBroker)
+        assert isinstance(self.broker, EmbeddedBroker)
         self.broker.cut(rm.container)
 
     def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
@@ -150,13 +163,18 @@ class DecidingBrokerHarness:
         raise NotImplementedError(f"{xid}: a local transaction has the broker's time")
 
     def go_down(self) -> None:
-        self.broker.stop()
+        raise NotImplementedError("no test of deciders wants it")
 
     def come_back(self) -> None:
-        self.broker.start()
+        raise NotImplementedError("no test of deciders wants it")
+
+    def left(self) -> list[str]:
+        """What is left at the broker of transactions and locks."""
+        assert isinstance(self.broker, EmbeddedBroker)
+        return self.broker.left()
 
     def leaks(self) -> list[str]:
-        left = self.broker.left()
+        left = self.left()
         for slot in range(8):
             token = self.token(slot)
             left += [f"decision of {gtrid!r} in slot {slot}" for gtrid, _ in token.decided]
@@ -168,11 +186,15 @@ class DecidingBrokerHarness:
             client.drop()
 
 
-def bodies(broker: EmbeddedBroker, queue: str) -> list[object]:
+def bodies(address: str, queue: str) -> list[object]:
     """The bodies of a queue's messages, in their order, as somebody reads them who has nothing to do with them."""
-    onlooker = AmqpResource(ScriptedRegistrar(), TMREGISTER | TMUSEASYNC)
-    onlooker.open(f"amqp://{broker.address}/", 1)
+    onlooker = DecidingBroker()
+    onlooker.open(f"amqp://{address}/?token_queue=onlookers&slots=1", 1)
     try:
-        return [message.body for message in onlooker.session(1).browse(queue)]
+        onlooker.start(xid := new_xid(), 1)
+        found: list[object] = [message.body for message in onlooker.session(1).browse(queue)]
+        onlooker.end(xid, 1, TMSUCCESS)
+        onlooker.rollback(xid, 1)
     finally:
         onlooker.close("", 1)
+    return found
