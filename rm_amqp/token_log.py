@@ -85,14 +85,14 @@ class TokenLog:
         held = yield from channel.tokens.acquire(self.founding, slot, self._patience(deadline), deadline)
         self._note(held.token)
         if held.deliveries >= WORN:
-            channel.tokens.release(held)
+            yield from channel.tokens.release(held)
             raise WornTokenError(slot)
         with self._lock:
             ended = frozenset(self._ended[slot])
         token = held.token.deciding(attempt.gtrid, attempt.record, ended)
         why = self._objection(held.token, token, attempt)
         if why:
-            channel.tokens.release(held)
+            yield from channel.tokens.release(held)
             raise refused(Code.XA_RBROLLBACK, why)
         yield from channel.tokens.replace(work, held, token, deadline)
         attempt.asked = True
@@ -178,7 +178,7 @@ class TokenLog:
                 yield from channel.tokens.check_alone(held, self.founding, deadline)
             token = change(held.token)
             if token is None and held.deliveries < WORN:
-                channel.tokens.release(held)
+                yield from channel.tokens.release(held)
                 return held.token
             token = token or held.token.renewed()
             work = LocalWork()

@@ -144,18 +144,18 @@ class TokenQueues:
             arrived = yield from self._next(receiver, until_s, deadline)
             if arrived is None:
                 raise TokenBusyError(f"the token of {self.address(slot)} is held by somebody else, or is not there")
-            held = self._held(arrived, founding, slot)
+            held = yield from self._held(arrived, founding, slot)
             if held is not None:
                 return held
 
-    def _held(self, arrived: Arrived, founding: Founding, slot: int) -> HeldToken | None:
+    def _held(self, arrived: Arrived, founding: Founding, slot: int) -> Steps[HeldToken | None]:
         """The token that came; None where it was one that nobody has ever used, which is dropped."""
         try:
             message = self._read(arrived, self.address(slot))
             token = Token.decode(message.body)
             token.check(founding, slot)
         except WrongTokenError as error:
-            arrived.link.settle(arrived, None, RELEASED)
+            yield from self._release(arrived)
             raise WrongTokenError(f"a message in {self.address(slot)} is not its token: {error}") from None
         if token.founder != founding.founder:
             arrived.link.settle(arrived, None, ACCEPTED)
@@ -170,16 +170,21 @@ class TokenQueues:
             arrived = yield from self._next(receiver, self._core.clock(), deadline)
             if arrived is None:
                 return
-            other = self._held(arrived, founding, slot)
+            other = yield from self._held(arrived, founding, slot)
             if other is not None:
-                self.release(other)
-                self.release(held)
+                yield from self._release(other.arrived)
+                yield from self._release(held.arrived)
                 generations = f"{held.token.generation} and {other.token.generation}"
                 raise WrongTokenError(f"{self.address(slot)} holds two tokens, of generations {generations}")
 
-    def release(self, held: HeldToken) -> None:
+    def release(self, held: HeldToken) -> Steps[None]:
         """Others may have the token again, as it is."""
-        held.arrived.link.settle(held.arrived, None, RELEASED)
+        yield from self._release(held.arrived)
+
+    def _release(self, arrived: Arrived) -> Steps[None]:
+        """Gives a message back. It is written before anything else happens, an error included."""
+        arrived.link.settle(arrived, None, RELEASED)
+        yield self._core.clock()
 
     def replace(self, work: LocalWork, held: HeldToken, token: Token, deadline: float) -> Steps[None]:
         """Sends `token` in place of the held one, in this transaction; the retirement leaves with the discharge, which

@@ -38,16 +38,21 @@ class Listening(Protocol):
 
 class Weather:
     """What becomes of the next message that has `sign` in it: with `before` it is not sent any more, otherwise its
-    answer does not come; both times the connection is gone. `strikes` counts."""
+    answer does not come; both times the connection is gone. `sent` is all that was sent."""
 
     def __init__(self) -> None:
         self.sign = b""
         self.before = True
-        self.strikes = 0
+        self.meanwhile: Callable[[], object] | None = None
+        self.sent = bytearray()
 
     def strike(self, sign: bytes, *, before: bool) -> None:
         """The next one."""
         self.sign, self.before = sign, before
+
+    def pause(self, sign: bytes, meanwhile: Callable[[], object]) -> None:
+        """Before the next one is sent, that happens, and nothing is lost."""
+        self.sign, self.meanwhile = sign, meanwhile
 
 
 class FaultySocket:
@@ -65,10 +70,14 @@ class FaultySocket:
         weather = self._weather
         if weather.sign and weather.sign in octets:
             weather.sign = b""
-            weather.strikes += 1
-            if weather.before:
+            meanwhile, weather.meanwhile = weather.meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
+            elif weather.before:
                 self._lost()
-            self._deaf = True
+            else:
+                self._deaf = True
+        weather.sent += octets
         return self._socket.send(octets)
 
     def recv(self, size: int) -> bytes:
