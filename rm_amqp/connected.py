@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     Connect = Callable[[Settings, float, Callable[[Broker], Core]], Line]
 
 T = TypeVar("T")
+GOODBYE_S: Final = 2.0
+"""How long the broker may take to answer the goodbyes of all connections."""
 R0, R1 = ResourceState.R0, ResourceState.R1
 _CODES: Final = {Cause.UNUSABLE: Code.XAER_RMERR}
 """What a connection that could not be made comes to; XAER_RMFAIL for the other causes."""
@@ -171,15 +173,16 @@ class Connected:
 
     def _disconnect(self) -> None:
         """Closes every connection."""
+        deadline = self._clock() + GOODBYE_S
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool.close()
+            pool.close(deadline)
             self._spent += pool.round_trips
         with self._command_lock:
             command, self._command = self._command, None
         if command is not None:
             self._spent += command[1].round_trips
-            command[1].close()
+            command[1].close(deadline)
 
     def drop(self) -> None:
         """Closes every connection at once, without a word: as if the process had died."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rm_amqp.bulk import selected
-from rm_amqp.line import SPEND_S
 from rm_amqp.loss import AllInUse, ConnectionLost
 
 if TYPE_CHECKING:
@@ -185,12 +184,13 @@ class Pool:
                 self._changed.notify()
         return now + IDLE_S / 2
 
-    def close(self) -> None:
-        """Closes every channel; the broker has let go of what they held when this returns, if it can be reached."""
+    def close(self, deadline: float) -> None:
+        """Closes every channel; the broker has let go of what they held when this returns, if it answers until
+        `deadline`."""
         for seat in self._taken_out():
             with contextlib.suppress(ConnectionLost):
-                seat.line.run(seat.channel.emptied(self._clock() + SPEND_S))
-            seat.line.close()
+                seat.line.run(seat.channel.emptied(deadline))
+            seat.line.close(deadline)
 
     def drop(self) -> None:
         """Closes every channel at once, without a word."""
