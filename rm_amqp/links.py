@@ -182,14 +182,15 @@ class Sender(Link):
 class Control(Sender):
     """The control link: declare, discharge, end. `offered` is what the coordinator can do."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, wanted: tuple[str, ...] = (LOCAL, DISTRIBUTED)) -> None:
         self.offered: tuple[str, ...] = ()
+        self._wanted = wanted
         super().__init__(core, "")
 
     def _terminus(self) -> None:
         target = LIB.pn_link_target(self.pointer)
         LIB.pn_terminus_set_type(target, LIB.PN_COORDINATOR)
-        put_symbols(LIB.pn_terminus_capabilities(target), (LOCAL, DISTRIBUTED))
+        put_symbols(LIB.pn_terminus_capabilities(target), self._wanted)
         source = LIB.pn_link_source(self.pointer)
         LIB.pn_terminus_set_type(source, LIB.PN_SOURCE)
         put_symbols(LIB.pn_terminus_outcomes(source), CONTROL_OUTCOMES)
@@ -227,11 +228,15 @@ class Receiver(Link):
             LIB.pn_terminus_set_dynamic(source, True)
         else:
             set_address(source, address)
+        self._terminus(source)
         if browse:
             LIB.pn_terminus_set_distribution_mode(source, LIB.PN_DIST_MODE_COPY)
         if settled:
             LIB.pn_link_set_snd_settle_mode(self.pointer, LIB.PN_SND_SETTLED)
         LIB.pn_link_open(self.pointer)
+
+    def _terminus(self, source: Pointer) -> None:
+        """Says more of the source, where there is more to say."""
 
     def attach_event(self) -> None:
         """As Link says."""
@@ -315,3 +320,39 @@ class Receiver(Link):
         self.open_deliveries.clear()
         self.arrived.clear()
         self._parts.clear()
+
+
+class Taker(Receiver):
+    """Takes messages that come settled, by the thousand: their octets are all that is kept of them."""
+
+    def __init__(self, core: Core, address: str, *, browse: bool = False, name: str) -> None:
+        self._taken: list[bytes] = []
+        super().__init__(core, address, settled=True, browse=browse, name=name)
+
+    def delivery_event(self, delivery: Pointer) -> None:
+        """As Link says."""
+        if LIB.pn_delivery_partial(delivery) or LIB.pn_delivery_aborted(delivery) or self._parts:
+            super().delivery_event(delivery)
+            self._taken.extend(arrived.octets for arrived in self.arrived)
+            self.arrived.clear()
+            return
+        link = self.pointer
+        if LIB.pn_link_current(link) == delivery:
+            self._taken.append(receive(link, LIB.pn_delivery_pending(delivery)))
+            LIB.pn_link_advance(link)
+            LIB.pn_delivery_settle(delivery)
+
+    def take(self) -> list[bytes]:
+        """What has come since it was last asked."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    @property
+    def idle(self) -> bool:
+        """As Receiver says."""
+        return super().idle and not self._taken
+
+    def gone(self) -> None:
+        """As Link says."""
+        super().gone()
+        self._taken = []
