@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 
 COUNT = 2
 STEPS = {
-    "work": ("before start in", "after start in", "between work", "before end in", "after end in"),
-    "prepare": ("before prepare out", "after prepare out", "before decide in"),
-    "token": ("before token", "after token", "before discharge"),
-    "decision": ("after discharge", "answered discharge", "after decide in"),
-    "commit": ("before commit out", "after commit out", "before end_decisions in", "after end_decisions in"),
+    "start": ("before start in", "after start in"),
+    "work": ("between work", "before end in", "after end in"),
+    "prepare": ("before prepare out", "after prepare out"),
+    "decide": ("before decide in", "before token"),
+    "token": ("after token", "before discharge"),
+    "discharge": ("after discharge", "answered discharge"),
+    "decided": ("after decide in", "before commit out"),
+    "commit": ("after commit out", "before end_decisions in"),
 }
 
 
