@@ -34,21 +34,12 @@ if TYPE_CHECKING:
 
 MAX_LINKS: Final = 64
 """Links to addresses that a channel keeps for the next transaction."""
-BROWSED: Final = 100
-"""Messages that a browse asks for at a time."""
 T0, T1, T2 = AssociationState.T0, AssociationState.T1, AssociationState.T2
 VERBS: Final[dict[AssociationVerb, Callable[[bytes], Discharge | End]]] = {
     AssociationVerb.END: Discharge,
     AssociationVerb.END_FAIL: lambda txn_id: Discharge(txn_id, fail=True),
     AssociationVerb.SUSPEND: lambda txn_id: End(txn_id, suspend=True),
 }
-
-
-def selected(core: Core, settings: Settings, deadline: float) -> Steps[Channel]:
-    """A channel over this connection, selected for distributed transactions."""
-    channel = Channel(core, settings)
-    yield from channel.select(deadline)
-    return channel
 
 
 class Channel:
@@ -348,33 +339,20 @@ class Channel:
             receiver = Receiver(self.core, address, name="acquire" if acquire else "receive")
             self._receivers[address, acquire] = receiver
             yield from self._attached(receiver, deadline)
-        if acquire and association is not None:
-            self.core.say_transaction(receiver.name, {TXN_ID: association.txn_id})
+        if acquire:
+            self._acquire(receiver, association)
         return receiver
+
+    def _acquire(self, receiver: Receiver, association: Association | None) -> None:
+        """What is sent to the receiver from now on is acquired by the association's branch."""
+        if association is not None:
+            self.core.say_transaction(receiver.name, {TXN_ID: association.txn_id})
 
     def _stop_acquiring(self) -> None:
         """The txn-id is about to be discharged: no flow names it any more."""
         for (_, acquire), receiver in self._receivers.items():
             if acquire and receiver.alive:
                 self.core.say_transaction(receiver.name, {})
-
-    # -- browsing
-    def browser(self, address: str, association: Association | None, deadline: float) -> Steps[Receiver]:
-        """A link that reads an address without taking anything from it."""
-        self.check_work(association)
-        receiver = Receiver(self.core, address, settled=True, browse=True, name="browse")
-        yield from self._attached(receiver, deadline)
-        return receiver
-
-    def browse(self, receiver: Receiver, association: Association | None, deadline: float) -> Steps[list[Arrived]]:
-        """The next messages that the link reads; fewer than BROWSED at the end."""
-        self._check_link(receiver)
-        receiver.flow(BROWSED)
-        yield from self._drained(receiver, association, deadline)
-        self._check_link(receiver)
-        found = list(receiver.arrived)
-        receiver.arrived.clear()
-        return found
 
     # -- at rest
     def settle(self, arrived: Arrived) -> None:

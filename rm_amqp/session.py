@@ -14,15 +14,16 @@ from proton import Message, MessageException
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.aio import run_async
 from rm_amqp.association import REJECT, RELEASE, modify
-from rm_amqp.channel import BROWSED
+from rm_amqp.bulk import BROWSED
 from rm_amqp.connected import refusal_error
 from rm_amqp.loss import ConnectionLost, TimedOut
 from xa import ROLLBACK_CODES, Code, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from rm_amqp.association import Association
+    from rm_amqp.bulk import BulkChannel
     from rm_amqp.channel import Channel
     from rm_amqp.core import Steps
     from rm_amqp.links import Arrived, Receiver
@@ -90,6 +91,25 @@ class Session:
         self._work(self._send(address, octets), later=self._later < LATER_OCTETS)
         if self._later >= LATER_OCTETS:
             self._later = 0
+
+    def gather(self, address: str, count: int) -> list[bytes]:
+        """What an address has now, at most `count` messages, as octets, taken by the branch: in the order in which a
+        browse of the branch tells them. Nothing can be said of a single one. It is made for thousands."""
+        if count < 1:
+            raise xa_error(Code.XAER_INVAL, f"gather: count {count} is below 1")
+
+        def steps(channel: BulkChannel, association: Association | None) -> Steps[list[bytes]]:
+            return channel.gather(address, count, _branch_of(association), self._patience())
+
+        return self._work(steps, later=True)
+
+    def post(self, address: str, messages: Sequence[bytes]) -> None:
+        """Sends encoded messages. What is wrong with one is told when the branch is ended, or prepared."""
+
+        def steps(channel: BulkChannel, association: Association | None) -> Steps[None]:
+            return channel.post(address, messages, _branch_of(association), self._patience())
+
+        self._work(steps)
 
     def browse(self, address: str) -> Iterator[Message]:
         """Every message that is available now, in their order, taking none."""
@@ -279,6 +299,12 @@ def _taken(channel: Channel, association: Association | None, arrived: Arrived, 
     return message
 
 
+def _branch_of(association: Association | None) -> Association:
+    if association is None:
+        raise xa_error(Code.XAER_PROTO, "work: in bulk it is done under a branch only")
+    return association
+
+
 def _closing(receiver: Receiver) -> Operation[None]:
     def steps(_channel: Channel, _association: Association | None) -> Steps[None]:
         yield from ()
@@ -288,4 +314,4 @@ def _closing(receiver: Receiver) -> Operation[None]:
 
 
 if TYPE_CHECKING:
-    Operation = Callable[[Channel, Association | None], Steps[T]]
+    Operation = Callable[[BulkChannel, Association | None], Steps[T]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import encode, encode_list
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -22,6 +21,7 @@ from dtx.protocol.commands import (
     Prepare,
     Rollback,
 )
+from dtx.protocol.encoding import encode, encode_list
 from dtx.protocol.messages import PROPERTIES, VALUE, read_request
 from dtx.protocol.replies import decode_reply
 from dtx.protocol.values import Uint, Ulong

@@ -13,8 +13,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from dtx.protocol.codec import DecodeError, decode_from, skip
 from dtx.protocol.conditions import Condition
+from dtx.protocol.decoding import DecodeError, decode_from, skip
 from dtx.protocol.performatives import (
     ATTACH,
     BEGIN,

@@ -15,7 +15,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.protocol.codec import DecodeError, decode_from, encode, encode_list
+from dtx.protocol.decoding import DecodeError, decode_from
+from dtx.protocol.encoding import encode, encode_list
 from dtx.protocol.performatives import (
     ATTACH,
     BEGIN,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ AHEAD = 50
 """Messages whose payloads are asked for at once."""
 
 
-class BrowsingLink(Link):
+class BrowsingLink(Link, ABC):
     """Sends copies. What the peer says of them changes nothing."""
 
     def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
@@ -32,11 +33,13 @@ class BrowsingLink(Link):
         self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
         self._asked: deque[tuple[Entry, list[bytes]]] = deque()
         self._tag = 0
+        self._crowded = False
+        """Whether it waits until proton has passed on what there is to send."""
         self.open = True
 
+    @abstractmethod
     def next_entry(self) -> Entry | None:
         """The next message to send, None when there is none now."""
-        raise NotImplementedError
 
     def shown(self, entry: Entry, payload: bytes) -> bytes:
         """The message as it is shown."""
@@ -55,20 +58,27 @@ class BrowsingLink(Link):
         """As Link says."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
-        elif not self._asked:
+        elif not self._asked and not self._crowded:
             self.connection.draining.pop(self, None)
             self.delivery_count += LIB.pn_link_drained(self.pointer)
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
         while self.open and len(self._asked) < min(AHEAD, LIB.pn_link_credit(self.pointer)):
+            if self._crowded:
+                return
             if LIB.pn_session_outgoing_bytes(self.session.pointer) > self.connection.node.limits.output_octets:
-                self.connection.when_sent(self, self.advance)
+                self._crowded = True
+                self.connection.when_sent(self, self._has_room)
                 return
             entry = self.next_entry()
             if entry is None:
                 return
             self._ask(entry)
+
+    def _has_room(self) -> None:
+        self._crowded = False
+        self.advance()
 
     def _ask(self, entry: Entry) -> None:
         pieces: list[bytes] = []

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError
-from dtx.protocol.messages import read_header, with_header
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
-from dtx.protocol.values import Described, Symbol, Ulong
 from dtx.resource.contexts import Gathering, unknown_id
+from dtx.resource.deliveries import Sent, modified_outcome, with_facts
 from dtx.resource.engine import LIB, Pointer, open_delivery, remote_state, send, set_state
 from dtx.resource.link import Link, refusal_of
-from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN, Outcome, outcome_from
+from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN
 from dtx.resource.queues import State
 from dtx.resource.resource import fits_one_piece
 from dtx.store.contract import CHUNK
@@ -28,64 +27,15 @@ from xa import Code
 if TYPE_CHECKING:
     from dtx.resource.connection import BrokerConnection, Session
     from dtx.resource.contexts import TransactionalContext
+    from dtx.resource.outcomes import Outcome
     from dtx.resource.queues import Entry, Queue
-    from dtx.resource.work import Retirement
 
 _SIMPLE: Final = {ACCEPTED: TAKEN, REJECTED: REFUSED, RELEASED: GIVEN_BACK}
 
 
-class Sent:
-    """One message at a consumer. `pointer` is proton's delivery once it is sent."""
-
-    __slots__ = (
-        "context",
-        "decided",
-        "default",
-        "ended",
-        "entry",
-        "gone",
-        "link",
-        "loaded",
-        "payload",
-        "pointer",
-        "retirement",
-    )
-
-    def __init__(self, link: OutgoingLink, entry: Entry, default: Outcome) -> None:
-        self.link = link
-        self.entry = entry
-        self.default = default
-        self.payload: bytes | None = None
-        self.loaded = 0
-        """Octets that it takes in memory, read or being read, until proton has them."""
-        self.pointer: Pointer | None = None
-        self.context: TransactionalContext | None = None
-        self.retirement: Retirement | None = None
-        self.ended: bytes | None = None
-        """The txn-id of a transaction that it belonged to, and that was rolled back."""
-        self.decided = False
-        """Whether an outcome outside of transactions was applied."""
-        self.gone = False
-
-    def applied(self, outcome: Outcome) -> None:
-        """As Held says."""
-        self.context = self.retirement = None
-        self.link.finish(self, outcome)
-
-    def reverted(self) -> None:
-        """As Held says."""
-        if isinstance(self.context, Gathering):
-            self.ended = self.context.txn_id
-        self.context = self.retirement = None
-
-    def withdrawn(self) -> None:
-        """As Held says."""
-        self.context = self.retirement = None
-        self.link.withdraw(self)
-
-
 class OutgoingLink(Link):
-    """A link that consumes from a queue; one that is `dynamic` goes with the link."""
+    """A link that consumes from a queue; one that is `dynamic` goes with the link. `default` is the outcome that the
+    peer named as the default of its source, if any."""
 
     willing = False
 
@@ -96,13 +46,15 @@ class OutgoingLink(Link):
         pointer: Pointer,
         queue: Queue,
         *,
+        default: Outcome | None,
         dynamic: bool = False,
     ) -> None:
         super().__init__(connection, session, pointer)
         self._queue = queue
         self._dynamic = dynamic
-        self._default = default_outcome(connection) or (TAKEN if dynamic else FAILED)
+        self._default = default or (TAKEN if dynamic else FAILED)
         """What becomes of a message that is settled without an outcome: a response is not given twice."""
+        self._txns = connection.txns
         self._resource = connection.node.resource
         self._outside = connection.node.outside
         self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
@@ -113,6 +65,8 @@ class OutgoingLink(Link):
         self._sent: dict[Pointer, Sent] = {}
         self._streaming: Sent | None = None
         self._tag = 0
+        self._crowded = False
+        """Whether it waits until proton has passed on what there is to send."""
         self._limit = connection.node.limits.unsettled
         self._output_limit = connection.node.limits.output_octets
         self.open = True
@@ -120,12 +74,23 @@ class OutgoingLink(Link):
     # -- taking from the queue
     def wants(self) -> bool:
         """As Consumer says."""
-        return (
-            self._credit > 0
-            and self.connection.writable
-            and len(self._sent) + len(self._waiting) < self._limit
-            and self.connection.loading + LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit
-        )
+        if (
+            self._credit <= 0
+            or not self.connection.writable
+            or len(self._sent) + len(self._waiting) >= self._limit
+            or self.connection.loading >= self._output_limit
+        ):
+            return False
+        if self.connection.loading + LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit:
+            return True
+        if not self._crowded:  # of messages that are sent settled nothing is heard that would wake the link
+            self._crowded = True
+            self.connection.when_sent(self, self._has_room)
+        return False
+
+    def _has_room(self) -> None:
+        self._crowded = False
+        self.connection.has_room()
 
     def deliver(self, entry: Entry) -> None:
         """As Consumer says."""
@@ -209,7 +174,7 @@ class OutgoingLink(Link):
         entry = sent.entry
         delivery = self._begin(sent)
         if entry.count or entry.expires_ms:
-            payload = self._with_facts(entry, payload)
+            payload = with_facts(entry, payload, self._resource.now_ms)
         send(self.pointer, payload)
         LIB.pn_link_advance(self.pointer)
         if self._settles:
@@ -219,14 +184,6 @@ class OutgoingLink(Link):
         LIB.pn_delivery_settle(delivery)
         if sent.context is self._outside:
             self._outside.acquire(sent, settled=True)
-
-    def _with_facts(self, entry: Entry, payload: bytes) -> bytes:
-        """The message with the header that it has by now."""
-        header = read_header(payload)
-        ttl_ms = header.ttl_ms
-        if ttl_ms is not None and entry.expires_ms:
-            ttl_ms = max(1, entry.expires_ms - self._resource.now_ms)
-        return with_header(payload, header, delivery_count=entry.count, ttl_ms=ttl_ms)
 
     def _stream(self, sent: Sent) -> None:
         """Sends a large message piece by piece, the next one when proton has passed the last one on."""
@@ -246,7 +203,7 @@ class OutgoingLink(Link):
                 self._end_stream(sent)
                 return
             if number == 0 and (sent.entry.count or sent.entry.expires_ms):
-                piece = self._with_facts(sent.entry, piece)
+                piece = with_facts(sent.entry, piece, self._resource.now_ms)
             send(self.pointer, piece)
             self.connection.node.touch(self.connection)
             if number + 1 < pieces:
@@ -292,7 +249,7 @@ class OutgoingLink(Link):
         """As Link says; the queue had its turn."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
-        elif not self._waiting and self._streaming is None:
+        elif not self._waiting and self._streaming is None and not self._crowded:
             self.connection.draining.pop(self, None)
             self.delivery_count += LIB.pn_link_drained(self.pointer)
             self._credit = 0
@@ -306,7 +263,7 @@ class OutgoingLink(Link):
             self.detach(Refusal(Condition.INVALID_FIELD, "a txn-id is binary", Code.XAER_INVAL))
             return
         try:
-            context = self.connection.context(txn_id)
+            context = self._txns.context(txn_id)
             context.check()
         except RefusedError as error:
             self.detach(error.refusal)
@@ -336,12 +293,7 @@ class OutgoingLink(Link):
             return
         outcome = _SIMPLE.get(code)
         if outcome is None and code == MODIFIED:
-            state = LIB.pn_delivery_remote(delivery)
-            outcome = Outcome(
-                MODIFIED,
-                bool(LIB.pn_disposition_is_failed(state)),
-                bool(LIB.pn_disposition_is_undeliverable(state)),
-            )
+            outcome = modified_outcome(delivery)
         if isinstance(sent.context, Gathering):
             if outcome is None and not settled:
                 return
@@ -361,11 +313,11 @@ class OutgoingLink(Link):
 
     def _transactional(self, sent: Sent, delivery: Pointer, *, settled: bool) -> None:
         try:
-            txn_id, outcome = self.connection.state_of(remote_state(delivery))
+            txn_id, outcome = self._txns.read(remote_state(delivery))
         except WireError as error:
             self.detach(refusal_of(error))
             return
-        context = self.connection.contexts.get(txn_id)
+        context = self._txns.live.get(txn_id)
         if context is None or txn_id == sent.ended:
             self._stale(sent, txn_id, settled=settled)
             return
@@ -454,16 +406,3 @@ class OutgoingLink(Link):
         self._streaming = None
         if self._dynamic:
             self.connection.drop_reply_queue(self._queue)
-
-
-def default_outcome(connection: BrokerConnection) -> Outcome | None:
-    """The default outcome that the peer gave the source of the link that it attaches."""
-    seen = connection.attaching
-    if seen is None or seen.default_outcome is None:
-        return None
-    descriptor = seen.default_outcome.descriptor
-    typed = Ulong(descriptor) if isinstance(descriptor, int) else Symbol(str(descriptor))
-    try:
-        return outcome_from(Described(typed, seen.default_outcome.value))
-    except WireError as error:
-        raise RefusedError(refusal_of(error)) from None

@@ -108,7 +108,7 @@ def _connections(node: Node, after: str, count: int) -> list[Any]:
             "container": node.connections[number].container,
             "sessions": Ulong(len(node.connections[number].sessions)),
             "links": Ulong(len(node.connections[number].links)),
-            "transactions": Ulong(len(node.connections[number].contexts)),
+            "transactions": Ulong(len(node.connections[number].txns.live)),
         },
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from proton import Delivery, Message
 
-from dtx.protocol.codec import encode
 from dtx.protocol.commands import CONTROL, Declare, Discharge, Start
 from dtx.protocol.conditions import Condition
+from dtx.protocol.encoding import encode
 from dtx.protocol.links import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.replies import DECLARED
 from dtx.protocol.values import Described, Symbol, Ulong

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dtx.protocol.admission import FIELDS
-from dtx.protocol.codec import decode, encode
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -32,6 +31,8 @@ from dtx.protocol.commands import (
     SetTimeout,
     Start,
 )
+from dtx.protocol.decoding import decode
+from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.links import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.links import DISTRIBUTED, LOCAL
@@ -315,6 +316,18 @@ def link_fields(count: int) -> list[Any]:
     return [f"l{count}", Uint(count % 5), True, None, None, source, Described(Ulong(0x29), []), None, None]
 
 
+def test_dynamic_nodes_whose_attach_is_refused_leave_nothing(stranger: Stranger) -> None:
+    """The default outcome is none that there is: the link is refused, and no node was made for it."""
+    outcome = Described(Ulong(0x99), [])
+    source = Described(Ulong(0x28), [None, None, None, None, True, None, None, None, outcome])
+    for count in range(100):
+        stranger.say(frame(ATTACH, [f"refused-{count}", Uint(3), True, None, None, source, Described(Ulong(0x29), [])]))
+        assert closed_with(stranger.told(), DETACH) == "amqp:not-implemented"
+        stranger.say(frame(DETACH, [Uint(3), True]))
+    assert not stranger.server.closed
+    assert not stranger.server.replies
+
+
 def test_what_is_sent_on_a_link_that_was_refused_is_not_kept(stranger: Stranger) -> None:
     stranger.say(frame(ATTACH, ["refused", Uint(3), False, None, None, SOURCE, Described(Ulong(0x29), [])]))
     for number in range(50):
@@ -465,7 +478,7 @@ def test_every_field_of_every_control_message_with_every_wrong_value(world: Worl
         said = stranger.told()
         assert not stranger.server.closed
         assert any(code == DISPOSITION for _, code, _ in said), f"no answer to {wrong}"
-        for context in tuple(stranger.server.contexts.values()):
+        for context in tuple(stranger.server.txns.live.values()):
             stranger.server.released(context)
     stranger.leave()
 

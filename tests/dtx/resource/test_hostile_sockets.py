@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from dtx.protocol.codec import encode
+from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.messages import value_message
 from dtx.protocol.sasl_layer import SASL_HEADER

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from proton import Delivery, Message
 
-from dtx.protocol.codec import decode
 from dtx.protocol.commands import Prepare, Recover, Start
 from dtx.protocol.conditions import Condition
+from dtx.protocol.decoding import decode
 from dtx.protocol.links import COORDINATION, MANAGEMENT
 from dtx.protocol.messages import body_value
 from dtx.protocol.replies import decode_reply
