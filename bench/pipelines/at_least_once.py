@@ -1,8 +1,8 @@
 """The benchmark's other job: a plain Data Source for the same work without distributed transactions, as somebody would
 write it who cares for speed: python-qpid-proton, psycopg COPY, Arrow batches, connections kept by each Python worker.
 
-At least once: a task commits its rows when every message that it sends is accepted; what a worker has received it accepts
-when it is asked to read a later batch, since Spark has logged the one before then. A crash in between repeats messages.
+At least once: a task commits its rows when every message that it sends is accepted; what a worker has received it
+accepts when it is asked to read a later batch, since Spark has logged the one before then. A crash repeats messages.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import io
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import pyarrow as pa
-import pyarrow.csv as csv
 from proton import Delivery, Message
-from proton.utils import BlockingConnection, SyncRequestResponse
+from proton.utils import BlockingConnection
+from pyarrow import csv
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamArrowWriter,
@@ -26,6 +27,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
+from bench.pipelines.stage import depth
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 ARROW_ROWS: Final = 10_000
 TIMEOUT_S: Final = 600.0
+TABLE_COLUMNS: Final = ["number", "content"]
 BODY: Final = pa.schema([("body", pa.binary())])
 
 
@@ -53,7 +57,7 @@ class PlainSource(DataSource):
         """As Spark asks."""
         return PlainReader(dict(self.options))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> PlainWriter:  # noqa: ARG002, FBT001, N802 — Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> PlainWriter:  # noqa: ARG002, N802 — Spark's
         """As Spark asks; options `broker`, `address`, `database`, `table`."""
         return PlainWriter(dict(self.options))
 
@@ -132,10 +136,10 @@ class PlainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """No batch yet."""
         return {"batch": 0, "rows": 0}
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # type: ignore[override]  # noqa: ARG002, N802 — Spark's
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: ARG002, N802 — Spark's
         """One batch more, where there is something in the queue."""
-        depth = _depth(MINE.broker(self._broker), self._queue)
-        return {"batch": start["batch"] + 1, "rows": min(depth, self._rows)} if depth else start
+        waiting = depth(MINE.broker(self._broker), self._queue)
+        return {"batch": start["batch"] + 1, "rows": min(waiting, self._rows)} if waiting else start
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[Share]:
         """The batch in equal shares."""
@@ -152,7 +156,7 @@ class PlainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for start in range(0, partition.rows, ARROW_ROWS):
             count = min(ARROW_ROWS, partition.rows - start)
             # BlockingReceiver.receive would ask for one more message whenever everything it asked for is there
-            connection.wait(lambda count=count: len(fetcher.incoming) >= count, timeout=TIMEOUT_S)
+            connection.wait(partial(_there, fetcher.incoming, count), timeout=TIMEOUT_S)
             messages = [fetcher.pop() for _ in range(count)]  # a body is a view into its message
             bodies = [bytes(message.body) for message in messages]
             yield pa.record_batch([pa.array(bodies, pa.binary())], schema=BODY)
@@ -162,14 +166,8 @@ class PlainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The workers accept."""
 
 
-def _depth(connection: BlockingConnection, queue: str) -> int:
-    client: Any = SyncRequestResponse(connection, "$management")
-    try:
-        queues = client.call(Message(properties={"operation": "queues"})).body
-    finally:
-        client.sender.close()
-        client.receiver.close()
-    return next((int(each["depth"]) for each in queues if each["name"] == queue), 0)
+def _there(incoming: Sequence[Any], count: int) -> bool:
+    return len(incoming) >= count
 
 
 @dataclass
@@ -196,7 +194,7 @@ class PlainWriter(DataSourceStreamArrowWriter):
             with cursor.copy(f"COPY {self._table} FROM STDIN (FORMAT csv)".encode()) as copy:
                 for batch in iterator:
                     octets = io.BytesIO()
-                    csv.write_csv(batch, octets, csv.WriteOptions(include_header=False))
+                    csv.write_csv(batch.select(TABLE_COLUMNS), octets, csv.WriteOptions(include_header=False))
                     copy.write(octets.getbuffer())
                     for text in batch.column("body").to_pylist():
                         if not sender.link.credit:
@@ -221,4 +219,3 @@ def _accepted(unsettled: deque[Any]) -> bool:
             raise RuntimeError(f"a message was not accepted: {delivery.remote_state}")
         delivery.settle()
     return not unsettled
-

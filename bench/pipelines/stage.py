@@ -1,8 +1,11 @@
-"""Stage: the broker and the PostgreSQL that a pipeline of the benchmark or of the demo works on, and what fills its queues."""
+"""Stage: the broker and the PostgreSQL that a pipeline of benchmark or demo works on, and what fills its queues."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from proton import Message
+from proton.utils import BlockingConnection, SyncRequestResponse
 
 from bench.amqp import Client, drive, posting
 from bench.postgres import EmbeddedPostgres, free_port
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 AT_ONCE: Final = 500
+ASK_S: Final = 10.0
 _BINARY: Final = b"\x00\x53\x75\xb0"
 _SETTINGS: Final = """
 [broker]
@@ -69,6 +73,25 @@ class Stage:
             return int(drive([(client, _posting(client, queue, bodies))])[0])
         finally:
             client.close()
+
+    def depth(self, queue: str) -> int:
+        """How many messages a queue has."""
+        connection = BlockingConnection(self.address, timeout=ASK_S)
+        try:
+            return depth(connection, queue)
+        finally:
+            connection.close()
+
+
+def depth(connection: BlockingConnection, queue: str) -> int:
+    """How many messages a queue has, by the management of a broker that has few queues."""
+    client: Any = SyncRequestResponse(connection, "$management")
+    try:
+        queues = client.call(Message(properties={"operation": "queues"})).body
+    finally:
+        client.sender.close()
+        client.receiver.close()
+    return next((int(each["depth"]) for each in queues if each["name"] == queue), 0)
 
 
 def _posting(client: Client, queue: str, bodies: Iterable[bytes]) -> Waits:
