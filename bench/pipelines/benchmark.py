@@ -1,4 +1,4 @@
-"""`xabridge bench pipeline`: messages of 200 bytes from a queue, each a row in PostgreSQL and a message to another queue.
+"""`xabridge bench pipeline`: messages of 200 bytes, each made a row in PostgreSQL and a message to another queue.
 
 Embedded broker on its durable store, PostgreSQL at its default durability, Spark on local[2] with a session that was
 warmed by a run of each job; everything on this machine. A round is each job once, on a queue of its own.
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from bench.pipelines.cluster import Cluster
-from bench.pipelines.job import TABLE, Job, Spark
+from bench.pipelines.job import Job, Spark
 from bench.pipelines.stage import Stage
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 SUMMARY: Final = "the pipeline on Spark, exactly once against at least once"
 FOLDER: Final = Path(".bench")
 SIZE: Final = 200
+_TABLE: Final = b"CREATE TABLE copied (number bigint NOT NULL, content text NOT NULL)"
+_COUNTS: Final = b"SELECT count(*), count(DISTINCT number) FROM copied"
+_EMPTIED: Final = b"TRUNCATE copied"
 KINDS: Final[tuple[Kind, ...]] = ("exact", "plain")
 
 
@@ -81,7 +84,7 @@ def _rates(bench: _Bench, rounds: int) -> dict[str, list[float]]:
 
 def _batches(bench: _Bench, small: int) -> dict[str, float]:
     """Milliseconds of a batch with one row per task: the median, without the first three."""
-    found = {}
+    found: dict[str, float] = {}
     for kind in (*KINDS, "spark"):
         ms = bench.run(kind, messages=2 * (small + 3), rows=2).ms[3:]
         found[kind] = round(statistics.median(ms), 1)
@@ -101,7 +104,7 @@ class _Bench:
         self._log = stage.postgres.create_database("decisions")
         self._spark: Spark | None = None
         with psycopg.connect(stage.database, autocommit=True) as database:
-            database.execute(f"CREATE TABLE {TABLE} (number bigint NOT NULL, content text NOT NULL)".encode())
+            database.execute(_TABLE)
 
     def open(self, master: str) -> None:
         """Starts the application on `master`."""
@@ -143,8 +146,8 @@ class _Bench:
     def _check(self, name: str, messages: int) -> None:
         """RuntimeError: not everything was written once. (Nothing was killed: at least once is once.)"""
         with psycopg.connect(self._stage.database, autocommit=True) as database:
-            row = database.execute(f"SELECT count(*), count(DISTINCT number) FROM {TABLE}".encode()).fetchone()
-            database.execute(f"TRUNCATE {TABLE}".encode())
+            row = database.execute(_COUNTS).fetchone()
+            database.execute(_EMPTIED)
         sent = self._stage.depth(f"{name}-copied")
         if row != (messages, messages) or sent != messages:
             raise RuntimeError(f"{name}: of {messages} messages came {row} rows, and {sent} messages")

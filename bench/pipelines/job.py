@@ -1,8 +1,8 @@
 """The benchmark's Spark application: `python -m bench.pipelines.job MASTER`. Each line on stdin is a job, as JSON; its
 answer, the batches that it took, is a line on stdout. One session runs them all, so that they find the same JVM warm.
 
-Every job takes messages from a queue, makes a number and a text of each body, and writes a row and sends a message for it:
-`exact` with the formats `amqp` and `xa`, `plain` at least once (`bench.pipelines.at_least_once`). `spark` has a source
+Every job takes messages from a queue, makes a number and a text of each body, and writes a row and sends a message for
+it: `exact` with the formats `amqp` and `xa`, `plain` at least once (`bench.pipelines.at_least_once`). `spark` has a source
 that makes rows of nothing and a sink that drops them: what Spark itself takes for a batch.
 """
 
@@ -29,7 +29,7 @@ TRANSFORM: Final = ("CAST(substring(text, 1, 8) AS bigint) AS number", "upper(te
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run of a query, until everything there is has been taken: `rows` a batch. `batches` counts for `spark` only."""
+    """One run of a query, until everything there is was taken: `rows` a batch. `batches` counts for `spark` only."""
 
     kind: Kind
     queue: str
