@@ -7,7 +7,6 @@ comes back to the driver with what the tasks report.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
     from pipeline.core import SinkPlan, SinkReport
     from pipeline.options import SinkOptions
-
-logger = logging.getLogger("xabridge.pipeline")
 
 QUERY: Final = "sql.streaming.queryId"
 """The local property with the id of the query, which stands in its checkpoint."""
@@ -148,31 +145,18 @@ def decide(writer: Writer, messages: Sequence[WriterCommitMessage | None], numbe
         if not written:
             raise BatchRefused("no task has reported anything: nothing was decided, and the query has to run again")
         first = written[0]
-        decided = writer.commit(first.plan, _batch(first, number), [one.report for one in written])
+        writer.commit(first.plan, _batch(first, number), [one.report for one in written])
     finally:
         writer.close()
-    logger.info(
-        "pipeline %s, epoch %d, batch %s: %s; %d rows, %d messages, %d branches, %d orphans rolled back; "
-        "decided in %.0f ms, finished in %.0f ms",
-        first.plan.pipeline,
-        first.plan.epoch,
-        number,
-        "decided before" if decided.before else "decided",
-        decided.rows,
-        decided.messages,
-        decided.branches,
-        decided.swept,
-        decided.decide_s * 1000,
-        decided.finish_s * 1000,
-    )
 
 
 def give_up(writer: Writer, messages: Sequence[WriterCommitMessage | None], number: int | None) -> None:
-    """Rolls back what the tasks have written, unless it is decided, and closes `writer`."""
+    """Rolls back what the tasks have written, unless it is decided, and closes `writer`. Where no task has come so far,
+    what is planned now is what failed."""
     written = [message for message in messages if isinstance(message, Written)]
     try:
-        if written:
-            writer.abort(written[0].plan, _batch(written[0], number), [one.report for one in written])
+        plan = written[0].plan if written else writer.plan()
+        writer.abort(plan, _batch(written[0], number) if written else None, [one.report for one in written])
     finally:
         writer.close()
 
