@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from psycopg.adapt import AdaptersMap
     from sqlalchemy.engine import Engine
 
+    from rm_db.admission import Admission
     from rm_db.pg_async import AsyncBranchView
     from rm_db.pg_session import PgConnection, PgSession
-    from rm_db.pg_view import Admission
     from rm_db.wire import Wire
 
 RV = TypeVar("RV")

@@ -78,9 +78,15 @@ MAX_ENDED: Final = 10_000
 class DecisionTable:
     """The tables of one database, reached through an engine of their own."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._engine = engine
         self._clock = clock
+        self._pause = pause
         self._lock = threading.Lock()
         self._deletes = threading.Lock()
         self._ended: dict[bytes, None] = {}
@@ -123,7 +129,7 @@ class DecisionTable:
             except DBAPIError as error:  # somebody else makes them at this moment, or we may not
                 if tries_left == 0 or is_loss(error):
                     raise self._unopened(error) from None
-                time.sleep(_MAKE_PAUSE_S)
+                self._pause(_MAKE_PAUSE_S)
             except PoolTimeout as error:
                 raise xa_error(Code.XA_RETRY, f"open: {error}") from None
         raise AssertionError("the last try returns or raises")

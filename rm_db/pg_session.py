@@ -15,9 +15,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
+from rm_db.admission import Admission
 from rm_db.alchemy import BranchConnection, Lease
 from rm_db.pg_async import AsyncBranchView
-from rm_db.pg_view import Admission, BranchView
+from rm_db.pg_view import BranchView
 from xa import Code, xa_error
 
 if TYPE_CHECKING:

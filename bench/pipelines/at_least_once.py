@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 ARROW_ROWS: Final = 10_000
-TIMEOUT_S: Final = 600.0
+TIMEOUT_S: Final = 120.0
 TABLE_COLUMNS: Final = ["number", "content"]
 BODY: Final = pa.schema([("body", pa.binary())])
 

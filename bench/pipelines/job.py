@@ -2,8 +2,8 @@
 answer, the batches that it took, is a line on stdout. One session runs them all, so that they find the same JVM warm.
 
 Every job takes messages from a queue, makes a number and a text of each body, and writes a row and sends a message for
-it: `exact` with the formats `amqp` and `xa`, `plain` at least once (`bench.pipelines.at_least_once`). `spark` has a source
-that makes rows of nothing and a sink that drops them: what Spark itself takes for a batch.
+it: `exact` with the formats `amqp` and `xa`, `plain` at least once (`bench.pipelines.at_least_once`). `spark` has a
+source that makes rows of nothing and a sink that drops them: what Spark itself takes for a batch.
 """
 
 from __future__ import annotations

@@ -84,14 +84,14 @@ class Stage:
 
 
 def depth(connection: BlockingConnection, queue: str) -> int:
-    """How many messages a queue has, by the management of a broker that has few queues."""
+    """How many messages a queue has for whoever asks, by the management of a broker that has few queues."""
     client: Any = SyncRequestResponse(connection, "$management")
     try:
         queues = client.call(Message(properties={"operation": "queues"})).body
     finally:
         client.sender.close()
         client.receiver.close()
-    return next((int(each["depth"]) for each in queues if each["name"] == queue), 0)
+    return next((int(each["depth"]) - int(each["held"]) for each in queues if each["name"] == queue), 0)
 
 
 def _posting(client: Client, queue: str, bodies: Iterable[bytes]) -> Waits:

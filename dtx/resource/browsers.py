@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
+from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.links import ORIGIN_QUEUE, ORIGIN_WORK
 from dtx.protocol.messages import read_header, with_delivery_annotations, with_header
 from dtx.protocol.values import Symbol
@@ -14,6 +15,7 @@ from dtx.resource.link import Link
 from dtx.resource.queues import State
 from dtx.resource.resource import fits_one_piece
 from dtx.store.contract import CHUNK
+from xa import Code
 
 if TYPE_CHECKING:
     from dtx.resource.branches import Branch
@@ -47,6 +49,9 @@ class BrowsingLink(Link, ABC):
         if entry.count:
             return with_header(payload, header, delivery_count=entry.count, ttl_ms=header.ttl_ms)
         return payload
+
+    def missed(self, entry: Entry) -> None:
+        """The message went while its payload was on its way here."""
 
     def flow_event(self) -> None:
         """As Link says."""
@@ -121,8 +126,10 @@ class BrowsingLink(Link, ABC):
         while self._asked and self._asked[0][1] and self._asked[0][1][-1] == b"":
             entry, pieces = self._asked.popleft()
             payload = b"".join(pieces)
-            if payload:
+            if len(payload) == entry.size:
                 self._send(self.shown(entry, payload))
+            else:
+                self.missed(entry)
 
     def _send(self, octets: bytes) -> None:
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
@@ -191,6 +198,7 @@ class BranchBrowser(BrowsingLink):
         super().__init__(connection, session, pointer)
         retired = [held.entry for held in branch.work.retired.values()] if work != "posted" else []
         posted = list(branch.work.posts) if work != "retired" else []
+        self._branch = branch
         self._left = deque([(entry, "retired") for entry in retired] + [(entry, "posted") for entry in posted])
         self._work: dict[int, str] = {}
 
@@ -209,6 +217,11 @@ class BranchBrowser(BrowsingLink):
             Symbol(ORIGIN_WORK): Symbol(self._work.pop(entry.number, "retired")),
         }
         return with_delivery_annotations(super().shown(entry, payload), annotations)
+
+    def missed(self, entry: Entry) -> None:
+        """As BrowsingLink says: the branch was decided meanwhile. Who reads it must not take the rest for the whole."""
+        told = f"the branch was decided while it was read, message {entry.number} is gone"
+        self.detach(Refusal(Condition.ILLEGAL_STATE, told, Code.XAER_PROTO, self._branch.xid))
 
     def gone(self) -> None:
         """As Link says."""

@@ -15,13 +15,12 @@ from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
 from dtx.resource.contexts import Gathering, unknown_id
-from dtx.resource.deliveries import Sent, modified_outcome, with_facts
-from dtx.resource.engine import LIB, Pointer, open_delivery, remote_state, send, set_state
+from dtx.resource.deliveries import Sent, Stream, modified_outcome, with_facts
+from dtx.resource.engine import LIB, Pointer, open_delivery, reject, remote_state, send, set_state
 from dtx.resource.link import Link, refusal_of
 from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN
 from dtx.resource.queues import State
 from dtx.resource.resource import fits_one_piece
-from dtx.store.contract import CHUNK
 from xa import Code
 
 if TYPE_CHECKING:
@@ -55,9 +54,9 @@ class OutgoingLink(Link):
         self._default = default or (TAKEN if dynamic else FAILED)
         """What becomes of a message that is settled without an outcome: a response is not given twice."""
         self._txns = connection.txns
-        self._resource = connection.node.resource
+        self.resource = connection.node.resource
         self._outside = connection.node.outside
-        self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
+        self.settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
         self._context: TransactionalContext = self._outside
         self._acquisition: bytes | None = None
         self._credit = 0
@@ -77,6 +76,7 @@ class OutgoingLink(Link):
         if (
             self._credit <= 0
             or not self.connection.writable
+            or not self._context.takes
             or len(self._sent) + len(self._waiting) >= self._limit
             or self.connection.loading >= self._output_limit
         ):
@@ -96,17 +96,17 @@ class OutgoingLink(Link):
         """As Consumer says."""
         self._credit -= 1
         sent = Sent(self, entry, self._default)
-        if self._settles and self._context is self._outside:
+        if self.settles and self._context is self._outside:
             sent.context = self._outside  # it is gone once it is sent: not before, its payload may have to be fetched
         else:
-            self._context.acquire(sent, settled=self._settles)
+            self._context.acquire(sent, settled=self.settles)
         waiting = self._waiting
         if fits_one_piece(entry):
             sent.loaded = entry.size
             self.connection.loading += entry.size
-            sent.payload = self._resource.payloads.get(entry)
+            sent.payload = self.resource.payloads.get(entry)
             if sent.payload is None:
-                self._resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
+                self.resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
         if sent.payload is not None and not waiting and self._streaming is None:
             self._send(sent)
         else:
@@ -122,10 +122,13 @@ class OutgoingLink(Link):
     def _fetched(self, sent: Sent, payload: bytes | None) -> None:
         if not self.open or sent.gone:
             return
-        if payload is None:  # it is not in the store any more, nor anywhere
-            self._drop(sent)
-        else:
+        if payload is not None:
             sent.payload = payload
+        elif sent.undecided:
+            self.missing(sent)
+            return
+        else:  # a discharge has decided about it before it was sent
+            self._drop(sent)
         self._flush()
         if self._credit > 0:
             self._queue.wake(self)
@@ -141,6 +144,11 @@ class OutgoingLink(Link):
         if sent in self._waiting:
             self._waiting.remove(sent)
         self._credit += 1
+
+    def missing(self, sent: Sent) -> None:
+        """The store lacks a payload that it has to have. The message stays in its queue, for an operator to see."""
+        told = f"the store lacks the payload of message {sent.entry.number} of {self._queue.name}"
+        self.detach(Refusal(Condition.INTERNAL_ERROR, told, Code.XAER_RMERR))
 
     def _flush(self) -> None:
         waiting = self._waiting
@@ -161,7 +169,7 @@ class OutgoingLink(Link):
         self.delivery_count += 1
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         sent.pointer = delivery
-        if not self._settles:
+        if not self.settles:
             self._sent[delivery] = sent
         if self._acquisition is not None and sent.context is self._context:
             set_state(delivery, TRANSACTIONAL, self._acquisition)
@@ -174,10 +182,10 @@ class OutgoingLink(Link):
         entry = sent.entry
         delivery = self._begin(sent)
         if entry.count or entry.expires_ms:
-            payload = with_facts(entry, payload, self._resource.now_ms)
+            payload = with_facts(entry, payload, self.resource.now_ms)
         send(self.pointer, payload)
         LIB.pn_link_advance(self.pointer)
-        if self._settles:
+        if self.settles:
             self._sent_settled(sent, delivery)
 
     def _sent_settled(self, sent: Sent, delivery: Pointer) -> None:
@@ -186,35 +194,19 @@ class OutgoingLink(Link):
             self._outside.acquire(sent, settled=True)
 
     def _stream(self, sent: Sent) -> None:
-        """Sends a large message piece by piece, the next one when proton has passed the last one on."""
         self._streaming = sent
-        delivery = self._begin(sent)
-        pieces = (sent.entry.size + CHUNK - 1) // CHUNK
+        Stream(sent, self._begin(sent)).ask(0)
 
-        def ask(number: int) -> None:
-            self._resource.fetch_piece(sent.entry, number, lambda piece: told(number, piece))
-
-        def told(number: int, piece: bytes | None) -> None:
-            if not self.open or sent.gone:
-                return
-            if piece is None:
-                LIB.pn_delivery_abort(delivery)
-                self._sent.pop(delivery, None)
-                self._end_stream(sent)
-                return
-            if number == 0 and (sent.entry.count or sent.entry.expires_ms):
-                piece = with_facts(sent.entry, piece, self._resource.now_ms)
-            send(self.pointer, piece)
-            self.connection.node.touch(self.connection)
-            if number + 1 < pieces:
-                self.connection.when_sent(self, lambda: ask(number + 1))
-            else:
-                LIB.pn_link_advance(self.pointer)
-                if self._settles:
-                    self._sent_settled(sent, delivery)
-                self._end_stream(sent)
-
-        ask(0)
+    def streamed(self, sent: Sent, delivery: Pointer, *, whole: bool) -> None:
+        """A large message was sent to its end, or can't be."""
+        if not whole:
+            LIB.pn_delivery_abort(delivery)
+            self._sent.pop(delivery, None)
+        else:
+            LIB.pn_link_advance(self.pointer)
+            if self.settles:
+                self._sent_settled(sent, delivery)
+        self._end_stream(sent)
 
     def _end_stream(self, sent: Sent) -> None:
         if self._streaming is sent:
@@ -279,6 +271,8 @@ class OutgoingLink(Link):
         """As Link says."""
         if self._context is context:
             self._acquire_for(None)
+            if self._credit > 0:
+                self._queue.wake(self)
 
     # -- what the peer says of deliveries
     def delivery_event(self, delivery: Pointer) -> None:
@@ -365,6 +359,13 @@ class OutgoingLink(Link):
             set_state(sent.pointer, outcome.code)
             self._forget(sent)
 
+    def refuse(self, sent: Sent, refusal: Refusal) -> None:
+        """The store did not take what the peer said of a delivery: it hears that, and the link is closed."""
+        if self.open and not sent.gone and sent.pointer is not None:
+            reject(sent.pointer, REJECTED, refusal)
+            self._forget(sent)
+            self.detach(refusal)
+
     def withdraw(self, sent: Sent) -> None:
         """The message is the controller's no more: what was not sent never will be."""
         if not self.open or sent.gone:
@@ -394,14 +395,14 @@ class OutgoingLink(Link):
         for sent in self._waiting:
             self._give_back(sent)
         self._waiting.clear()
-        if self._settles and self._streaming is not None and self._streaming.context is self._outside:
+        if self.settles and self._streaming is not None and self._streaming.context is self._outside:
             self._give_back(self._streaming)
         for sent in self._sent.values():
             sent.gone = True
             if sent.retirement is not None:
                 sent.retirement.delivery = None
             elif not sent.decided:
-                self._resource.retire(sent.entry, sent.default, None)
+                self.resource.retire(sent.entry, sent.default, None)
         self._sent.clear()
         self._streaming = None
         if self._dynamic:

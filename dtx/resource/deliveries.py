@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from dtx.protocol.messages import read_header, with_header
 from dtx.protocol.replies import MODIFIED
 from dtx.resource.contexts import Gathering
-from dtx.resource.engine import LIB
+from dtx.resource.engine import LIB, send
 from dtx.resource.outcomes import Outcome
+from dtx.store.contract import CHUNK
 
 if TYPE_CHECKING:
+    from dtx.protocol.conditions import Refusal
     from dtx.resource.consumers import OutgoingLink
     from dtx.resource.contexts import TransactionalContext
     from dtx.resource.engine import Pointer
@@ -51,10 +53,21 @@ class Sent:
         """Whether an outcome outside of transactions was applied."""
         self.gone = False
 
+    @property
+    def undecided(self) -> bool:
+        """Whether the message can't have been retired yet: the store has to have its payload."""
+        if self.retirement is not None:
+            return self.retirement.outcome is None
+        return not self.decided and (self.context is not None or not self.link.settles)
+
     def applied(self, outcome: Outcome) -> None:
         """As Held says."""
         self.context = self.retirement = None
         self.link.finish(self, outcome)
+
+    def refused(self, refusal: Refusal) -> None:
+        """As Delivery says."""
+        self.link.refuse(self, refusal)
 
     def reverted(self) -> None:
         """As Held says."""
@@ -66,6 +79,41 @@ class Sent:
         """As Held says."""
         self.context = self.retirement = None
         self.link.withdraw(self)
+
+
+class Stream:
+    """A large message on its way to a consumer, piece by piece: the next one when proton has passed the last one on."""
+
+    __slots__ = ("_delivery", "_pieces", "_sent")
+
+    def __init__(self, sent: Sent, delivery: Pointer) -> None:
+        self._sent = sent
+        self._delivery = delivery
+        self._pieces = (sent.entry.size + CHUNK - 1) // CHUNK
+
+    def ask(self, number: int) -> None:
+        """Reads a piece, and sends it."""
+        sent = self._sent
+        sent.link.resource.fetch_piece(sent.entry, number, lambda piece: self._told(number, piece))
+
+    def _told(self, number: int, piece: bytes | None) -> None:
+        sent, link = self._sent, self._sent.link
+        if not link.open or sent.gone:
+            return
+        if piece is None:
+            if sent.undecided:
+                link.missing(sent)
+            else:
+                link.streamed(sent, self._delivery, whole=False)
+            return
+        if number == 0 and (sent.entry.count or sent.entry.expires_ms):
+            piece = with_facts(sent.entry, piece, link.resource.now_ms)
+        send(link.pointer, piece)
+        link.connection.node.touch(link.connection)
+        if number + 1 < self._pieces:
+            link.connection.when_sent(link, lambda: self.ask(number + 1))
+        else:
+            link.streamed(sent, self._delivery, whole=True)
 
 
 def modified_outcome(delivery: Pointer) -> Outcome:

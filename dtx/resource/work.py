@@ -88,6 +88,11 @@ class Work:
         """Whether there is nothing to decide."""
         return not self.posts and not self.retired
 
+    @property
+    def takes(self) -> bool:
+        """Whether one more message may be acquired or retired."""
+        return len(self.retired) < self.limits.transaction_messages
+
     # -- what the controller does
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None = None) -> None:
         """A message to be made available; `answer` hears whether it was. WorkFullError: nothing happened."""

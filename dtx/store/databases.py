@@ -24,6 +24,21 @@ PAGE_SIZE: Final = 8192
 CHECKPOINT_PAGES: Final = 4000
 KEPT_TEXTS: Final = 512
 POSTGRES_FULL: Final = "53100"
+POSTGRES_REFUSED: Final = ("22", "23", "40", "54", "53200", "53400", "55P03", "57014")
+"""SQLSTATEs, or their first octets, of statements that were refused for their own sake: data, constraints, a deadlock,
+limits, no memory, a lock that was not had in time, a cancelled statement. The connection is as good as before."""
+SQLITE_REFUSED: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+    }
+)
+"""The same of SQLite's codes, without what they say beside."""
 POSTGRES_LOCK: Final = "SELECT pg_advisory_lock(hashtextextended('xabridge message store ' || current_schema, 0))"
 POSTGRES_LOCK_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
 """A server notices only in a moment that the process that held the store was closed, or killed."""
@@ -102,6 +117,13 @@ def is_full(error: Exception) -> bool:
     if getattr(error, "sqlstate", None) == POSTGRES_FULL:
         return True
     return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+
+
+def is_refused(error: Exception) -> bool:
+    """Whether a statement failed for its own sake; its transaction can be rolled back."""
+    if (getattr(error, "sqlstate", None) or "").startswith(POSTGRES_REFUSED):
+        return True
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in SQLITE_REFUSED
 
 
 class _Sqlite:

@@ -46,6 +46,7 @@ CONTROLS = st.one_of(
     st.builds(Declare, st.none() | STARTS),
     st.builds(Discharge, TXN_IDS, st.booleans()),
     st.builds(End, TXN_IDS, st.just(value=False), st.booleans()),
+    st.builds(End, TXN_IDS, prepare=st.just(value=True), keep=st.booleans()),
 )
 ANY_XID = XIDS | st.just(NULL_XID)
 COMMANDS = st.one_of(

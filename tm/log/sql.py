@@ -29,6 +29,7 @@ from tm.log.sql_node import join_node, read_node, renew_lease, take_node
 from tm.log.sql_schema import HEURISTICS, Database
 from tm.log.sql_states import GtridState
 from tm.log.sql_trouble import persistently, told
+from tm.reminders import Reminders
 from xa import check_node
 
 if TYPE_CHECKING:
@@ -293,16 +294,21 @@ class SqlLog:
     # --- the lease ------------------------------------------------------------------------------------------
     def _keep(self) -> None:
         """The thread that renews the lease, and cleans up while it is at it."""
+        reminders = Reminders(time.monotonic)
         while not self._closing.wait(self._lease_s / 3):
             try:
                 if not self._renew():
                     _LOGGER.error("node %s was taken by another process; nothing is decided here any more", self._node)
                     return
+                reminders.over("lease")
                 self._write_ends()
                 while self._keep_s is not None and self._gtrids.purge(self._keep_s, None, PURGED) == PURGED:
                     pass
             except SQLAlchemyError as error:
-                _LOGGER.warning("the lease of node %s could not be renewed, will try again: %s", self._node, error)
+                lasted = reminders.due("lease")
+                if lasted is not None:
+                    text = "the lease of node %s could not be renewed%s, will try again: %s"
+                    _LOGGER.warning(text, self._node, lasted, error)
 
     def _renew(self) -> bool:
         return renew_lease(self._database, self._node, self._epoch, self._lease_s)

@@ -519,9 +519,10 @@ class BrokerMachine(RuleBasedStateMachine):
         assert len(self.world.node.registry) == len(self.of("heuristic"))
 
 
-TestBroker = pytest.mark.slow(BrokerMachine.TestCase)
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "40"))
+TestBroker = pytest.mark.timeout(120 + 10 * SCHEDULES)(pytest.mark.slow(BrokerMachine.TestCase))
 TestBroker.settings = settings(
-    max_examples=int(os.environ.get("XABRIDGE_SCHEDULES", "40")),
+    max_examples=SCHEDULES,
     stateful_step_count=40,
     deadline=None,
     derandomize="XABRIDGE_SCHEDULES" not in os.environ,
