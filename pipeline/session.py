@@ -20,6 +20,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
+    "spark.python.daemon.module": "pipeline.daemon",
 }
 """What differs from Spark's defaults in a session of ours: it is a small one, on one machine."""
 

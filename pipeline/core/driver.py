@@ -101,7 +101,9 @@ class Reader:
         rows = min(source.rows, self._limits.get(end.epoch, source.rows))
         with _told():
             xids, again = shell.run(
-                planning.plan(shell.own, end.epoch, source.resource, min(source.partitions, rows), shell.names)
+                planning.plan(
+                    shell.own, start.epoch, end.epoch, source.resource, min(source.partitions, rows), shell.names
+                )
             )
         if again:
             logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, len(xids))

@@ -99,7 +99,7 @@ def twice(spark: SparkSession, source: dict[str, str], sink: dict[str, str], che
     writer = rows.writeStream.format("xa").options(**sink)
     first = writer.option("checkpointLocation", checkpoint).trigger(processingTime="0 seconds").start()
     while not first.recentProgress:
-        first.awaitTermination(0.1)
+        first.awaitTermination(1)
     second = writer.option("checkpointLocation", f"{checkpoint}-2").trigger(availableNow=True).start()
     try:
         second.awaitTermination()
