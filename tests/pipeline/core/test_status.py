@@ -36,7 +36,9 @@ def test_status_shows_epochs_branches_and_what_can_not_be_reached(stage: Stage) 
     reader.logged(end)
     reader.close()
     shown = status("orders", stage.log, stage.settings.resources, opened=stage.resources)
-    assert [(epoch.epoch, epoch.state, epoch.branches, epoch.logged) for epoch in shown.epochs] == [(1, "done", 3, True)]
+    assert [(epoch.epoch, epoch.state, epoch.branches, epoch.logged) for epoch in shown.epochs] == [
+        (1, "done", 3, True)
+    ]
     assert shown.prepared == {"broker": (), "shop": ()}
     with pytest.raises(LogMissing):
         status("other", stage.log, ())
