@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.core import PipelineError
 from pipeline.core.identity import is_alive
+from pipeline.core.naming import epoch_of
 from pipeline.core.status import PipelineStatus, pipelines, status
 from pipeline.settings import settings_from
 from tm.cli.exits import Exit
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 SUMMARY: Final = "show a pipeline's driver, epochs, and branches in doubt"
 LAST: Final = 10
+MOST: Final = 1000
+"""Epochs that are looked at: what is prepared, and of none of them under way, is an orphan."""
 _HEAD: Final = ("EPOCH", "GTRID", "STATE", "AGE", "PREPARED")
 _WIDTHS: Final = (6, 26, 9, 5)
 _LIVES: Final = {True: "alive", False: "gone", None: "on another host"}
@@ -53,15 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
         given = dict(_split(text) for text in arguments.resource)
         settings = settings_from(arguments.name or "status", arguments.log, given, arguments.config)
         names = (arguments.name,) if arguments.name else pipelines(settings.log)
-        found = [status(name, settings.log, settings.resources, last=arguments.last) for name in names]
+        found = [status(name, settings.log, settings.resources, last=MOST) for name in names]
     except (PipelineError, LogError) as error:
         sys.stderr.write(f"xabridge pipeline status: {printable(str(error))}\n")
         return Exit.USAGE if isinstance(error, PipelineError) else Exit.FAILED
     if arguments.json:
-        told = [as_json(one) for one in found]
+        told = [as_json(one, arguments.last) for one in found]
         print(json.dumps(told[0] if arguments.name else told))
     else:
-        blocks = ["\n".join(lines(one, time.time())) for one in found]
+        blocks = ["\n".join(lines(one, arguments.last, time.time())) for one in found]
         print("\n\n".join(blocks) or "no pipeline keeps its decisions here")
     if any(one.unreachable for one in found):
         return Exit.INCOMPLETE
@@ -91,7 +94,7 @@ def _orphans(found: PipelineStatus) -> dict[bytes, dict[str, list[Xid]]]:
     return {gtrid: branches for gtrid, branches in _prepared(found).items() if gtrid not in waiting}
 
 
-def as_json(found: PipelineStatus) -> dict[str, Any]:
+def as_json(found: PipelineStatus, last: int) -> dict[str, Any]:
     """One pipeline."""
     prepared, orphans = _prepared(found), _orphans(found)
     return {
@@ -112,7 +115,7 @@ def as_json(found: PipelineStatus) -> dict[str, Any]:
                 "changed_at": epoch.changed_at,
                 "prepared": _xids(prepared.get(epoch.gtrid, {})),
             }
-            for epoch in found.epochs
+            for epoch in found.epochs[:last]
         ],
         "orphans": [{"gtrid": gtrid_name(gtrid), "prepared": _xids(each)} for gtrid, each in orphans.items()],
         "unreachable": found.unreachable,
@@ -124,7 +127,7 @@ def _xids(branches: dict[str, list[Xid]]) -> dict[str, list[str]]:
 
 
 # --- for people -----------------------------------------------------------------------------------------------------
-def lines(found: PipelineStatus, now_s: float) -> Iterator[str]:
+def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
     """One pipeline, in lines of 80 columns."""
     yield f"pipeline {found.pipeline}, incarnation {found.incarnation}"
     if found.driver:
@@ -135,12 +138,13 @@ def lines(found: PipelineStatus, now_s: float) -> Iterator[str]:
     yield ""
     prepared, orphans = _prepared(found), _orphans(found)
     yield _row(_HEAD)
-    for epoch in found.epochs:
+    for epoch in found.epochs[:last]:
         yield from _epoch(epoch, prepared.get(epoch.gtrid, {}), now_s)
-    shown = {epoch.gtrid for epoch in found.epochs}
-    for gtrid, branches in orphans.items():
+    shown = {epoch.gtrid for epoch in found.epochs[:last]}
+    for gtrid, branches in prepared.items():
         if gtrid not in shown:
-            yield from _cells("-", gtrid, "orphan", "-", _told(branches))
+            number = str(epoch_of(gtrid))
+            yield from _cells(number, gtrid, "orphan" if gtrid in orphans else "older", "", _told(branches))
     yield ""
     yield from _summary(prepared, orphans)
     for name, why in found.unreachable.items():
@@ -148,8 +152,8 @@ def lines(found: PipelineStatus, now_s: float) -> Iterator[str]:
 
 
 def _epoch(epoch: EpochStatus, branches: dict[str, list[Xid]], now_s: float) -> Iterator[str]:
-    number = str(epoch.epoch) if epoch.epoch else "no data"
-    yield from _cells(number, epoch.gtrid, epoch.state, age(max(now_s - epoch.changed_at, 0)), _told(branches))
+    old = age(max(now_s - epoch.changed_at, 0))
+    yield from _cells(str(epoch.epoch), epoch.gtrid, epoch.state, old, _told(branches))
 
 
 def _cells(number: str, gtrid: bytes, state: str, old: str, told: str) -> Iterator[str]:

@@ -28,6 +28,7 @@ import psycopg
 from bench.pipelines.cluster import Cluster
 from bench.pipelines.job import Job, Spark
 from bench.pipelines.stage import Stage
+from bench.process import cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,7 +51,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=FOLDER))).absolute()
         bench = _Bench(stack.enter_context(Stage(folder)), folder, messages, per_batch)
-        local = _rates(bench, rounds)
+        local, spent = _rates(bench, rounds)
         batches = _batches(bench, small)
         bench.close()
         workers = {count: bench.on_cluster(count) for count in (1, 2)}
@@ -61,6 +62,7 @@ def measure(*, quick: bool) -> dict[str, Any]:
         "exactly_once_rows_per_s": round(statistics.median(local["exact"])),
         "at_least_once_rows_per_s": round(statistics.median(local["plain"])),
         "ratio": round(ratio, 3),
+        "cpu_us": spent,
         "batch_ms": batches,
         "batch_overhead_ms": batches["exact"] - batches["spark"],
         "workers_rows_per_s": {str(count): round(rate) for count, rate in workers.items()},
@@ -68,18 +70,20 @@ def measure(*, quick: bool) -> dict[str, Any]:
     }
 
 
-def _rates(bench: _Bench, rounds: int) -> dict[str, list[float]]:
-    """Rows a second of each job, by round. The first one warms."""
+def _rates(bench: _Bench, rounds: int) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
+    """Rows a second of each job, by round, and the processor time of a message in the last one. The first run warms."""
     bench.open("local[2]")
     for kind in KINDS:
         bench.run(kind)
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    spent: dict[str, dict[str, float]] = {}
     for number in range(rounds):
         for kind in KINDS if number % 2 == 0 else reversed(KINDS):
             rate = bench.run(kind).rows_per_s
             found[kind].append(rate)
+            spent[kind] = bench.cpu_us
             print(f"  round {number + 1}: {kind}: {rate:,.0f} rows/s", file=sys.stderr)
-    return found
+    return found, spent
 
 
 def _batches(bench: _Bench, small: int) -> dict[str, float]:
@@ -103,6 +107,8 @@ class _Bench:
         self._numbers = itertools.count(1)
         self._log = stage.postgres.create_database("decisions")
         self._spark: Spark | None = None
+        self.cpu_us: dict[str, float] = {}
+        """Of a message of the latest run, by process."""
         with psycopg.connect(stage.database, autocommit=True) as database:
             database.execute(_TABLE)
 
@@ -138,10 +144,18 @@ class _Bench:
             kind, name, f"{name}-copied", rows, partitions, self._stage.address, self._stage.database, self._log,
             str(self._folder / name), messages // rows,
         )  # fmt: skip
+        before = self._cpu_s()
         done = self._spark.run(job)
+        self.cpu_us = {name: round((after - before[name]) / messages * 1e6, 1) for name, after in self._cpu_s().items()}
         if kind != "spark":
             self._check(name, messages)
         return done
+
+    def _cpu_s(self) -> dict[str, float]:
+        """The processor time of each part so far."""
+        spark = self._spark.cpu_s() if self._spark is not None else 0.0
+        postgres = cpu_s(self._stage.postgres.pid)
+        return {"spark": spark, "broker": self._stage.broker.cpu_s(), "database": postgres}
 
     def _check(self, name: str, messages: int) -> None:
         """RuntimeError: not everything was written once. (Nothing was killed: at least once is once.)"""

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from bench.pipelines.cluster import end
+from bench.process import cpu_s
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,9 +124,9 @@ class Spark:
                 return Run(tuple(told["rows"]), tuple(told["ms"]))
         raise RuntimeError(f"{job} failed:\n{self._errors.read_text(errors='replace')[-4000:]}")
 
-    def pids(self) -> int:
-        """The application's process."""
-        return self._process.pid
+    def cpu_s(self) -> float:
+        """The processor time of the application, its JVM and its Python workers."""
+        return cpu_s(self._process.pid)
 
     def close(self) -> None:
         """Ends it, with its JVM."""
