@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.core import PipelineError, Settings
+from pipeline.core.secrets import expanded
 from tm import ConfigurationError, configuration_from
 
 if TYPE_CHECKING:
@@ -59,21 +60,6 @@ def settings_from(
             "so that its log is postgresql://… (or sqlite:///… where all drivers run on one host)"
         )
     return Settings(pipeline, url, tuple({**configured, **resources}.items()))
-
-
-def expanded(name: str, url: str, environment: Mapping[str, str] = os.environ) -> str:
-    """`url` with its variables; PipelineError for one that is not set here."""
-
-    def value_of(match: re.Match[str]) -> str:
-        value = environment.get(match[1])
-        if value is None:
-            raise PipelineError(
-                f"{name}: the environment variable {match[1]} is not set; set it on the driver's host and on every "
-                f"executor's (spark.executorEnv.{match[1]})"
-            )
-        return value
-
-    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}", value_of, url)
 
 
 def _configured(config: str | None) -> tuple[str | None, dict[str, str]]:

@@ -75,6 +75,8 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._planner: Reader | None = None
+        self._left: int | None = None
+        self._counts = False
         self._planned: tuple[dict[str, Any], dict[str, Any], list[Part]] | None = None
 
     @property
@@ -93,11 +95,21 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.source.rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """As Spark calls it."""
+        """As Spark calls it: no more messages are read than there are when the first offset is asked for."""
+        self._counts = True
+        self._left = None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """As Spark calls it."""
-        return self._reader.latest(Offset.from_json(start), _rows(limit)).as_json()
+        reader, begin, rows = self._reader, Offset.from_json(start), _rows(limit)
+        if not self._counts:
+            return reader.latest(begin, rows).as_json()
+        reader.logged(begin)
+        left = reader.available() if self._left is None else self._left
+        rows = min(left, rows or self._options.source.rows)
+        end = reader.latest(begin, rows) if rows else begin
+        self._left = left - rows
+        return end.as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """As Spark calls it: twice where the query uses the stream twice, and both times it is the same epoch."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from pipeline.core import PipelineError
+from pipeline.core.secrets import expanded
 from rm_db.address import Address
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Table:
 def look_up(target: TableTarget, url: str) -> Table:
     """The table of `target`; PipelineError: it is not there, or the server can't take part."""
     try:
-        with psycopg.connect(Address.parse(url).url, autocommit=True) as connection:
+        with psycopg.connect(Address.parse(expanded(target.resource, url)).url, autocommit=True) as connection:
             columns = connection.execute(_COLUMNS, (target.table,)).fetchall()
             keys = connection.execute(_KEYS, (target.table,)).fetchall()
             most = connection.execute("SELECT setting::int FROM pg_settings WHERE name = 'max_prepared_transactions'")

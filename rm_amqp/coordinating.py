@@ -91,6 +91,10 @@ class Coordinating(EndingLate):
         finally:
             reading.close()
 
+    def count(self, address: str, rmid: int) -> int:
+        """How many messages are available at an address now. They are all read for it."""
+        return sum(len(page) for page in self._read("browse", address, rmid, READ, None))
+
     def _read(self, verb: str, address: str, rmid: int, page: int, xid: Xid | None) -> Generator[list[bytes]]:
         """Reads an address over a channel of its own, so that the thread of control may be at work meanwhile."""
         standing = self._asking(verb, rmid)

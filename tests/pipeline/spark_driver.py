@@ -48,7 +48,7 @@ def asked(spark: SparkSession, request: dict[str, Any]) -> dict[str, Any]:
 
 def answer(answers: Any, value: dict[str, Any]) -> None:
     """One line."""
-    answers.write(json.dumps(value) + "\n")
+    answers.write(json.dumps(value, default=str) + "\n")
     answers.flush()
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline import PipelineError
 from pipeline.core import AddressTarget, Source, TableTarget
+from pipeline.core.secrets import expanded
 from pipeline.options import sink_options, source_options
-from pipeline.settings import expanded
 
 if TYPE_CHECKING:
     from pathlib import Path
