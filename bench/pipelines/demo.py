@@ -23,7 +23,7 @@ from bench.demo import EXIT_USAGE, EXIT_WRONG, FolderInUse, scratch
 from bench.display import Display
 from bench.pipelines.audit import Gauge, prove
 from bench.pipelines.cluster import Cluster
-from bench.pipelines.driver import NAME, Driver
+from bench.pipelines.driver import Driver
 from bench.pipelines.orders import ORDERS, TABLES, orders_from
 from bench.pipelines.stage import Stage
 from bench.postgres import PostgresMissing
@@ -40,16 +40,19 @@ SEED: Final = 1
 BATCHES: Final = 12
 """Micro-batches that the orders come in, at least."""
 LOOK_S: Final = 0.2
-STUCK_S: Final = 120.0
+STUCK_S: Final = 300.0
 """When nothing has moved for so long, something is wrong."""
 NEXT: Final = "next: docs/pipeline.md, how to write one and how to run it on a cluster"
 CONFIG: Final = """\
-node = "{name}"
-log = "{log}"
+node = "demo-shop"
+log = "file://{folder}/log"
 
 [resources]
 broker = "amqp://{broker}"
 shop = "{database}"
+
+[pipeline]
+log = "{log}"
 """
 
 
@@ -116,7 +119,7 @@ class Demo:
             master = stack.enter_context(Cluster(folder / "cluster")).url
         log = self._stage.postgres.create_database("decisions")
         config = folder / "xabridge.toml"
-        facts = {"name": NAME, "log": log, "broker": self._stage.address, "database": self._stage.database}
+        facts = {"folder": folder, "log": log, "broker": self._stage.address, "database": self._stage.database}
         config.write_text(CONFIG.format(**facts), encoding="utf-8")
         self._driver = Driver(config, folder / "checkpoint", max(self._count // BATCHES, 1), master)
         stack.callback(self._driver.kill)
