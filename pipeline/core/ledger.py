@@ -209,8 +209,8 @@ class Ledger:
 
         return self._change("what is finished", change)
 
-    def purge(self) -> int:
-        """Removes gtrids that nobody asks for any more."""
+    def purge(self, older_than_s: float = KEEP_S) -> int:
+        """Removes gtrids that nobody asks for any more; how many."""
         needed = select(EPOCH.c.gtrid).where(
             EPOCH.c.pipeline == self.pipeline, EPOCH.c.logged.is_(False), EPOCH.c.source != ""
         )
@@ -218,7 +218,7 @@ class Ledger:
         keep = [
             bytes(row[0]) for row in (*self._told(lambda: self._rows(needed)), *self._told(lambda: self._rows(last)))
         ]
-        return self.log.purge(older_than_s=KEEP_S, keep=keep)
+        return self.log.purge(older_than_s=older_than_s, keep=keep)
 
     # --- statements ---------------------------------------------------------------------------------------------
     def _epochs(self, *where: Any) -> Sequence[EpochRow]:

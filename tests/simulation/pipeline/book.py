@@ -141,9 +141,9 @@ class Book:
     def begin(self, incarnation: int, gtrid: bytes) -> None:
         """As SqlLog."""
         self.check(incarnation)
-        if gtrid in self.gtrids:
+        known = self.gtrids.setdefault(gtrid, Entry(gtrid, S.ACTIVE, incarnation, None))
+        if known.state is not S.ACTIVE or known.incarnation != incarnation:
             raise DecisionRefused("known")
-        self.gtrids[gtrid] = Entry(gtrid, S.ACTIVE, incarnation, None)
 
     def decide(self, incarnation: int, decision: Decision) -> None:
         """As SqlLog."""
