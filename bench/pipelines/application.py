@@ -39,8 +39,8 @@ def start(spark: SparkSession, config: Path, checkpoint: Path, rows: int) -> Str
         spark.readStream.format("amqp")
         .options(**source)
         .load()
-        .selectExpr(f"from_json(body, '{FIELDS}') AS placed_order")
-        .selectExpr("placed_order.number", "product", "cents", "timestamp_seconds(placed_order.placed) AS placed")
+        .selectExpr(f"from_json(body, '{FIELDS}') AS told")
+        .selectExpr("told.number", "told.product", "told.cents", "timestamp_seconds(told.placed) AS placed")
     )
 
     def write(batch: DataFrame, number: int) -> None:
