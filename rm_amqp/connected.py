@@ -234,7 +234,7 @@ class Connected:
 
     def _dissociate(self, standing: Standing) -> None:
         seat, standing.seat = standing.seat, None
-        standing.current = None
+        standing.current = standing.late = None
         standing.suspended.clear()
         if seat is not None and self._pool is not None:
             self._pool.discard(seat)
@@ -261,7 +261,10 @@ class Connected:
     def _answer(self, standing: Standing, verb: str, asked: Asked, deadline: float, xid: Xid | None) -> Reply:
         """Waits for the answer; what was refused is raised."""
         steps = asked.command.answer(asked.request, deadline)
-        return self._over_command(standing, verb, xid, lambda: asked.line.run(steps, later=True))
+        channel, request = asked.command, asked.request
+        return self._over_command(
+            standing, verb, xid, lambda: asked.line.run(steps, later=True, ready=lambda: channel.arrived(request))
+        )
 
     def _reply(self, standing: Standing, verb: str, command: Coordination, xid: Xid | None) -> Reply:
         """Asks, and waits for the answer."""
@@ -269,7 +272,8 @@ class Connected:
 
         def reply() -> Reply:
             channel, line = self._commanding(deadline)
-            return line.run(channel.exchange(command, deadline), later=True)
+            request = line.run(channel.sent(command), later=True)
+            return line.run(channel.answer(request, deadline), later=True, ready=lambda: channel.arrived(request))
 
         return self._over_command(standing, verb, xid, reply)
 

@@ -2,8 +2,11 @@
 
 There is no thread between caller and socket. The caller runs steps: it writes what the core has to say, and reads,
 until the steps are done. When several threads wait on one line, one of them reads for all: the lock is not held while
-it waits for the socket, so that the others can write, and the keeper can keep an idle line alive. Tasks of an event
-loop that wait on it are woken; where no thread waits one of them watches the socket.
+it waits for the socket, so that the others can write, and the keeper can keep an idle line alive. Of those who wait,
+each is woken when what it waits for is there (all, where it has not said what that is), and one to read for the others
+when nobody does any more: to wake everybody for everything would cost more than all else, with many threads. Tasks of
+an event loop that wait on it are woken whenever something has come; where no thread waits one of them watches the
+socket.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from rm_amqp.core import Core, Steps
     from rm_amqp.keeper import Kept
     from rm_amqp.settings import Broker, Settings
+
+    Ready = Callable[[], object]
 
 T = TypeVar("T")
 READ: Final = 65_536
@@ -50,6 +55,18 @@ class Running(Generic[T]):
         self.result: T
 
 
+class Waiter:
+    """A thread that waits while another one reads."""
+
+    __slots__ = ("ready", "turn")
+
+    def __init__(self, ready: Ready | None) -> None:
+        self.ready = ready
+        self.turn = threading.Lock()
+        """Held until it is woken."""
+        self.turn.acquire()
+
+
 class Line(Protocol):
     """A connection that steps can be run over; by any thread, several at a time."""
 
@@ -60,9 +77,10 @@ class Line(Protocol):
         """How often somebody had to wait for the broker after something was sent."""
         ...
 
-    def run(self, steps: Steps[T], *, later: bool = False) -> T:
+    def run(self, steps: Steps[T], *, later: bool = False, ready: Ready | None = None) -> T:
         """Runs steps to their end, and returns or raises what comes of them. With `later`, what they leave to be
-        written, since they last waited, may wait for the next ones, or for the keeper."""
+        written, since they last waited, may wait for the next ones, or for the keeper. `ready` says whether what the
+        steps wait for is there; it is called with the lock, by whoever reads."""
         ...
 
     def begin(self, steps: Steps[T], wake: Callable[[], None], *, later: bool = False) -> Running[T]:
@@ -117,15 +135,14 @@ class SocketLine:
         self.round_trips = 0
         self._socket = connected
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._readable = make_poll()
         self._readable.register(connected, select.POLLIN)
         self._both = make_poll()
         self._both.register(connected, select.POLLIN | select.POLLOUT)
         self._reading = False
         """Whether a thread waits for the socket, and reads for all."""
-        self._waiters = 0
-        """How many other threads wait for what it reads."""
+        self._waiters: list[Waiter] = []
+        """The other threads, which wait for what it reads."""
         self._running: set[Running[Any]] = set()
         """What is waited for in another way."""
         self._unsent = b""
@@ -134,14 +151,14 @@ class SocketLine:
         self._dropped = False
 
     # -- steps
-    def run(self, steps: Steps[T], *, later: bool = False) -> T:
+    def run(self, steps: Steps[T], *, later: bool = False, ready: Ready | None = None) -> T:
         """As Line says."""
         with self._lock:
             try:
                 deadline = next(steps)
                 while True:
                     self.flush()
-                    self._wait(deadline)
+                    self._wait(deadline, ready)
                     deadline = next(steps)
             except StopIteration as end:
                 if not later:
@@ -202,15 +219,15 @@ class SocketLine:
         self._running.discard(running)
         self._tell()
 
-    def _tell(self, teller: Running[Any] | None = None) -> None:
-        """Something happened that the others may wait for."""
+    def _tell(self, teller: Running[Any] | None = None, *, reads: bool = False) -> None:
+        """Something happened that the others may wait for; `reads` as in `_rouse`."""
         if self._waiters:
-            self._changed.notify_all()
+            self._rouse(reads=reads)
         for running in self._running:
             if running is not teller:
                 running.wake()
 
-    def _wait(self, deadline: float) -> None:
+    def _wait(self, deadline: float, ready: Ready | None) -> None:
         """Waits until something happened or the time has come. The lock is held before and after."""
         timeout_s = deadline - self.core.clock()
         if timeout_s <= 0 or self.core.lost is not None:
@@ -220,22 +237,44 @@ class SocketLine:
             self._asked = False
             self.round_trips += 1
         if self._reading and not self._unsent:
-            self._waiters += 1
-            self._changed.wait(timeout_s)
-            self._waiters -= 1
+            self._wait_turn(Waiter(ready), timeout_s)
             return
         reads, self._reading = not self._reading, True
         poll = self._both if self._unsent else self._readable
         self._lock.release()
         try:
-            ready = poll.poll(timeout_s * 1000 + 1)
+            events = poll.poll(timeout_s * 1000 + 1)
         finally:
             self._lock.acquire()
             if reads:
                 self._reading = False
-        if ready:
+        if events:
             self.read()
-        self._tell()
+        self._tell(reads=reads)
+
+    def _wait_turn(self, waiter: Waiter, timeout_s: float) -> None:
+        """Waits until somebody wakes this one. The lock is held before and after."""
+        self._waiters.append(waiter)
+        self._lock.release()
+        try:
+            waiter.turn.acquire(timeout=timeout_s)
+        finally:
+            self._lock.acquire()
+            with contextlib.suppress(ValueError):  # whoever woke it has taken it out
+                self._waiters.remove(waiter)
+
+    def _rouse(self, *, reads: bool = False) -> None:
+        """Wakes those whose wait is over, and somebody to read where nobody does: `reads` says that the caller will go
+        on to, or call this again."""
+        lost, left = self.core.lost is not None, []
+        for waiter in self._waiters:
+            if lost or waiter.ready is None or waiter.ready():
+                waiter.turn.release()
+            else:
+                left.append(waiter)
+        if left and not reads and not self._reading:
+            left.pop(0).turn.release()
+        self._waiters = left
 
     # -- octets; with the lock
     def flush(self) -> None:

@@ -12,13 +12,13 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rm_amqp.channel import selected
+from rm_amqp.bulk import selected
 from rm_amqp.loss import AllInUse, ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_amqp.channel import Channel
+    from rm_amqp.bulk import BulkChannel
     from rm_amqp.line import Line
     from rm_amqp.settings import Settings
 
@@ -66,7 +66,7 @@ class Dialler:
 class Seat:
     """A channel, and the line that it is on."""
 
-    channel: Channel
+    channel: BulkChannel
     line: Line
 
 
