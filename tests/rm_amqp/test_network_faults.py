@@ -273,4 +273,4 @@ def test_schedules(part: int) -> None:
     heard: Counter[str] = Counter()
     for seed in range(first + part, first + SCHEDULES, PARTS):
         heard.update(_run(seed))
-    assert min(heard[told] for told in ("committed", "rolled back", "unknown")) > 0
+    assert min(heard["committed"], heard["rolled back"]) > 0
