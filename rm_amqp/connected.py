@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.protocol.conditions import RefusedError
 from dtx.protocol.replies import Result as Told
+from rm_amqp.bulk import selected
 from rm_amqp.command import commanding
 from rm_amqp.core import Core
 from rm_amqp.keeper import KEEPER
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from dtx.protocol.commands import Coordination
     from dtx.protocol.conditions import Refusal
     from dtx.protocol.replies import Reply
+    from rm_amqp.bulk import BulkChannel
     from rm_amqp.command import Command
+    from rm_amqp.core import Steps
     from rm_amqp.keeper import Kept
     from rm_amqp.line import Line
     from rm_amqp.settings import Broker, Settings
@@ -99,6 +102,11 @@ class Connected:
         self.container = f"xabridge-{uuid.UUID(bytes=nonce(16), version=4)}"
         """What every connection of this instance tells the broker as its name, with a number behind it."""
 
+    @staticmethod
+    def _select(core: Core, settings: Settings, deadline: float) -> Steps[BulkChannel]:
+        """Makes a connection a transactional channel."""
+        return selected(core, settings, deadline)
+
     # -- settings and connections
     @property
     def settings(self) -> Settings:
@@ -138,7 +146,7 @@ class Connected:
         """From now on connections are made with these settings."""
         self._dial = self._dialler(settings)
         self._settings = settings
-        self._pool = Pool(settings, self._dial, self._clock)
+        self._pool = Pool(settings, self._dial, self._clock, self._select)
         self._keep(self._pool)
 
     def _commanding(self, deadline: float) -> tuple[Command, Line]:

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rm_amqp.bulk import BulkChannel
+    from rm_amqp.core import Core, Steps
     from rm_amqp.line import Line
     from rm_amqp.settings import Settings
+
+    Select = Callable[[Core, Settings, float], Steps[BulkChannel]]
+    """Makes a connection a channel."""
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_LAST_S: Final = 1.0
@@ -73,9 +77,12 @@ class Seat:
 class Pool:
     """The transactional channels of one resource manager instance."""
 
-    def __init__(self, settings: Settings, dial: Dialler, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: Settings, dial: Dialler, clock: Callable[[], float], select: Select = selected
+    ) -> None:
         self._settings = settings
         self._dial = dial
+        self._select = select
         self._clock = clock
         self._changed = threading.Condition()
         self._idle: list[Seat] = []
@@ -116,7 +123,7 @@ class Pool:
         line, seat = None, None
         try:
             line = self._dial(deadline)
-            seat = Seat(line.run(selected(line.core, self._settings, deadline)), line)
+            seat = Seat(line.run(self._select(line.core, self._settings, deadline)), line)
         except BaseException:
             if line is not None:
                 line.drop()

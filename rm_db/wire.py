@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import pq
-from psycopg.generators import fetch
-from psycopg.waiting import Ready
 
 from rm_db.sqlstate import is_lost
 
@@ -224,19 +222,15 @@ class Wire:
             pgconn.consume_input()
         results: list[PGresult] = []
         while True:
-            # psycopg's, in C: unlike libpq's calls one by one, it does not hand over the interpreter for each result
-            arriving = fetch(pgconn)
-            try:
-                next(arriving)
-                while True:
-                    yield self._readable
-                    arriving.send(Ready.R)
-            except StopIteration as arrived:
-                result: PGresult | None = arrived.value
-            except psycopg.Error:
-                if not results:
-                    raise
-                return results  # what came before the connection broke is known all the same
+            while pgconn.is_busy():
+                yield self._readable
+                try:
+                    pgconn.consume_input()
+                except psycopg.Error:
+                    if not results:
+                        raise
+                    return results  # what came before the connection broke is known all the same
+            result = pgconn.get_result()
             if result is None:
                 return results
             results.append(result)
