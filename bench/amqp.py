@@ -13,9 +13,10 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import decode_from, encode, encode_list
 from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Start
 from dtx.protocol.commands import Coordination as Command
+from dtx.protocol.decoding import decode_from
+from dtx.protocol.encoding import encode, encode_list
 from dtx.protocol.links import COORDINATION as COORDINATION_NODE
 from dtx.protocol.links import DISTRIBUTED, LOCAL
 from dtx.protocol.messages import body_value, request_message, value_message

@@ -32,6 +32,9 @@ BENCHMARKS: Final[dict[str, str]] = {
 """Name → the module that has it."""
 
 
+EXIT_USAGE: Final = 2
+
+
 class Benchmark(Protocol):
     """A benchmark module."""
 
@@ -42,27 +45,52 @@ class Benchmark(Protocol):
         ...
 
 
+class Seeded(Protocol):
+    """A benchmark whose rounds come from a seed."""
+
+    def measure(self, *, quick: bool, rounds: int | None, seed: int | None) -> dict[str, Any]:
+        """The figures, of so many rounds, as the seed says; None: as the benchmark thinks fit."""
+        ...
+
+
+SEEDED: Final = frozenset({"crash"})
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """As `tm.cli.main.Command` says."""
     names = sorted(BENCHMARKS)
     parser.add_argument("name", choices=[*names, "all"], help="which benchmark")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line of stdout")
     parser.add_argument("--quick", action="store_true", help="few repetitions: to see that it works, not to quote")
+    parser.add_argument("--rounds", type=count, metavar="N", help="crash: how many storms (default 40, with --quick 3)")
+    parser.add_argument("--seed", type=int, metavar="N", help="crash: which storms (default 1)")
     parser.add_argument("--out", type=Path, help="also write NAME.json into this folder")
+
+
+def count(text: str) -> int:
+    """A number that is not negative."""
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
 
 
 def run(arguments: argparse.Namespace) -> int:
     """As `tm.cli.main.Command` says."""
     names = sorted(BENCHMARKS) if arguments.name == "all" else [arguments.name]
+    if not SEEDED.issuperset(names) and (arguments.rounds, arguments.seed) != (None, None):
+        print(f"xabridge bench: --rounds and --seed are for {', '.join(sorted(SEEDED))}", file=sys.stderr)
+        return EXIT_USAGE
     results = {}
     for name in names:
         benchmark = cast("Benchmark", import_module(BENCHMARKS[name]))
         print(f"{name}: {benchmark.SUMMARY}", file=sys.stderr)
-        results[name] = {
-            "benchmark": name,
-            "machine": machine_facts(),
-            **benchmark.measure(quick=arguments.quick),
-        }
+        figures = (
+            cast("Seeded", benchmark).measure(quick=arguments.quick, rounds=arguments.rounds, seed=arguments.seed)
+            if name in SEEDED
+            else benchmark.measure(quick=arguments.quick)
+        )
+        results[name] = {"benchmark": name, "machine": machine_facts(), **figures}
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
             (arguments.out / f"{name}.json").write_text(json.dumps(results[name], indent=1) + "\n")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rm_amqp.core import Steps
     from rm_amqp.line import Line, Running
 
@@ -14,10 +17,18 @@ T = TypeVar("T")
 
 async def run_async(line: Line, steps: Steps[T], *, later: bool = False) -> T:
     """Runs steps to their end, and returns or raises what comes of them."""
-    running = line.begin(steps, later=later)
+    loop = asyncio.get_running_loop()
+    happened = asyncio.Event()
+
+    def wake() -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody waits there
+            loop.call_soon_threadsafe(happened.set)
+
+    running = line.begin(steps, wake, later=later)
     try:
         while not running.done:
-            await _happens(line, running)
+            await _happens(line, running, happened)
+            happened.clear()  # before it looks: what happens from now on is told again
             line.resume(running)
     finally:
         if not running.done:
@@ -25,22 +36,23 @@ async def run_async(line: Line, steps: Steps[T], *, later: bool = False) -> T:
     return running.result
 
 
-async def _happens(line: Line, running: Running[T]) -> None:
-    """Waits until the socket is ready, or the time has come."""
+async def _happens(line: Line, running: Running[T], happened: asyncio.Event) -> None:
+    """Waits until something happened, or the time has come. The socket is watched for whom reads, or writes, alone: an
+    event loop tells one of several who watch for the same."""
     loop = asyncio.get_running_loop()
     descriptor = line.fileno()
-    happened = asyncio.Event()
-    if descriptor < 0:
-        return
-    loop.add_reader(descriptor, happened.set)
-    if running.writes:
-        loop.add_writer(descriptor, happened.set)
+    watched: list[Callable[[int], object]] = []
     try:
+        if running.reads and descriptor >= 0:
+            loop.add_reader(descriptor, happened.set)
+            watched.append(loop.remove_reader)
+        if running.writes and descriptor >= 0:
+            loop.add_writer(descriptor, happened.set)
+            watched.append(loop.remove_writer)
         async with asyncio.timeout(max(0.0, running.deadline - line.core.clock())):
             await happened.wait()
-    except TimeoutError:
+    except (TimeoutError, OSError):  # the latter: it was closed at this moment, which its steps will hear
         pass
     finally:
-        loop.remove_reader(descriptor)
-        if running.writes:
-            loop.remove_writer(descriptor)
+        for stop_watching in watched:
+            stop_watching(descriptor)

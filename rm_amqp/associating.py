@@ -66,6 +66,7 @@ class Associating(Connected):
             if self._gone(standing):
                 raise self._hears_of_loss(standing, "start", standing.current.xid)
             raise xa_error(Code.XAER_PROTO, f"start: this thread is associated with {standing.current.xid}", xid)
+        self._end_now(standing)
         own = standing.suspended.get(xid)
         verb = AssociationVerb.START
         if flags & TMRESUME:
@@ -132,6 +133,9 @@ class Associating(Connected):
         return xa_error(Code.XAER_PROTO, f"{verb}: this thread has no such association with the branch", xid)
 
     # --- end
+    def _end_now(self, standing: Standing, verb: AssociationVerb = AssociationVerb.END) -> None:
+        """An association of the thread that was to be ended late is ended now."""
+
     def _end(self, standing: Standing, xid: Xid, flags: int) -> Code:
         association = standing.current
         if association is None or association.xid != xid:
@@ -175,6 +179,8 @@ class Associating(Connected):
         """Puts the association where its state says that it belongs."""
         if standing.current is association and association.state is not T1:
             standing.current = None
+        if standing.late is association:
+            standing.late = None
         if association.state is T2:
             standing.suspended[association.xid] = association
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import encode
+from dtx.protocol.encoding import encode
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
 from dtx.protocol.values import Described, Ulong
 from xa.tables import AssociationState

@@ -19,7 +19,7 @@ from dtx.protocol.replies import ACCEPTED
 from rm_amqp.core import until
 from rm_amqp.links import Control, Receiver, Sender
 from rm_amqp.loss import Cause, ConnectionLost, TimedOut
-from rm_amqp.wire import control_message
+from rm_amqp.wire import control_message, read_vote
 from xa import ROLLBACK_CODES, Code
 from xa.machine import Result, advance
 from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
@@ -34,21 +34,12 @@ if TYPE_CHECKING:
 
 MAX_LINKS: Final = 64
 """Links to addresses that a channel keeps for the next transaction."""
-BROWSED: Final = 100
-"""Messages that a browse asks for at a time."""
 T0, T1, T2 = AssociationState.T0, AssociationState.T1, AssociationState.T2
 VERBS: Final[dict[AssociationVerb, Callable[[bytes], Discharge | End]]] = {
     AssociationVerb.END: Discharge,
     AssociationVerb.END_FAIL: lambda txn_id: Discharge(txn_id, fail=True),
     AssociationVerb.SUSPEND: lambda txn_id: End(txn_id, suspend=True),
 }
-
-
-def selected(core: Core, settings: Settings, deadline: float) -> Steps[Channel]:
-    """A channel over this connection, selected for distributed transactions."""
-    channel = Channel(core, settings)
-    yield from channel.select(deadline)
-    return channel
 
 
 class Channel:
@@ -178,6 +169,27 @@ class Channel:
             raise
         association.state = advance(ASSOCIATION, association.state, verb)
 
+    def end_and_prepare(self, association: Association, deadline: float) -> Steps[Answer]:
+        """Tells what became of an association's messages, its end, and prepare, in one write; `voted` says what came
+        of it."""
+        self.check()
+        association.tell()
+        self._stop_acquiring()
+        yield from self._sent(association, deadline)
+        return self._tell(End(association.txn_id, prepare=True))
+
+    def voted(self, association: Association, answer: Answer, deadline: float) -> Steps[Code]:
+        """The vote. RefusedError: with a rollback code the association is ended, and the branch can't be prepared;
+        with another one neither is known, the branch is not to be committed."""
+        opening, association.opening = association.opening, None
+        if opening is not None:
+            yield from self._answered(opening, deadline)
+        yield from self._answered(answer, deadline)
+        why = self._swallowed(association)
+        if why:
+            raise refused(Code.XAER_RMERR, why, association.xid)
+        return read_vote(answer.fields)
+
     def _sent(self, association: Association, deadline: float) -> Steps[None]:
         """Waits until every message has left: the end may not overtake one that waits for credit."""
         self.core.stage()
@@ -191,8 +203,8 @@ class Channel:
     def _complete(self, association: Association, verb: AssociationVerb, deadline: float) -> Steps[None]:
         """A link that the broker closed has swallowed what was sent over it behind that. It has told so before it
         answered the end: the branch, which lacks a message, is made rollback-only. RefusedError says why."""
-        broken = next((sender for sender in association.senders if sender.refusal is not None), None)
-        if broken is None or broken.refusal is None:
+        why = self._swallowed(association)
+        if not why:
             return
         answers = [
             self._declare(association, resume=verb is AssociationVerb.SUSPEND, join=verb is AssociationVerb.END),
@@ -200,8 +212,15 @@ class Channel:
         ]
         for answer in answers:
             yield from self._answered(answer, deadline)
-        why = f"a message for {broken.address} was not taken ({broken.refusal.description})"
         raise refused(Code.XA_RBOTHER, why, association.xid)
+
+    @staticmethod
+    def _swallowed(association: Association) -> str:
+        """Which link the broker closed behind what was sent over it; the empty string for none."""
+        for sender in association.senders:
+            if sender.refusal is not None:
+                return f"a message for {sender.address} was not taken ({sender.refusal.description})"
+        return ""
 
     def check(self) -> None:
         """ConnectionLost, or RefusedError, where the channel can't be used any more."""
@@ -348,8 +367,9 @@ class Channel:
             yield deadline
         if len(receiver.arrived) < count and receiver.credit > 0:
             yield from self._drained(receiver, association, patience)
-        if self._settings.prefetch:
-            receiver.flow(max(0, self._settings.prefetch - receiver.credit))
+        prefetch = self._settings.prefetch
+        if 2 * receiver.credit < prefetch:
+            receiver.flow(prefetch - receiver.credit)
         return [receiver.arrived.popleft() for _ in range(min(count, len(receiver.arrived)))]
 
     def _receiver(
@@ -362,33 +382,20 @@ class Channel:
             receiver = self.receives(self.core, address, name="acquire" if acquire else "receive")
             self._receivers[address, acquire] = receiver
             yield from self._attached(receiver, deadline)
-        if acquire and association is not None:
-            self.core.say_transaction(receiver.name, {TXN_ID: association.txn_id})
+        if acquire:
+            self._acquire(receiver, association)
         return receiver
+
+    def _acquire(self, receiver: Receiver, association: Association | None) -> None:
+        """What is sent to the receiver from now on is acquired by the association's branch."""
+        if association is not None:
+            self.core.say_transaction(receiver.name, {TXN_ID: association.txn_id})
 
     def _stop_acquiring(self) -> None:
         """The txn-id is about to be discharged: no flow names it any more."""
         for (_, acquire), receiver in self._receivers.items():
             if acquire and receiver.alive:
                 self.core.say_transaction(receiver.name, {})
-
-    # -- browsing
-    def browser(self, address: str, association: Association | None, deadline: float) -> Steps[Receiver]:
-        """A link that reads an address without taking anything from it."""
-        self.check_work(association)
-        receiver = self.receives(self.core, address, settled=True, browse=True, name="browse")
-        yield from self._attached(receiver, deadline)
-        return receiver
-
-    def browse(self, receiver: Receiver, association: Association | None, deadline: float) -> Steps[list[Arrived]]:
-        """The next messages that the link reads; fewer than BROWSED at the end."""
-        self._check_link(receiver)
-        receiver.flow(BROWSED)
-        yield from self._drained(receiver, association, deadline)
-        self._check_link(receiver)
-        found = list(receiver.arrived)
-        receiver.arrived.clear()
-        return found
 
     # -- at rest
     def settle(self, arrived: Arrived) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.protocol.conditions import RefusedError
 from dtx.protocol.replies import Result as Told
-from rm_amqp.channel import selected
+from rm_amqp.bulk import selected
 from rm_amqp.command import commanding
 from rm_amqp.core import Core
 from rm_amqp.keeper import KEEPER
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dtx.protocol.commands import Coordination
     from dtx.protocol.conditions import Refusal
     from dtx.protocol.replies import Reply
-    from rm_amqp.channel import Channel
+    from rm_amqp.bulk import BulkChannel
     from rm_amqp.command import Command
     from rm_amqp.core import Steps
     from rm_amqp.keeper import Kept
@@ -101,7 +101,7 @@ class Connected:
         """What every connection of this instance tells the broker as its name, with a number behind it."""
 
     @staticmethod
-    def _select(core: Core, settings: Settings, deadline: float) -> Steps[Channel]:
+    def _select(core: Core, settings: Settings, deadline: float) -> Steps[BulkChannel]:
         """Makes a connection a transactional channel."""
         return selected(core, settings, deadline)
 
@@ -239,7 +239,7 @@ class Connected:
 
     def _dissociate(self, standing: Standing) -> None:
         seat, standing.seat = standing.seat, None
-        standing.current = None
+        standing.current = standing.late = None
         standing.suspended.clear()
         if seat is not None and self._pool is not None:
             self._pool.discard(seat)
@@ -266,7 +266,10 @@ class Connected:
     def _answer(self, standing: Standing, verb: str, asked: Asked, deadline: float, xid: Xid | None) -> Reply:
         """Waits for the answer; what was refused is raised."""
         steps = asked.command.answer(asked.request, deadline)
-        return self._over_command(standing, verb, xid, lambda: asked.line.run(steps, later=True))
+        channel, request = asked.command, asked.request
+        return self._over_command(
+            standing, verb, xid, lambda: asked.line.run(steps, later=True, ready=lambda: channel.arrived(request))
+        )
 
     def _reply(self, standing: Standing, verb: str, command: Coordination, xid: Xid | None) -> Reply:
         """Asks, and waits for the answer."""
@@ -274,7 +277,8 @@ class Connected:
 
         def reply() -> Reply:
             channel, line = self._commanding(deadline)
-            return line.run(channel.exchange(command, deadline), later=True)
+            request = line.run(channel.sent(command), later=True)
+            return line.run(channel.answer(request, deadline), later=True, ready=lambda: channel.arrived(request))
 
         return self._over_command(standing, verb, xid, reply)
 

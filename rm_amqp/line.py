@@ -2,7 +2,11 @@
 
 There is no thread between caller and socket. The caller runs steps: it writes what the core has to say, and reads,
 until the steps are done. When several threads wait on one line, one of them reads for all: the lock is not held while
-it waits for the socket, so that the others can write, and the keeper can keep an idle line alive.
+it waits for the socket, so that the others can write, and the keeper can keep an idle line alive. Of those who wait,
+each is woken when what it waits for is there (all, where it has not said what that is), and one to read for the others
+when nobody does any more: to wake everybody for everything would cost more than all else, with many threads. Tasks of
+an event loop that wait on it are woken whenever something has come; where no thread waits one of them watches the
+socket.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from rm_amqp.core import closed, established
 from rm_amqp.keeper import KEEPER
@@ -22,7 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rm_amqp.core import Core, Steps
+    from rm_amqp.keeper import Kept
     from rm_amqp.settings import Broker, Settings
+
+    Ready = Callable[[], object]
 
 T = TypeVar("T")
 READ: Final = 65_536
@@ -32,19 +39,34 @@ SPEND_S: Final = 2.0
 
 
 class Running(Generic[T]):
-    """Steps on their way: until when they wait, and for what, or their result."""
+    """Steps on their way: until when they wait, and for what, or their result. `wake` says to whoever waits, from any
+    thread, that something happened."""
 
-    __slots__ = ("deadline", "done", "later", "reads", "result", "steps", "writes")
+    __slots__ = ("deadline", "done", "later", "reads", "result", "steps", "wake", "writes")
 
-    def __init__(self, steps: Steps[T], *, later: bool) -> None:
+    def __init__(self, steps: Steps[T], wake: Callable[[], None], *, later: bool) -> None:
         self.steps = steps
+        self.wake = wake
         self.later = later
         self.deadline = 0.0
         self.done = False
         self.reads = False
-        """Whether it is the one that reads the socket."""
+        """Whether it is the one that watches the socket, and reads for all; the others are woken."""
         self.writes = False
+        """Whether it is the one that watches until the socket takes more."""
         self.result: T
+
+
+class Waiter:
+    """A thread that waits while another one reads."""
+
+    __slots__ = ("ready", "turn")
+
+    def __init__(self, ready: Ready | None) -> None:
+        self.ready = ready
+        self.turn = threading.Lock()
+        """Held until it is woken."""
+        self.turn.acquire()
 
 
 class Line(Protocol):
@@ -57,14 +79,15 @@ class Line(Protocol):
         """How often somebody had to wait for the broker after something was sent."""
         ...
 
-    def run(self, steps: Steps[T], *, later: bool = False) -> T:
+    def run(self, steps: Steps[T], *, later: bool = False, ready: Ready | None = None) -> T:
         """Runs steps to their end, and returns or raises what comes of them. With `later`, what they leave to be
-        written, since they last waited, may wait for the next ones, or for the keeper."""
+        written, since they last waited, may wait for the next ones, or for the keeper. `ready` says whether what the
+        steps wait for is there; it is called with the lock, by whoever reads."""
         ...
 
-    def begin(self, steps: Steps[T], *, later: bool = False) -> Running[T]:
-        """Runs steps as far as they don't wait. Whoever waits for them in another way than `run` does so on `fileno`,
-        and then calls `resume`, or `cancel`."""
+    def begin(self, steps: Steps[T], wake: Callable[[], None], *, later: bool = False) -> Running[T]:
+        """Runs steps as far as they don't wait. Whoever waits for them in another way than `run` does so until `wake`
+        is called or their deadline has come, on `fileno` too where they read, and then calls `resume`, or `cancel`."""
         ...
 
     def resume(self, running: Running[T]) -> None:
@@ -92,36 +115,51 @@ class Line(Protocol):
         ...
 
 
-class SocketLine:
-    """A line over a socket that is connected."""
+class Poll(Protocol):
+    """What waits for sockets; as `select.poll` makes it."""
 
-    def __init__(self, connected: socket.socket, core: Core) -> None:
+    def register(self, descriptor: socket.socket, mask: int, /) -> object:
+        """It waits for this socket too."""
+        ...
+
+    def poll(self, timeout_ms: float, /) -> list[tuple[int, int]]:
+        """What is ready, at the latest after that time."""
+        ...
+
+
+class SocketLine:
+    """A line over a socket that is connected. `make_poll` makes what waits for it."""
+
+    def __init__(self, connected: socket.socket, core: Core, make_poll: Callable[[], Poll] = select.poll) -> None:
         connected.setblocking(False)
         self.core = core
         self.round_trips = 0
         self._socket = connected
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._readable = select.poll()
+        self._readable = make_poll()
         self._readable.register(connected, select.POLLIN)
-        self._both = select.poll()
+        self._both = make_poll()
         self._both.register(connected, select.POLLIN | select.POLLOUT)
         self._reading = False
-        self._waiters = 0
+        """Whether a thread waits for the socket, and reads for all."""
+        self._waiters: list[Waiter] = []
+        """The other threads, which wait for what it reads."""
+        self._running: set[Running[Any]] = set()
+        """What is waited for in another way."""
         self._unsent = b""
         self._asked = False
         """Whether something was written since somebody last waited."""
         self._dropped = False
 
     # -- steps
-    def run(self, steps: Steps[T], *, later: bool = False) -> T:
+    def run(self, steps: Steps[T], *, later: bool = False, ready: Ready | None = None) -> T:
         """As Line says."""
         with self._lock:
             try:
                 deadline = next(steps)
                 while True:
                     self.flush()
-                    self._wait(deadline)
+                    self._wait(deadline, ready)
                     deadline = next(steps)
             except StopIteration as end:
                 if not later:
@@ -129,37 +167,35 @@ class SocketLine:
                 result: T = end.value
                 return result
             finally:
-                if self._waiters:
-                    self._changed.notify_all()
+                self._tell()
 
-    def begin(self, steps: Steps[T], *, later: bool = False) -> Running[T]:
+    def begin(self, steps: Steps[T], wake: Callable[[], None], *, later: bool = False) -> Running[T]:
         """As Line says."""
-        running = Running(steps, later=later)
+        running = Running(steps, wake, later=later)
         with self._lock:
+            self._running.add(running)
             self._step(running)
         return running
 
     def resume(self, running: Running[T]) -> None:
         """As Line says."""
         with self._lock:
-            self.read()
+            if not self._reading and self.read():  # a thread that waits for the socket would not hear of what is gone
+                self._tell(running)
             self._step(running)
 
     def cancel(self, running: Running[T]) -> None:
         """As Line says."""
         with self._lock:
-            self._reading = self._reading and not running.reads
             running.steps.close()
-            if self._waiters:
-                self._changed.notify_all()
+            self._over(running)
 
     def fileno(self) -> int:
         """As Line says."""
         return self._socket.fileno()
 
     def _step(self, running: Running[T]) -> None:
-        if running.reads:
-            self._reading = running.reads = False
+        running.reads = running.writes = False
         try:
             running.deadline = next(running.steps)
             self.flush()
@@ -168,20 +204,31 @@ class SocketLine:
             running.done = True
             if not running.later:
                 self.flush()
+            self._over(running)
+        except BaseException:
+            self._over(running)
+            raise
         else:
             if self._asked:
                 self._asked = False
                 self.round_trips += 1
-            running.writes = bool(self._unsent)
-            if self._reading:  # somebody else does, in a thread: look again soon
-                running.deadline = min(running.deadline, self.core.clock() + BUSY_S)
-            else:
-                self._reading = running.reads = True
-        finally:
-            if self._waiters:
-                self._changed.notify_all()
+            running.writes = bool(self._unsent) and not any(other.writes for other in self._running)
+            running.reads = not self._reading and not any(other.reads for other in self._running)
 
-    def _wait(self, deadline: float) -> None:
+    def _over(self, running: Running[Any]) -> None:
+        """Nobody waits for it any more: another one reads."""
+        self._running.discard(running)
+        self._tell()
+
+    def _tell(self, teller: Running[Any] | None = None, *, reads: bool = False) -> None:
+        """Something happened that the others may wait for; `reads` as in `_rouse`."""
+        if self._waiters:
+            self._rouse(reads=reads)
+        for running in self._running:
+            if running is not teller:
+                running.wake()
+
+    def _wait(self, deadline: float, ready: Ready | None) -> None:
         """Waits until something happened or the time has come. The lock is held before and after."""
         timeout_s = deadline - self.core.clock()
         if timeout_s <= 0 or self.core.lost is not None:
@@ -191,23 +238,44 @@ class SocketLine:
             self._asked = False
             self.round_trips += 1
         if self._reading and not self._unsent:
-            self._waiters += 1
-            self._changed.wait(timeout_s)
-            self._waiters -= 1
+            self._wait_turn(Waiter(ready), timeout_s)
             return
         reads, self._reading = not self._reading, True
         poll = self._both if self._unsent else self._readable
         self._lock.release()
         try:
-            ready = poll.poll(timeout_s * 1000 + 1)
+            events = poll.poll(timeout_s * 1000 + 1)
         finally:
             self._lock.acquire()
             if reads:
                 self._reading = False
-        if ready:
+        if events:
             self.read()
-        if self._waiters:
-            self._changed.notify_all()
+        self._tell(reads=reads)
+
+    def _wait_turn(self, waiter: Waiter, timeout_s: float) -> None:
+        """Waits until somebody wakes this one. The lock is held before and after."""
+        self._waiters.append(waiter)
+        self._lock.release()
+        try:
+            waiter.turn.acquire(timeout=timeout_s)
+        finally:
+            self._lock.acquire()
+            with contextlib.suppress(ValueError):  # whoever woke it has taken it out
+                self._waiters.remove(waiter)
+
+    def _rouse(self, *, reads: bool = False) -> None:
+        """Wakes those whose wait is over, and somebody to read where nobody does: `reads` says that the caller will go
+        on to, or call this again."""
+        lost, left = self.core.lost is not None, []
+        for waiter in self._waiters:
+            if lost or waiter.ready is None or waiter.ready():
+                waiter.turn.release()
+            else:
+                left.append(waiter)
+        if left and not reads and not self._reading:
+            left.pop(0).turn.release()
+        self._waiters = left
 
     # -- octets; with the lock
     def flush(self) -> None:
@@ -254,8 +322,7 @@ class SocketLine:
         if self._reading:  # somebody else does
             return
         while self.core.lost is None and self.read():
-            if self._waiters:
-                self._changed.notify_all()
+            self._tell()
 
     def keep(self) -> float | None:
         """As Kept says."""
@@ -268,8 +335,7 @@ class SocketLine:
             due = self.core.tick()
             self.flush()
             self._wake_where_lost()
-            if self._waiters:
-                self._changed.notify_all()
+            self._tell()
             return due
         finally:
             self._lock.release()
@@ -296,39 +362,10 @@ class SocketLine:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)  # wakes whoever waits for it
                 self._socket.close()
-                self._changed.notify_all()
+                self._tell()
 
 
-def connect(
-    settings: Settings,
-    deadline: float,
-    make_core: Callable[[Broker], Core],
-    clock: Callable[[], float] = time.monotonic,
-) -> SocketLine:
-    """A connection that the first broker which can be reached has opened. ConnectionLost says what is wrong with
-    each, or why one that was reached can't be used."""
-    wrong: list[str] = []
-    for broker in settings.brokers:
-        until_s = min(deadline, clock() + settings.connect_timeout_s)
-        try:
-            connected = _socket(broker, until_s, clock)
-            line = SocketLine(connected, make_core(broker))
-            try:
-                line.run(established(line.core, until_s))
-            except BaseException:
-                line.drop()
-                raise
-        except ConnectionLost as why:
-            if why.cause is Cause.UNUSABLE:
-                raise
-            wrong.append(why.message)
-        else:
-            KEEPER.keep(line)
-            return line
-    raise ConnectionLost(Cause.UNREACHABLE, "; ".join(wrong))
-
-
-def _socket(broker: Broker, deadline: float, clock: Callable[[], float]) -> socket.socket:
+def reached(broker: Broker, deadline: float, clock: Callable[[], float]) -> socket.socket:
     """A socket to the first of the host's addresses that answers. (Only the resolver is not bound by the deadline:
     it has time-outs of its own.)"""
     why = "no time was left to try it"
@@ -355,3 +392,35 @@ def _socket(broker: Broker, deadline: float, clock: Callable[[], float]) -> sock
         else:
             return connected
     raise unreachable(broker, why)
+
+
+def connect(
+    settings: Settings,
+    deadline: float,
+    make_core: Callable[[Broker], Core],
+    clock: Callable[[], float] = time.monotonic,
+    reach: Callable[[Broker, float, Callable[[], float]], socket.socket] = reached,
+    make_poll: Callable[[], Poll] = select.poll,
+    keep: Callable[[Kept], None] = KEEPER.keep,
+) -> SocketLine:
+    """A connection that the first broker which can be reached has opened. ConnectionLost says what is wrong with
+    each, or why one that was reached can't be used. `reach`, `make_poll` and `keep` are the network: sockets, how
+    they are waited for, and who keeps idle lines alive."""
+    wrong: list[str] = []
+    for broker in settings.brokers:
+        until_s = min(deadline, clock() + settings.connect_timeout_s)
+        try:
+            line = SocketLine(reach(broker, until_s, clock), make_core(broker), make_poll)
+            try:
+                line.run(established(line.core, until_s))
+            except BaseException:
+                line.drop()
+                raise
+        except ConnectionLost as why:
+            if why.cause is Cause.UNUSABLE:
+                raise
+            wrong.append(why.message)
+        else:
+            keep(line)
+            return line
+    raise ConnectionLost(Cause.UNREACHABLE, "; ".join(wrong))

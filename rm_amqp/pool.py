@@ -12,19 +12,19 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rm_amqp.channel import selected
+from rm_amqp.bulk import selected
 from rm_amqp.line import SPEND_S
 from rm_amqp.loss import AllInUse, ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_amqp.channel import Channel
+    from rm_amqp.bulk import BulkChannel
     from rm_amqp.core import Core, Steps
     from rm_amqp.line import Line
     from rm_amqp.settings import Settings
 
-    Select = Callable[[Core, Settings, float], Steps[Channel]]
+    Select = Callable[[Core, Settings, float], Steps[BulkChannel]]
     """Makes a connection a channel."""
 
 BACKOFF_FIRST_S: Final = 0.05
@@ -71,7 +71,7 @@ class Dialler:
 class Seat:
     """A channel, and the line that it is on."""
 
-    channel: Channel
+    channel: BulkChannel
     line: Line
 
 

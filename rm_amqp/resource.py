@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from dtx.protocol.commands import MAX_PAGE, Commit, Forget, Prepare, Recover, Rollback
 from dtx.protocol.replies import Recovered
-from rm_amqp.associating import Associating
 from rm_amqp.connected import R1
+from rm_amqp.coordinating import Coordinating
+from rm_amqp.ending import EndingLate
 from rm_amqp.loss import AllInUse, ConnectionLost, TimedOut
 from rm_amqp.reporting import REPORT_PAGE, diagnosed, reported
 from rm_amqp.settings import parse
@@ -23,6 +24,7 @@ from xa import (
     TMONEPHASE,
     TMREGISTER,
     TMSTARTRSCAN,
+    TMSUCCESS,
     TMUSEASYNC,
     Code,
     Completion,
@@ -35,6 +37,7 @@ from xa.machine import advance
 from xa.tables import (
     ASYNC,
     RESOURCE,
+    AssociationVerb,
     AsyncState,
     AsyncVerb,
     ResourceVerb,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
     from xa.holdings import InDoubtBranch
 
 
-class AmqpResource(Associating):
+class AmqpResource(Coordinating, EndingLate):
     """One instance. `flags` are the switch's: TMUSEASYNC, and TMREGISTER for one that registers dynamically.
 
     An association can be resumed only in the thread of control that suspended it, whose channel it is on: end with
@@ -120,7 +123,7 @@ class AmqpResource(Associating):
         with self._lock:
             if self._state is R1:
                 self._check_open("close", rmid)
-                if standing.current is not None and not self._gone(standing):
+                if (standing.current or standing.late) is not None and not self._gone(standing):
                     raise xa_error(Code.XAER_PROTO, "close: this thread is at work; end that first")
                 if self._operations:
                     raise xa_error(Code.XAER_PROTO, f"close: {len(self._operations)} operations wait for complete")
@@ -131,7 +134,7 @@ class AmqpResource(Associating):
         with self._lock:
             self._state = advance(RESOURCE, self._state, ResourceVerb.CLOSE)
             for standing in self._standings.values():
-                standing.seat = standing.current = standing.scan = standing.report = None
+                standing.seat = standing.current = standing.late = standing.scan = standing.report = None
                 standing.suspended.clear()
                 standing.lost = False
         return Code.XA_OK
@@ -150,6 +153,14 @@ class AmqpResource(Associating):
         standing = self._enter("end", rmid, flags)
         self._check_asked("end", xid, flags)
         return self._at_once(standing, "end", xid, flags, lambda: self._end(standing, xid, flags))
+
+    def end_late(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
+        """As `xa.LateEnding` says."""
+        standing = self._enter("end", rmid, flags)
+        self._check_asked("end", xid, flags)
+        if flags != TMSUCCESS or self.flags & TMREGISTER:
+            return self.end(xid, rmid, flags)
+        return self._end_late(standing, xid)
 
     # --- completion -------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
@@ -171,6 +182,13 @@ class AmqpResource(Associating):
     def _finish(self, verb: str, xid: Xid, rmid: int, flags: int, command: Coordination) -> Code | Handle:
         standing = self._enter(verb, rmid, flags)
         self._check_asked(verb, xid, flags)
+        deadline = self.deadline()
+        if standing.late is not None:
+            late = self._prepare_late(standing, xid, deadline) if verb == "prepare" else None
+            if late is not None:
+                return self._promise(late) if flags & TMASYNC else self._outcome_of(late)
+            fails = verb == "rollback" and standing.late.xid == xid
+            self._end_now(standing, AssociationVerb.END_FAIL if fails else AssociationVerb.END)
         if not flags & TMASYNC:
             try:
                 code = self._carry_out(standing, verb, command, xid)
@@ -179,9 +197,15 @@ class AmqpResource(Associating):
                 raise
             self._decided(verb, xid, code)
             return code
-        deadline = self.deadline()
         asked = self._ask(standing, verb, command, xid, deadline)
         return self._promise(Operation(standing, verb, xid, asked, deadline=deadline))
+
+    def _outcome_of(self, operation: Operation) -> Code:
+        self._await(operation)
+        if operation.error is not None:
+            raise operation.error
+        assert operation.code is not None  # noqa: S101 — _await has set it
+        return operation.code
 
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
         """As `xa.ResourceManager` says."""
@@ -305,6 +329,10 @@ class AmqpResource(Associating):
 
     @staticmethod
     def _arrived(operation: Operation) -> bool:
+        vote = operation.vote
+        if vote is not None:
+            vote.seat.line.refresh()
+            return vote.answer.there
         asked = operation.asked
         if asked is None:
             return True
@@ -313,12 +341,17 @@ class AmqpResource(Associating):
 
     def _await(self, operation: Operation) -> None:
         """Waits until it is known what came of the operation, or that nobody knows."""
-        if operation.code is not None or operation.asked is None or operation.xid is None:
+        asked, vote, verb, xid = operation.asked, operation.vote, operation.verb, operation.xid
+        if operation.code is not None or xid is None:
             return
-        verb, xid = operation.verb, operation.xid
         try:
-            reply = self._answer(operation.standing, verb, operation.asked, operation.deadline, xid)
-            operation.code = self._outcome(verb, reply, xid)
+            if vote is not None:
+                operation.code = self._voted(operation, vote, xid)
+            elif asked is not None:
+                reply = self._answer(operation.standing, verb, asked, operation.deadline, xid)
+                operation.code = self._outcome(verb, reply, xid)
+            else:
+                return
         except XaError as error:
             operation.code, operation.error = error.code, error
         self._decided(verb, xid, operation.code)

@@ -14,15 +14,17 @@ from proton import Message, MessageException
 from dtx.protocol.conditions import RefusedError
 from rm_amqp.aio import run_async
 from rm_amqp.association import REJECT, RELEASE, modify
-from rm_amqp.channel import BROWSED
+from rm_amqp.bulk import BROWSED
 from rm_amqp.connected import refusal_error
 from rm_amqp.loss import ConnectionLost, TimedOut
+from rm_amqp.messages import decoded, encoded
 from xa import ROLLBACK_CODES, Code, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from rm_amqp.association import Association
+    from rm_amqp.bulk import BulkChannel
     from rm_amqp.channel import Channel
     from rm_amqp.core import Steps
     from rm_amqp.links import Arrived, Receiver
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LATER_OCTETS: Final = 65_536
 """What may be sent before it is written, where nothing else is to be written."""
+_UNREADABLE: Final = (MessageException, ValueError, OverflowError, TypeError)
+"""What proton raises for octets that are no message; but for the first: for values out of range, and for keys of maps
+that Python can't have."""
 _AS_TOLD: Final = ROLLBACK_CODES | {Code.XAER_PROTO, Code.XAER_INVAL, Code.XA_RETRY, Code.XAER_RMFAIL}
 
 
@@ -85,18 +90,37 @@ class Session:
 
     def send(self, address: str, message: Message) -> None:
         """Sends a message. What is wrong with it is told when the branch is ended, or prepared."""
-        octets = message.encode()
+        octets = encoded(message)
         self._later += len(octets)
         self._work(self._send(address, octets), later=self._later < LATER_OCTETS)
         if self._later >= LATER_OCTETS:
             self._later = 0
+
+    def gather(self, address: str, count: int) -> list[bytes]:
+        """What an address has now, at most `count` messages, as octets, taken by the branch: in the order in which a
+        browse of the branch tells them. Nothing can be said of a single one. It is made for thousands."""
+        if count < 1:
+            raise xa_error(Code.XAER_INVAL, f"gather: count {count} is below 1")
+
+        def steps(channel: BulkChannel, association: Association | None) -> Steps[list[bytes]]:
+            return channel.gather(address, count, _branch_of(association), self._patience())
+
+        return self._work(steps, later=True)
+
+    def post(self, address: str, messages: Sequence[bytes]) -> None:
+        """Sends encoded messages. What is wrong with one is told when the branch is ended, or prepared."""
+
+        def steps(channel: BulkChannel, association: Association | None) -> Steps[None]:
+            return channel.post(address, messages, _branch_of(association), self._patience())
+
+        self._work(steps)
 
     def browse(self, address: str) -> Iterator[Message]:
         """Every message that is available now, in their order, taking none."""
         receiver = self._work(self._browser(address))
         while True:
             page = self._work(lambda channel, association: channel.browse(receiver, association, self._patience()))
-            yield from (decoded(arrived.octets) for arrived in page)
+            yield from (read(arrived.octets) for arrived in page)
             if len(page) < BROWSED:
                 break
         self._work(_closing(receiver), later=True)
@@ -224,7 +248,7 @@ class AsyncSession:
 
     async def send(self, address: str, message: Message) -> None:
         """As Session says."""
-        await self._session.work_async(self._session._send(address, message.encode()))  # noqa: SLF001
+        await self._session.work_async(self._session._send(address, encoded(message)))  # noqa: SLF001
 
     async def browse(self, address: str) -> AsyncIterator[Message]:
         """As Session says."""
@@ -235,7 +259,7 @@ class AsyncSession:
                 lambda channel, association: channel.browse(receiver, association, session._patience())  # noqa: SLF001
             )
             for arrived in page:
-                yield decoded(arrived.octets)
+                yield read(arrived.octets)
             if len(page) < BROWSED:
                 break
         await session.work_async(_closing(receiver))
@@ -253,23 +277,21 @@ class AsyncSession:
         self._session.modify(message, failed=failed, undeliverable=undeliverable)
 
 
-def decoded(octets: bytes) -> Message:
+def read(octets: bytes) -> Message:
     """A message; XAER_RMERR for octets that are none."""
-    message = Message()
     try:
-        message.decode(octets)
-    except (MessageException, ValueError, OverflowError) as error:  # the last two are proton's for values out of range
+        return decoded(octets)
+    except _UNREADABLE as error:
         raise xa_error(Code.XAER_RMERR, f"work: a message can't be decoded: {error}") from error
-    return message
 
 
 def _taken(channel: Channel, association: Association | None, arrived: Arrived, *, first: bool = True) -> Message:
     """The message is the application's. XAER_RMERR: nobody can read it; where it is the `first`, it is refused."""
     if association is None:
         channel.settle(arrived)
-        return decoded(arrived.octets)
+        return read(arrived.octets)
     try:
-        message = decoded(arrived.octets)
+        message = read(arrived.octets)
     except XaError:
         if first:  # it is refused when the branch is committed
             association.hold(arrived, arrived)
@@ -277,6 +299,12 @@ def _taken(channel: Channel, association: Association | None, arrived: Arrived, 
         raise
     association.hold(arrived, message)
     return message
+
+
+def _branch_of(association: Association | None) -> Association:
+    if association is None:
+        raise xa_error(Code.XAER_PROTO, "work: in bulk it is done under a branch only")
+    return association
 
 
 def _closing(receiver: Receiver) -> Operation[None]:
@@ -288,4 +316,4 @@ def _closing(receiver: Receiver) -> Operation[None]:
 
 
 if TYPE_CHECKING:
-    Operation = Callable[[Channel, Association | None], Steps[T]]
+    Operation = Callable[[BulkChannel, Association | None], Steps[T]]

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rm_amqp.association import Association
     from rm_amqp.command import Command, Request
     from rm_amqp.line import Line
+    from rm_amqp.links import Answer
     from rm_amqp.pool import Seat
     from xa import Code, XaError, Xid
 
@@ -36,6 +37,8 @@ class Standing:
 
     seat: Seat | None = None
     current: Association | None = None
+    late: Association | None = None
+    """One that it has ended, and whose end the broker hears with prepare."""
     suspended: dict[Xid, Association] = field(default_factory=dict)
     scan: Scan | None = None
     report: Scan | None = None
@@ -47,7 +50,7 @@ class Standing:
     @property
     def associated(self) -> bool:
         """Whether it needs its channel."""
-        return self.current is not None or bool(self.suspended)
+        return self.current is not None or self.late is not None or bool(self.suspended)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,6 +62,15 @@ class Asked:
     request: Request
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Vote:
+    """An end with prepare that was sent over a channel."""
+
+    seat: Seat
+    association: Association
+    answer: Answer
+
+
 @dataclass(slots=True, eq=False)
 class Operation:
     """An asynchronous operation, from its start until `complete` has told of it: what came of it, or the request that
@@ -68,6 +80,7 @@ class Operation:
     verb: str
     xid: Xid | None
     asked: Asked | None = None
+    vote: Vote | None = None
     code: Code | None = None
     error: XaError | None = None
     deadline: float = 0.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import encode, encode_list
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -22,9 +21,13 @@ from dtx.protocol.commands import (
     Prepare,
     Rollback,
 )
+from dtx.protocol.conditions import CODE_OF
+from dtx.protocol.decoding import DecodeError, decode
+from dtx.protocol.encoding import encode, encode_list
 from dtx.protocol.messages import PROPERTIES, VALUE, read_request
 from dtx.protocol.replies import decode_reply
 from dtx.protocol.values import Uint, Ulong
+from xa import Code
 
 if TYPE_CHECKING:
     from dtx.protocol.commands import Coordination, Start
@@ -47,6 +50,7 @@ _PROPERTIES: Final = b"\x00" + encode(Ulong(PROPERTIES))
 _VALUE: Final = b"\x00" + encode(Ulong(VALUE))
 _DECLARE: Final = _begins(CONTROL.by_type[Declare])
 _DISCHARGE: Final = _begins(CONTROL.by_type[Discharge])
+_END: Final = _begins(CONTROL.by_type[End])
 _XID: Final = _begins(XID_TYPE)
 _START: Final = _begins(START)
 _COMMIT: Final = _begins(COORDINATION.by_type[Commit])
@@ -85,6 +89,8 @@ def control_message(command: Declare | Discharge | End) -> bytes:
     if type(command) is Discharge:
         txn_id = encode(command.txn_id)
         return _VALUE + _DISCHARGE + encode_list([txn_id, TRUE] if command.fail else [txn_id])
+    if type(command) is End and command.prepare and not (command.fail or command.suspend or command.keep):
+        return _VALUE + _END + encode_list([encode(command.txn_id), NULL, NULL, TRUE])
     return _VALUE + CONTROL.encode(command)
 
 
@@ -124,6 +130,17 @@ def read_response(octets: bytes) -> tuple[int | None, bytes]:
             return int.from_bytes(octets[12:at], "big"), octets[at + len(_VALUE) :]
     response = read_request(octets)
     return (int(response.correlation) if type(response.correlation) is Ulong else None), response.body
+
+
+@lru_cache(maxsize=64)
+def read_vote(fields: bytes | None) -> Code:
+    """What an end with prepare came to, from the fields of its outcome; XAER_RMERR for what is no vote."""
+    try:
+        found = decode(fields or b"")
+    except DecodeError:
+        return Code.XAER_RMERR
+    status = found[0] if isinstance(found, list) and found else None
+    return CODE_OF.get(status, Code.XAER_RMERR) if isinstance(status, int) else Code.XAER_RMERR
 
 
 def read_reply(octets: bytes) -> Reply:

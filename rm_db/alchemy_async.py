@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from psycopg.adapt import AdaptersMap
     from sqlalchemy.engine import Engine
 
+    from rm_db.admission import Admission
     from rm_db.pg_async import AsyncBranchView
     from rm_db.pg_session import PgConnection, PgSession
-    from rm_db.pg_view import Admission
     from rm_db.wire import Wire
 
 RV = TypeVar("RV")
@@ -45,6 +45,11 @@ class AwaitingView(BranchView):
         super().__init__(admission, wire, adapters)
         self._in_the_loop = in_the_loop
         self.cursor_factory = AwaitingCursor
+
+    @property
+    def driver_connection(self) -> AsyncBranchView:
+        """What code gets that asks SQLAlchemy for the asyncio driver's own connection."""
+        return self._in_the_loop
 
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
         """As psycopg's."""

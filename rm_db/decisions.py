@@ -78,9 +78,15 @@ MAX_ENDED: Final = 10_000
 class DecisionTable:
     """The tables of one database, reached through an engine of their own."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         self._engine = engine
         self._clock = clock
+        self._pause = pause
         self._lock = threading.Lock()
         self._deletes = threading.Lock()
         self._ended: dict[bytes, None] = {}
@@ -123,7 +129,7 @@ class DecisionTable:
             except DBAPIError as error:  # somebody else makes them at this moment, or we may not
                 if tries_left == 0 or is_loss(error):
                     raise self._unopened(error) from None
-                time.sleep(_MAKE_PAUSE_S)
+                self._pause(_MAKE_PAUSE_S)
             except PoolTimeout as error:
                 raise xa_error(Code.XA_RETRY, f"open: {error}") from None
         raise AssertionError("the last try returns or raises")
@@ -221,16 +227,20 @@ class DecisionTable:
             found = [DecisionRecord(bytes.fromhex(row.gtrid), bytes(row.record)) for row in rows]
         return [decision for decision in found if decision.gtrid not in left][:count]
 
-    def end(self, gtrids: Sequence[bytes]) -> None:
-        """As `end_decisions` of `xa.DecidingResource` says."""
+    def end(self, gtrids: Sequence[bytes]) -> bool:
+        """As `end_decisions` of `xa.DecidingResource` says, but for the deletion; whether that is due."""
+        ended = self._ended
         with self._lock:
-            if not self._ended:
+            if not ended:
                 self._ended_since = self._clock()
             for gtrid in gtrids:
-                if len(self._ended) < MAX_ENDED:
-                    self._ended[gtrid] = None
-            due = len(self._ended) >= END_BATCH or (self._ended and self._clock() - self._ended_since > END_AFTER_S)
-        if due and self._deletes.acquire(blocking=False):  # else another thread is at it
+                if len(ended) < MAX_ENDED:
+                    ended[gtrid] = None
+            return len(ended) >= END_BATCH or (bool(ended) and self._clock() - self._ended_since > END_AFTER_S)
+
+    def delete_due(self) -> None:
+        """Deletes what has ended, unless another thread is at it."""
+        if self._deletes.acquire(blocking=False):
             try:
                 self._delete()
             finally:

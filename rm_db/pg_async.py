@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import psycopg
 from psycopg.waiting import Wait
 
+from rm_db.admission import ManagersOwn, access, deferral, isolation
 from rm_db.wire import IDLE, ConnectionLost, Steps
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from psycopg.abc import Params, PQGen, Query
     from psycopg.rows import Row
 
-    from rm_db.pg_view import Admission
+    from rm_db.admission import Admission
     from rm_db.wire import Wire
 
 RV = TypeVar("RV")
@@ -65,7 +66,7 @@ class AsyncBranchCursor(psycopg.AsyncCursor["Row"]):
         return super().copy(statement, params, **options)
 
 
-class AsyncBranchView(psycopg.AsyncConnection[Any]):
+class AsyncBranchView(ManagersOwn, psycopg.AsyncConnection[Any]):
     """An asyncio psycopg connection in the middle of a branch's transaction: no commit, rollback, close or
     autocommit."""
 
@@ -75,9 +76,6 @@ class AsyncBranchView(psycopg.AsyncConnection[Any]):
         self._prepared = wire.connection._prepared  # noqa: SLF001 — psycopg has no other way to share it
         self.admission = admission
         self.cursor_factory = AsyncBranchCursor
-
-    def __del__(self, *_: object) -> None:
-        """The connection is not this object's to close, nor to complain of."""
 
     @property
     def closed(self) -> bool:
@@ -113,51 +111,22 @@ class AsyncBranchView(psycopg.AsyncConnection[Any]):
     async def set_isolation_level(self, value: IsolationLevel | None) -> None:
         """Of this transaction, before its first statement."""
         if value is not None:
-            name = psycopg.IsolationLevel(value).name.replace("_", " ")
-            await self.execute(f"SET TRANSACTION ISOLATION LEVEL {name}".encode("ascii"))
+            await self.execute(isolation(value))
 
     async def set_read_only(self, value: bool | None) -> None:
         """Of this transaction."""
         if value is not None:
-            await self.execute(b"SET TRANSACTION READ ONLY" if value else b"SET TRANSACTION READ WRITE")
+            await self.execute(access(read_only=value))
 
     async def set_deferrable(self, value: bool | None) -> None:
         """Of this transaction, before its first statement."""
         if value is not None:
-            await self.execute(b"SET TRANSACTION DEFERRABLE" if value else b"SET TRANSACTION NOT DEFERRABLE")
+            await self.execute(deferral(deferrable=value))
 
     # --- what belongs to the transaction manager ------------------------------------------------------------------
 
     async def __aenter__(self) -> NoReturn:
         self.admission.refuse("leaving `async with` on the connection, which commits and closes it,")
-
-    async def commit(self) -> None:
-        """Refused."""
-        self.admission.refuse("commit()")
-
-    async def rollback(self) -> None:
-        """Refused."""
-        self.admission.refuse("rollback()")
-
-    async def close(self) -> None:
-        """Refused."""
-        self.admission.refuse("close()")
-
-    async def tpc_begin(self, xid: object) -> None:  # noqa: ARG002 — psycopg's signature
-        """Refused."""
-        self.admission.refuse("tpc_begin()")
-
-    async def tpc_prepare(self) -> None:
-        """Refused."""
-        self.admission.refuse("tpc_prepare()")
-
-    async def tpc_commit(self, xid: object = None) -> None:  # noqa: ARG002 — psycopg's signature
-        """Refused."""
-        self.admission.refuse("tpc_commit()")
-
-    async def tpc_rollback(self, xid: object = None) -> None:  # noqa: ARG002 — psycopg's signature
-        """Refused."""
-        self.admission.refuse("tpc_rollback()")
 
 
 def _for_psycopg(steps: Steps[None]) -> PQGen[None]:

@@ -26,7 +26,6 @@ from rm_db.sqlstate import (
     lookup,
 )
 from rm_db.wire import ConnectionLost, Failure, Reply, Steps, Wire
-from rm_db.work import PgWork
 from xa import Code, xa_error
 from xa.tables import BranchVerb
 
@@ -86,49 +85,24 @@ class PreparedTransaction:
     holds: tuple[str, ...]
 
 
-class PostgresResource(DatabaseResource):
+class PostgresResource(DatabaseResource[PgServer]):
     """One PostgreSQL database. Open string: `postgresql://…`, see `rm_db.address`."""
 
     name = "xabridge PostgreSQL"
 
-    _server: PgServer | None = None
     _version = 0
 
-    # --- hooks ----------------------------------------------------------------------------------------------------
-
-    def _database_open(self, url: str) -> None:
-        address = Address.parse(url)
-        server = self._server or PgServer(address)
+    def _reach(self, url: str, place: PgServer | None) -> PgServer:
+        server = place or PgServer(Address.parse(url))
         try:
             facts = server.probe()
-            _check_prepares(facts, address)
+            _check_prepares(facts, server.address)
         except BaseException:
-            if server is not self._server:
-                server.pool.close()
+            if place is None:
+                server.close()
             raise
         self._version = facts.version
-        self._server = server
-
-    def _database_close(self) -> None:
-        self._opened.pool.close()
-        self._server = None
-
-    def _database_inherited(self) -> None:
-        self._server = None
-
-    def _database_begin(self, xid: Xid, *, wait: bool) -> PgWork:
-        server = self._opened
-        return PgWork(xid, server.pool, server.manners, server.sessions.make, wait=wait)
-
-    @property
-    def _reply_s(self) -> float:
-        return self._server.address.reply_s if self._server is not None else 60.0
-
-    @property
-    def _opened(self) -> PgServer:
-        if self._server is None:
-            raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
-        return self._server
+        return server
 
     # --- completion -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
-"""DatabaseResource: the XA verbs as every database of ours has them; what is particular to one comes in as `Work`.
+"""DatabaseResource: the XA verbs as every database of ours has them. What is particular to one is the `Place` where it
+does its work, and how it completes what is prepared.
 
 A verb goes three steps: under the lock it claims the branch, as the state tables allow; without the lock it talks to
 the database, in steps that wait (see `rm_db.wire`); under the lock it moves the branch by what really happened.
@@ -6,105 +7,102 @@ the database, in steps that wait (see `rm_db.wire`); under the lock it moves the
 
 from __future__ import annotations
 
-import logging
 import os
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from rm_db.branches import S4, Association, Branch, Branches
-from rm_db.operations import MAX_OUTSTANDING, Operations
-from rm_db.wire import Steps, drive
+from rm_db.branches import S4, Association, Branch
+from rm_db.instance import R1, Instance
 from xa import (
-    TMASYNC,
-    TMENDRSCAN,
     TMFAIL,
     TMJOIN,
     TMMIGRATE,
     TMNOWAIT,
     TMONEPHASE,
     TMRESUME,
-    TMSTARTRSCAN,
     TMSUSPEND,
-    TMUSEASYNC,
     Code,
-    ResourceUnavailable,
     XaError,
     check_flags,
     thread_of_control,
     xa_error,
 )
 from xa.machine import advance
-from xa.tables import RESOURCE, AssociationVerb, BranchVerb, ResourceState, ResourceVerb
+from xa.tables import RESOURCE, AssociationVerb, BranchVerb, ResourceVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rm_db.branches import Work
+    from rm_db.wire import Steps
     from xa import Completion, Handle, Registrar, ThreadOfControl, Xid
-    from xa.holdings import InDoubtBranch
-
-logger = logging.getLogger("xabridge.rm_db")
-
-T = TypeVar("T")
-
-WAIT_S: Final = 30.0
-"""How long one thread waits for another that is at work on the same branch."""
-R0, R1 = ResourceState.R0, ResourceState.R1
 
 
-class DatabaseResource:
-    """One instance. The hooks that a kind of database fills in begin with `_database_`."""
+class Place(Protocol):
+    """Where the work of a resource manager is done, once it has been reached."""
+
+    @property
+    def reply_s(self) -> float:
+        """How long a verb waits for the database's reply before it gives the connection up."""
+        ...
+
+    def begin(self, xid: Xid, *, wait: bool) -> Work:
+        """The work of a new branch."""
+        ...
+
+    def close(self) -> None:
+        """Closes every connection."""
+        ...
+
+
+P = TypeVar("P", bound=Place)
+
+
+class DatabaseResource(Instance, ABC, Generic[P]):
+    """One instance. A kind of database says how it is reached, and what becomes of prepared branches."""
 
     name = "xabridge database"
-    flags = TMUSEASYNC
 
     def __init__(self, registrar: Registrar | None = None) -> None:  # noqa: ARG002 — registers statically
-        self._start_over()
-
-    def _start_over(self) -> None:
-        """A new process: nothing is open, associated or outstanding."""
-        self._operations = Operations()
-        self._pid = os.getpid()
-        self._forget_everything()
+        super().__init__()
 
     def _forget_everything(self) -> None:
-        """Nothing is open or associated."""
-        self._state = R0
-        self._rmid = 0
-        self._url = ""
-        self._branches = Branches(WAIT_S)
-        self._scans: WeakKeyDictionary[ThreadOfControl, list[Xid]] = WeakKeyDictionary()
-        self._reports: WeakKeyDictionary[ThreadOfControl, list[InDoubtBranch]] = WeakKeyDictionary()
-        self._broken: WeakSet[ThreadOfControl] = WeakSet()
+        super()._forget_everything()
+        self._place: P | None = None  # in a forked process its connections are the parent's: not a word to them
 
     @property
     def identity(self) -> str:
         """As `xa.ResourceManager` says: a connection can't be shared with another instance, so no other has this."""
         return f"{self.name}#{id(self):x}"
 
-    # --- hooks --------------------------------------------------------------------------------------------------
-
-    def _database_open(self, url: str) -> None:
-        """Reaches the database and checks that it can do what it must; again after XAER_RMFAIL."""
-        raise NotImplementedError
-
-    def _database_close(self) -> None:
-        """Closes every connection."""
-        raise NotImplementedError
-
-    def _database_inherited(self) -> None:
-        """In a forked process: lets go of the connections without a word; they are the parent's."""
-        raise NotImplementedError
-
-    def _database_begin(self, xid: Xid, *, wait: bool) -> Work:
-        """Begins the work of a new branch."""
-        raise NotImplementedError
-
     @property
-    def _reply_s(self) -> float:
-        """How long a verb waits for the database's reply before it gives the connection up."""
-        raise NotImplementedError
+    def _opened(self) -> P:
+        if self._place is None:
+            raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
+        return self._place
+
+    # --- what a kind of database says -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def _reach(self, url: str, place: P | None) -> P:
+        """Reaches the database and checks that it can do what it must: the place at `url`; again after XAER_RMFAIL,
+        the place that it was. What can't be used is closed."""
+
+    @abstractmethod
+    def _commit_prepared(self, xid: Xid) -> Steps[Code]:
+        """Commits a prepared branch, whoever prepared it."""
+
+    @abstractmethod
+    def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
+        """Rolls back a branch that is none of this instance's unprepared ones."""
+
+    @abstractmethod
+    def _scan(self) -> Steps[list[Xid]]:
+        """The prepared branches that this resource manager may complete."""
+
+    @abstractmethod
+    def _forget(self, xid: Xid) -> Steps[Code]:
+        """What `forget` does."""
 
     # --- resource manager -----------------------------------------------------------------------------------------
 
@@ -113,7 +111,6 @@ class DatabaseResource:
         check_flags("open", flags, self.flags)
         control = thread_of_control()
         if self._pid != os.getpid():
-            self._database_inherited()
             self._start_over()
         return self._perform(control, "open", None, flags, self._open(control, open_string, rmid))
 
@@ -123,8 +120,8 @@ class DatabaseResource:
             raise xa_error(Code.XAER_INVAL, f"open: open under rmid {self._rmid} already, not {rmid}")
         if self._url and url != self._url:
             raise xa_error(Code.XAER_INVAL, "open: was opened with another open string; close it first")
-        self._database_open(url)
-        self._url, self._rmid = url, rmid
+        self._place = self._reach(url, self._place)
+        self._url, self._rmid, self._reply_s = url, rmid, self._place.reply_s
         self._broken.discard(control)
         self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN)
         return Code.XA_OK
@@ -159,7 +156,7 @@ class DatabaseResource:
             with self._branches.lock:
                 self._branches.remove(branch)
         state = advance(RESOURCE, self._state, ResourceVerb.CLOSE)
-        self._database_close()
+        self._opened.close()
         self._forget_everything()
         self._state = state
         return Code.XA_OK
@@ -182,7 +179,7 @@ class DatabaseResource:
         with branches.lock:
             branch = branches.create(control, xid)
         try:
-            work = self._database_begin(xid, wait=wait)
+            work = self._opened.begin(xid, wait=wait)
         except BaseException:
             with branches.lock:
                 branches.remove(branch)
@@ -273,9 +270,6 @@ class DatabaseResource:
             steps = self._commit_prepared(xid)
         return self._perform(control, "commit", xid, flags, steps, hold=True)
 
-    def _commit_prepared(self, xid: Xid) -> Steps[Code]:
-        raise NotImplementedError
-
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says."""
         control = self._enter("rollback", rmid, flags, xid)
@@ -293,46 +287,14 @@ class DatabaseResource:
                 self._branches.completed(branch, BranchVerb.ROLLBACK, Code.XA_OK)
         return Code.XA_OK
 
-    def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
-        raise NotImplementedError
-
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
         """As `xa.ResourceManager` says."""
         return self._page(self._scans, self._scan, rmid, flags, count)
-
-    def _page(
-        self,
-        scans: WeakKeyDictionary[ThreadOfControl, list[T]],
-        all_of_them: Callable[[], Steps[list[T]]],
-        rmid: int,
-        flags: int,
-        count: int,
-    ) -> Sequence[T]:
-        """A page of a scan over `all_of_them`."""
-        control = self._enter("recover", rmid, flags)
-        if count < 1:
-            raise xa_error(Code.XAER_INVAL, f"recover: count {count} is below 1")
-        if flags & TMSTARTRSCAN:
-            scans[control] = self._run(control, all_of_them())[::-1]
-        scan = scans.get(control)
-        if scan is None:
-            raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
-        page = scan[-count:][::-1]
-        del scan[-count:]
-        if flags & TMENDRSCAN:
-            del scans[control]
-        return page
-
-    def _scan(self) -> Steps[list[Xid]]:
-        raise NotImplementedError
 
     def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """As `xa.ResourceManager` says. No database of ours completes a branch on its own, so none is forgotten."""
         control = self._enter("forget", rmid, flags, xid)
         return self._perform(control, "forget", xid, flags, self._forget(xid), hold=True)
-
-    def _forget(self, xid: Xid) -> Steps[Code]:
-        raise NotImplementedError
 
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
         """As `xa.ResourceManager` says."""
@@ -347,91 +309,6 @@ class DatabaseResource:
         if completion.code is Code.XAER_RMFAIL:
             self._lose(operation.control, completion.error)
         return completion
-
-    # --- what every verb goes through -----------------------------------------------------------------------------
-
-    def _enter(self, verb: str, rmid: int, flags: int, xid: Xid | None = None) -> ThreadOfControl:
-        """The calling thread of control, if it may issue the verb."""
-        if flags or verb == "end":
-            check_flags(verb, flags, self.flags)
-        if self._state is not R1 or rmid != self._rmid or self._pid != os.getpid():
-            self._check_open(verb, rmid)
-        if flags & TMASYNC and len(self._operations) >= MAX_OUTSTANDING:
-            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding", xid)
-        if xid is not None and xid.is_null:
-            raise xa_error(Code.XAER_INVAL, f"{verb}: the null XID names no branch")
-        if self._branches.lost:
-            self._reap()
-        control = thread_of_control()
-        if self._broken and control in self._broken:
-            code = RESOURCE.refusal(R0, ResourceVerb.ANY) or Code.XAER_PROTO
-            raise xa_error(code, f"{verb}: this thread lost its connection and has to call open again", xid)
-        return control
-
-    def _check_open(self, verb: str, rmid: int) -> None:
-        refused = RESOURCE.refusal(R0 if self._pid != os.getpid() else self._state, ResourceVerb.ANY)
-        if refused is not None:
-            raise xa_error(refused, f"{verb}: the resource manager is not open in this process")
-        if rmid != self._rmid:
-            raise xa_error(Code.XAER_INVAL, f"{verb}: open under rmid {self._rmid}, not {rmid}")
-
-    def _perform(
-        self,
-        control: ThreadOfControl,
-        verb: str,
-        xid: Xid | None,
-        flags: int,
-        steps: Steps[Code],
-        *,
-        hold: bool = False,
-    ) -> Code | Handle:
-        """Carries the verb out, or with TMASYNC begins it. With `hold` the branch takes no other until it is over."""
-        asynchronous = bool(flags & TMASYNC)
-        if xid is not None:
-            with self._branches.lock:
-                self._branches.occupy(verb, xid, asynchronous=asynchronous, hold=hold or asynchronous)
-        begun = False
-        try:
-            if not asynchronous:
-                return self._run(control, steps)
-            handle = self._operations.begin(control, verb, xid, steps)
-            begun = True
-            return handle
-        finally:
-            if xid is not None and (hold or asynchronous) and not begun:
-                with self._branches.lock:
-                    self._branches.vacate(xid)
-
-    def _run(self, control: ThreadOfControl, steps: Steps[T]) -> T:
-        try:
-            return drive(steps, self._reply_s)
-        except ResourceUnavailable as error:
-            self._lose(control, error)
-            raise
-
-    def _lose(self, control: ThreadOfControl, error: XaError | None) -> None:
-        """The thread hears XAER_RMFAIL and has lost its associations and its scan."""
-        why = error.message if error is not None else "the connection was lost"
-        with self._branches.lock:
-            for association in self._branches.held_by(control):
-                self._lose_one(association, xa_error(Code.XA_RBCOMMFAIL, why, association.branch.xid))
-        self._scans.pop(control, None)
-        self._reports.pop(control, None)
-        self._broken.add(control)
-
-    def _reap(self) -> None:
-        """Threads of control that are gone have lost their associations."""
-        while self._branches.lost:
-            with suppress(IndexError), self._branches.lock:
-                association = self._branches.lost.popleft()
-                why = xa_error(Code.XA_RBCOMMFAIL, "the thread of control is gone", association.branch.xid)
-                self._lose_one(association, why)
-
-    def _lose_one(self, association: Association, why: XaError) -> None:
-        branch = self._branches.lose(association, why)
-        if branch is not None and branch.work is not None:
-            logger.warning("%s is rollback-only: %s", branch.xid, why.message)
-            drive(branch.work.start_rollback(), self._reply_s)
 
 
 def _finish(association: Association, xid: Xid, *, failed: bool) -> XaError | None:

@@ -17,11 +17,12 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from rm_db.pg_session import PgSessions
 from rm_db.pool import WirePool
 from rm_db.wire import ConnectionLost, Reply, Steps, Wire, drive
-from rm_db.work import Manners
+from rm_db.work import Manners, PgWork
 from xa import Code, XaError, xa_error
 
 if TYPE_CHECKING:
     from rm_db.address import Address
+    from xa import Xid
 
 logger = logging.getLogger("xabridge.rm_db")
 
@@ -65,6 +66,11 @@ class PgServer:
         self._lock = threading.Lock()
 
     @property
+    def reply_s(self) -> float:
+        """As `rm_db.resource.Place` says."""
+        return self.address.reply_s
+
+    @property
     def manners(self) -> Manners:
         """How it wants to be spoken to."""
         if self._manners is None:
@@ -100,6 +106,14 @@ class PgServer:
                 synchronous_commit="on" if synchronous == "off" else synchronous,
             )
         return facts
+
+    def begin(self, xid: Xid, *, wait: bool) -> PgWork:
+        """As `rm_db.resource.Place` says."""
+        return PgWork(xid, self.pool, self.manners, self.sessions.make, wait=wait)
+
+    def close(self) -> None:
+        """As `rm_db.resource.Place` says."""
+        self.pool.close()
 
     def command(self, sql: bytes) -> Steps[Reply]:
         """Runs commands outside of any branch. XAER_RMFAIL when the connection is lost over it, XAER_RMERR when the

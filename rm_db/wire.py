@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import psycopg
 from psycopg import pq
+from psycopg.generators import fetch
+from psycopg.waiting import Ready
 
 from rm_db.sqlstate import is_lost
 
@@ -70,8 +72,7 @@ class ConnectionLost(Exception):
         self.failure = failure
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """What came back for one request of one or more commands: the results of those that were carried out, and the
     error that stopped the rest."""
 
@@ -193,15 +194,7 @@ class Wire:
         self._owed = commands
 
     def collect(self) -> Steps[Reply]:
-        """The reply that is owed. It may have come since it was asked for."""
-        try:
-            if self.pgconn.is_busy():
-                self.pgconn.consume_input()
-        except psycopg.Error as error:
-            raise _lost(error) from None
-        return (yield from self._collect())
-
-    def _collect(self) -> Steps[Reply]:
+        """The reply that is owed."""
         try:
             results = yield from self._results()
         except psycopg.Error as error:
@@ -222,7 +215,7 @@ class Wire:
         if self._owed is not None:
             yield from self.collect()
         self.send(commands)
-        return (yield from self._collect())
+        return (yield from self.collect())
 
     def _results(self) -> Steps[list[PGresult]]:
         pgconn = self.pgconn
@@ -231,15 +224,19 @@ class Wire:
             pgconn.consume_input()
         results: list[PGresult] = []
         while True:
-            while pgconn.is_busy():
-                yield self._readable
-                try:
-                    pgconn.consume_input()
-                except psycopg.Error:
-                    if not results:
-                        raise
-                    return results  # what came before the connection broke is known all the same
-            result = pgconn.get_result()
+            # psycopg's, in C: unlike libpq's calls one by one, it does not hand over the interpreter for each result
+            arriving = fetch(pgconn)
+            try:
+                next(arriving)
+                while True:
+                    yield self._readable
+                    arriving.send(Ready.R)
+            except StopIteration as arrived:
+                result: PGresult | None = arrived.value
+            except psycopg.Error:
+                if not results:
+                    raise
+                return results  # what came before the connection broke is known all the same
             if result is None:
                 return results
             results.append(result)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.postgres import Postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("any machine")  # what a property costs is not what it says
 
 
 @pytest.hookimpl(tryfirst=True)

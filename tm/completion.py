@@ -1,7 +1,8 @@
 """The two-phase commitment of one global transaction, as a generator without I/O.
 
 commit():
- 1. End every association. A branch that can't be ended refuses.
+ 1. End every association; one that will be prepared may have that told with the prepare, where nobody else is
+    associated with it. A branch that can't be ended refuses.
  2. One branch and nobody else: commit it in one phase.
  3. Prepare all branches but the decider's, overlapped. A refusal rolls back what is left.
  4. Nobody has anything to commit: done (the decider commits in one phase). One prepared branch and no
@@ -41,7 +42,8 @@ COMMIT_PAUSES_S: Final = (0.01, 0.1)
 """How long to wait before each further try to commit a branch that could not be told, before recovery takes it."""
 
 _OK: Final = Code.XA_OK
-_END, _PREPARE, _COMMIT = Verb.END, Verb.PREPARE, Verb.COMMIT  # those of every transaction, cheap to look up
+_END, _END_LATE = Verb.END, Verb.END_LATE
+_PREPARE, _COMMIT = Verb.PREPARE, Verb.COMMIT  # those of every transaction, cheap to look up
 _MARKED: Final = GlobalState.MARKED
 _COMMITTED: Final = Verdict.COMMITTED
 _ASKED, _DECIDED, _FINISHED = (
@@ -70,10 +72,22 @@ _CAME_TO: Final = {
 
 class Completion:
     """One transaction on its way to its outcome. `branches` are its branches, the decider's not among them;
-    `associations` are the (resource, xid) pairs still associated, in the order in which they were made.
+    `associations` are the (resource, xid) pairs still associated, in the order in which they were made; `late` where
+    each of them is its branch's only one.
     `came_to` collects what became of the branches that had work: COMMITTED, ROLLED_BACK, MIXED, HAZARD."""
 
-    __slots__ = ("associations", "branches", "came_to", "damage", "decider", "gtrid", "pending", "reasons", "state")
+    __slots__ = (
+        "associations",
+        "branches",
+        "came_to",
+        "damage",
+        "decider",
+        "gtrid",
+        "late",
+        "pending",
+        "reasons",
+        "state",
+    )
 
     def __init__(
         self,
@@ -82,12 +96,15 @@ class Completion:
         associations: Sequence[Branch],
         decider: Branch | None = None,
         state: GlobalState = GlobalState.ACTIVE,
+        *,
+        late: bool = False,
     ) -> None:
         self.gtrid = gtrid
         self.branches = tuple(branches)
         self.associations = tuple(associations)
         self.decider = decider
         self.state = state
+        self.late = late
         self.reasons: list[Reason] = []
         self.damage: list[tuple[Branch, Meaning]] = []
         self.came_to: set[Verdict] = set()
@@ -102,8 +119,9 @@ class Completion:
         self.state = _ASKED[self.state]
         associations, yes = self.associations, self.branches
         if associations:
-            answers = yield Call(_END, associations, TMSUCCESS)
-            if answers != [_OK] * len(associations) and self._refusals(_END, associations, answers):
+            verb = _END_LATE if self.late and len(yes) + (self.decider is not None) > 1 else _END
+            answers = yield Call(verb, associations, TMSUCCESS)
+            if answers != [_OK] * len(associations) and self._refusals(verb, associations, answers):
                 return (yield from self._refuse(self.everybody()))
         if self.decider is None and len(yes) == 1:
             return (yield from self._one_phase(yes[0]))

@@ -223,15 +223,17 @@ class Enlistments:
         branches = []
         associations = []
         decider = None
+        late = True
         for enlistment in self._by_name.values():
-            if not enlistment.joined:
-                if enlistment.resource.decides:
-                    decider = enlistment.branch
-                else:
-                    branches.append(enlistment.branch)
+            if enlistment.joined:
+                late = False
+            elif enlistment.resource.decides:
+                decider = enlistment.branch
+            else:
+                branches.append(enlistment.branch)
             if enlistment.state is not _T0:
                 associations.append(enlistment.branch)
-        return Completion(self._gtrid, branches, associations, decider, state)
+        return Completion(self._gtrid, branches, associations, decider, state, late=late)
 
 
 def _session(resource: Resource, branch: Branch | None) -> Any:

@@ -96,7 +96,9 @@ class TransactionManager:
             self._performer = self._recorder.performer(self._resources, self._log, sleep)
         self._sequence = itertools.count(1)
         self._prefix: bytes | None = None
-        self._recoverer = Recoverer(self._resources, self._log, performer, self._live, self._ownership, self._recorder)
+        self._recoverer = Recoverer(
+            self._resources, self._log, performer, self._live, self._ownership, self._recorder, clock=clock
+        )
         self._driver = Driver(self._live, self._performer, self._recoverer, self._recorder)
         self._reaper = Reaper(self._live, clock)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +14,8 @@ from tm.leftovers import Leftovers
 from tm.log import Branch, Decision, LogError
 from tm.outcome import OutcomeUnknown, ProtocolMisuse, named
 from tm.record import decode_branches
-from tm.recovery import Action, Decisions, Finding, Ownership, ReadDecisions, ReadLive, Report, Scan, Settle, recover
+from tm.recovery import Action, Decisions, Ownership, ReadDecisions, ReadLive, Report, Scan, Settle, recover
+from tm.recovery_log import RecoveryLog
 from tm.verdicts import Verb
 from xa import TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code, ThreadOfControl, XaError, Xid, entered, xa_error
 
@@ -32,15 +34,6 @@ logger = logging.getLogger("xabridge.tm.recovery")
 PAGE: Final = 1000
 FIRST_RETRY_S: Final = 0.2
 _NOTHING: Final[Gone] = MappingProxyType({})
-_LEVELS: Final = {
-    Action.COMMITTED: logging.INFO,
-    Action.ROLLED_BACK: logging.INFO,
-    Action.FORGOTTEN: logging.WARNING,
-    Action.HEURISTIC: logging.ERROR,
-    Action.PENDING: logging.WARNING,
-    Action.LEFT_ALONE: logging.DEBUG,
-    Action.GONE: logging.DEBUG,
-}
 
 
 class Recoverer:
@@ -56,6 +49,7 @@ class Recoverer:
         ownership: Callable[[], Ownership],
         recorder: Recorder | None = None,
         watch: Callable[[RecoveryEffect], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resources = resources
         self._log = log
@@ -64,6 +58,7 @@ class Recoverer:
         self._ownership = ownership
         self._recorder = recorder
         self._watch = watch
+        self._told = RecoveryLog(clock)
         self._control = ThreadOfControl()
         self.leftovers = Leftovers(resources, log, performer, lambda name, gtrid: self._settle(Settle(name, gtrid)))
         self._one_at_a_time = threading.Lock()
@@ -101,10 +96,10 @@ class Recoverer:
             try:
                 clean = self.run_once().clean
             except LogError as error:
-                logger.error("recovery can't read the log: %s", error)  # noqa: TRY400 — its message says it all
+                self._told.log_unreadable(error)
                 clean = False
-            except Exception:
-                logger.exception("a recovery pass met what it did not expect; there will be another")
+            except Exception as error:  # noqa: BLE001 — there will be another pass
+                self._told.failed(error)
                 clean = False
             again_s = FIRST_RETRY_S if woken else min(pause_s * 2, interval_s)
             pause_s = interval_s if clean else again_s
@@ -133,7 +128,7 @@ class Recoverer:
         self.last_report = report
         if self._recorder is not None:
             self._recorder.recovered(report, began)
-        _log_report(report)
+        self._told.passed(report)
         return report
 
     def end_decision(self, gtrid: bytes, gone: frozenset[str]) -> Report:
@@ -200,10 +195,8 @@ class Recoverer:
 
     def _mend_all(self) -> None:
         for resource in self._resources.values():
-            try:
+            with suppress(XaError):  # the scan meets it again, and the report tells of it
                 resource.mend(now=True)
-            except XaError as error:
-                logger.warning("%s can't be used: %s", resource.name, error)
 
     def _perform(self, effect: RecoveryEffect) -> Any:
         if self._watch is not None:
@@ -231,9 +224,11 @@ class Recoverer:
                 try:
                     by_decider[resource.name] = decisions_in(resource)
                 except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's, and its records
-                    logger.warning("recovery: the decisions in %s can't be read: %s", resource.name, raised)
+                    self._told.unreadable(resource.name, raised)
                     if not isinstance(raised, ValueError):
                         resource.heard(raised, "decisions")
+                else:
+                    self._told.readable(resource.name)
         return Decisions(logged, by_decider, noted)
 
     def _scan(self, resource: Resource) -> Sequence[Xid] | XaError:
@@ -294,22 +289,6 @@ def ownership_of(node: str, log: DecisionLog | LogImage | None, resources: Mappi
     if log is None:
         return Ownership(node, b"", 0, deciders)
     return Ownership(node, log.log_id, log.incarnation, deciders)
-
-
-def _log_report(report: Report) -> None:
-    for name, why in report.unreachable.items():
-        logger.warning("recovery: %s can't be reached: %s", name, why)
-    for finding in report.findings:
-        _log_finding(finding)
-
-
-def _log_finding(finding: Finding) -> None:
-    branch = finding.branch
-    logger.log(
-        _LEVELS[finding.action],
-        "recovery: %s (xid %s) on %s: %s: %s",
-        named(branch.xid.gtrid), branch.xid, branch.resource, finding.action.value, finding.why,
-    )  # fmt: skip
 
 
 def _has_ended(gtrid: bytes, before: Decisions, now: Decisions) -> bool:

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tm.telemetry.recorder import Recorder
-    from xa import DecidingResource, Handle, Registrar, ResourceFactory, ResourceManager, ThreadOfControl, Xid
+    from xa import (
+        DecidingResource,
+        Handle,
+        LateEnding,
+        Registrar,
+        ResourceFactory,
+        ResourceManager,
+        ThreadOfControl,
+        Xid,
+    )
 
 logger = logging.getLogger("xabridge.tm.resources")
 
@@ -35,6 +44,7 @@ MAX_NAME: Final = 48
 
 _ROUTINE: Final[dict[Verb, str]] = {
     Verb.END: "end",
+    Verb.END_LATE: "end",
     Verb.PREPARE: "prepare",
     Verb.COMMIT: "commit",
     Verb.COMMIT_AGAIN: "commit",
@@ -105,6 +115,11 @@ def is_decider(manager: ResourceManager) -> TypeGuard[DecidingResource]:
     return hasattr(manager, "decide") and hasattr(manager, "settle")
 
 
+def ends_late(manager: ResourceManager) -> TypeGuard[LateEnding]:
+    """Whether `manager` can tell the end of an association with the prepare."""
+    return hasattr(manager, "end_late")
+
+
 class Resource:
     """One configured resource manager, under its name and rmid."""
 
@@ -156,6 +171,8 @@ class Resource:
             verb: getattr(self.rm, routine) for verb, routine in _ROUTINE.items()
         }
         self.decides = config.mode == "decider"
+        if ends_late(self.rm) and not self.decides:
+            self.routines[Verb.END_LATE] = self.rm.end_late
         if self.decides and not is_decider(self.rm):
             raise ConfigurationError(
                 f'resources.{name}.mode: {self.rm.name} can\'t be the one that decides: use mode = "two-phase"'

@@ -13,9 +13,11 @@ from xa.machine import Member
 
 
 class Verb(Member):
-    """The calls of a completion; COMMIT_AGAIN is a commit whose earlier try may have been carried out."""
+    """The calls of a completion. END_LATE is an end that may be told with the prepare that follows; COMMIT_AGAIN is a
+    commit whose earlier try may have been carried out."""
 
     END = "end"
+    END_LATE = "end, with prepare"
     PREPARE = "prepare"
     COMMIT = "commit"
     COMMIT_AGAIN = "commit, again"
@@ -66,19 +68,22 @@ def _row(**meanings: Meaning) -> dict[Code, Meaning]:
     return row
 
 
+_ENDED: Final = _row(
+    XA_OK=_M.DONE,
+    XA_NOMIGRATE=_M.DONE,
+    RB=_M.REFUSED,
+    XAER_RMERR=_M.REFUSED,
+    XAER_NOTA=_M.ROLLED_BACK,
+    XAER_RMFAIL=_M.REFUSED,
+    WRONG=_M.REFUSED,
+    HEUR=_M.REFUSED,
+    XA_RETRY=_M.REFUSED,
+    XA_RDONLY=_M.DONE,
+)
+
 MEANING: Final[dict[Verb, dict[Code, Meaning]]] = {
-    Verb.END: _row(
-        XA_OK=_M.DONE,
-        XA_NOMIGRATE=_M.DONE,
-        RB=_M.REFUSED,
-        XAER_RMERR=_M.REFUSED,
-        XAER_NOTA=_M.ROLLED_BACK,
-        XAER_RMFAIL=_M.REFUSED,
-        WRONG=_M.REFUSED,
-        HEUR=_M.REFUSED,
-        XA_RETRY=_M.REFUSED,
-        XA_RDONLY=_M.DONE,
-    ),
+    Verb.END: _ENDED,
+    Verb.END_LATE: _ENDED,
     Verb.PREPARE: _row(
         XA_OK=_M.DONE,
         XA_RDONLY=_M.READ_ONLY,

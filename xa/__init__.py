@@ -3,6 +3,7 @@
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, AxCode, Code
 from xa.control import ThreadOfControl, entered, switch_control, thread_of_control
 from xa.deciding import DecidingResource, DecisionRecord
+from xa.ending import LateEnding
 from xa.errors import (
     EXCEPTIONS,
     BranchRolledBack,
@@ -70,6 +71,7 @@ __all__ = [
     "Gtrid",
     "Handle",
     "HeuristicOutcome",
+    "LateEnding",
     "Registrar",
     "ResourceError",
     "ResourceFactory",

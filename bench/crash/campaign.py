@@ -11,6 +11,7 @@ repaired, and the audit wants every order handled.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 import threading
 import time
@@ -163,9 +164,12 @@ class Campaign:
                 broker.tell("disk", "well")
 
     def _drain(self, orders: str, what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        """Waits until every order is handled, for as long as there are fewer and fewer of them."""
         wake = threading.Event()
+        fewest, deadline = math.inf, 0.0
         while left := self._stage.ledger.waiting(orders):
+            if left < fewest:
+                fewest, deadline = left, time.monotonic() + PATIENCE_S
             if time.monotonic() > deadline:
                 errors = "\n".join(f"{worker.errors()}\n{worker.stacks()}" for worker in self._stage.workers)
                 raise Stuck(f"{what}: {left} orders are not handled:\n{errors}")
@@ -206,6 +210,8 @@ class Campaign:
             threading.Event().wait(LOOK_S)
             audit = stage.ledger.audit(placed, orders, invoices, second=setup.second, told=stage.told)
         self.tally.add(what, audit, len(stage.told))
+        for detail in audit.details:
+            print(f"  VIOLATION {what}: {detail}", file=sys.stderr)
         return audit
 
     def figures(self) -> dict[str, Any]:

@@ -97,7 +97,8 @@ def hooked(hook: Callable[[str, str], None], verbs: tuple[str, ...] = VERBS) -> 
     class Hooked(Wrapped):
         def __getattr__(self, name: str) -> Any:
             method = getattr(self.rm, name)
-            return around(method, name) if name in verbs else method
+            verb = "end" if name == "end_late" else name
+            return around(method, verb) if verb in verbs else method
 
     return Hooked
 

@@ -10,11 +10,12 @@ and it is legal for the sessions and links that the peer has.
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from typing import Final
 
-from dtx.protocol.codec import DecodeError, decode_from, skip
 from dtx.protocol.conditions import Condition
+from dtx.protocol.decoding import DecodeError, decode_from, skip
 from dtx.protocol.performatives import (
     ATTACH,
     BEGIN,
@@ -31,6 +32,9 @@ from dtx.protocol.performatives import (
 MAX_PERFORMATIVE: Final = 8192
 """Octets of a performative, the payload of a transfer not counted: what is kept for each link and delivery."""
 MAX_TAG: Final = 32
+COUNTED: Final = {BEGIN: (2,), FLOW: (1, 6)}
+"""Performative → its incoming-window and link-credit."""
+MAX_COUNTED: Final = 2**31 - 1
 
 _UINT: Final = frozenset({0x43, 0x52, 0x70})
 _ULONG: Final = frozenset({0x44, 0x53, 0x80})
@@ -126,6 +130,7 @@ _ALLOWED: Final = {
 }
 _MANDATORY: Final = {code: sum(mandatory for *_, mandatory in rows) for code, rows in FIELDS.items()}
 _WIDTHS: Final = bytes({0x4: 1, 0x5: 2, 0x6: 3, 0x7: 5, 0x8: 9}.get(constructor >> 4, 0) for constructor in range(256))
+_LARGE: Final = re.compile(rb"\x70[\x80-\xff]", re.DOTALL)
 _CONNECTING: Final = frozenset({OPEN, BEGIN, CLOSE})
 _OFTEN: Final = frozenset({FLOW, TRANSFER, DISPOSITION})
 
@@ -201,6 +206,19 @@ class Admission:
             )
         else:
             self._channels[channel] = {}
+
+
+def countable(code: int, data: bytes, start: int, stop: int) -> bytes:
+    """`data`, where the windows and the credit of an admitted begin or flow at `start` are at most MAX_COUNTED: proton
+    counts them with a sign, and would take more for less than none."""
+    if _LARGE.search(data, start, stop) is None:
+        return data
+    starts = checked(code, data, start, stop)
+    for index in COUNTED[code]:
+        if index < len(starts) and data[starts[index]] == 0x70 and _number(data, starts[index]) > MAX_COUNTED:
+            at = starts[index] + 1
+            data = data[:at] + MAX_COUNTED.to_bytes(4, "big") + data[at + 4 :]
+    return data
 
 
 def checked(code: int, data: bytes, start: int, stop: int) -> list[int]:

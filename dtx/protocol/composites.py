@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from dtx.protocol.codec import DecodeError, decode, encode
 from dtx.protocol.conditions import Condition
+from dtx.protocol.decoding import DecodeError, decode
+from dtx.protocol.encoding import encode
 from dtx.protocol.values import Array, Described, Symbol, Ulong
 
 if TYPE_CHECKING:

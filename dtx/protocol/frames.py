@@ -15,7 +15,9 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.protocol.codec import DecodeError, decode_from, encode, encode_list
+from dtx.protocol.admission import COUNTED, countable
+from dtx.protocol.decoding import DecodeError, decode_from
+from dtx.protocol.encoding import encode, encode_list
 from dtx.protocol.performatives import (
     ATTACH,
     BEGIN,
@@ -199,6 +201,8 @@ class IncomingFrames(_Splitter):
                 wanted = bool(self._with_properties) or _has_field(ECHO, data, start, stop)
             else:
                 wanted = code in _HANDLES
+            if code in COUNTED and self._admission is not None:
+                data = countable(code, data, start, stop)
             seen = self._look(code, channel, data, start, stop) if wanted else None
             if seen is not None:
                 if run < position:

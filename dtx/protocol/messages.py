@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dtx.protocol.codec import DecodeError, decode, decode_from, encode, skip
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition
+from dtx.protocol.decoding import DecodeError, decode, decode_from, skip
+from dtx.protocol.encoding import encode
 from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong
 
 HEADER: Final = 0x70

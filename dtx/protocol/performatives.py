@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from dtx.protocol.codec import DecodeError, decode_from, fields
+from dtx.protocol.decoding import DecodeError, decode_from, fields
 from dtx.protocol.values import Described, Uint, Ushort
 
 if TYPE_CHECKING:

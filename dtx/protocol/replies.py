@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import encode
 from dtx.protocol.commands import BOOLEAN, MAX_PAGE, NAMED_XID, TXN_ID, UINT, Found
 from dtx.protocol.composites import (
     Catalog,
@@ -23,6 +22,7 @@ from dtx.protocol.composites import (
     standard,
 )
 from dtx.protocol.conditions import CODE_OF, STATUS_OF, Refusal
+from dtx.protocol.encoding import encode
 from dtx.protocol.values import Described, Symbol, Timestamp, Ushort
 
 if TYPE_CHECKING:

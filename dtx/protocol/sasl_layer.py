@@ -15,7 +15,8 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import DecodeError, decode, encode
+from dtx.protocol.decoding import DecodeError, decode
+from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.scram import ScramError
 from dtx.protocol.values import Described, Ulong

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
 from dtx.protocol.links import COORDINATION, MANAGEMENT, RESERVED, parse_branch_address
+from dtx.protocol.values import Described, Symbol, Ulong
 from dtx.resource.browsers import BranchBrowser, QueueBrowser
 from dtx.resource.consumers import OutgoingLink
 from dtx.resource.coordinator import ControlLink
 from dtx.resource.demarcation import unauthorized
 from dtx.resource.engine import LIB, Pointer, set_condition, text
+from dtx.resource.link import refusal_of
+from dtx.resource.outcomes import outcome_from
 from dtx.resource.permissions import Action
 from dtx.resource.producers import IncomingLink
 from dtx.resource.services import CommandLink, ManagementLink
@@ -24,6 +28,7 @@ from xa.tables import BranchState
 if TYPE_CHECKING:
     from dtx.resource.connection import BrokerConnection, Session
     from dtx.resource.link import Link
+    from dtx.resource.outcomes import Outcome
     from dtx.resource.queues import Queue
 
 SERVICES: Final[dict[str, type[CommandLink | ManagementLink]]] = {
@@ -83,9 +88,10 @@ def _sender(connection: BrokerConnection, session: Session, pointer: Pointer) ->
     LIB.pn_terminus_copy(LIB.pn_link_target(pointer), LIB.pn_link_remote_target(pointer))
     LIB.pn_terminus_copy(source, remote)
     if LIB.pn_terminus_is_dynamic(remote):
+        default = _default_outcome(connection)
         queue = connection.make_reply_queue()
         LIB.pn_terminus_set_address(source, queue.name.encode("utf-8"))
-        return OutgoingLink(connection, session, pointer, queue, dynamic=True)
+        return OutgoingLink(connection, session, pointer, queue, default=default, dynamic=True)
     address = text(LIB.pn_terminus_get_address(remote))
     if not address:
         raise refused(Code.XAER_INVAL, "a source needs an address", condition=Condition.NOT_IMPLEMENTED)
@@ -105,7 +111,7 @@ def _sender(connection: BrokerConnection, session: Session, pointer: Pointer) ->
     queue = _queue(connection, address, Action.CONSUME)
     if LIB.pn_terminus_get_distribution_mode(remote) == LIB.PN_DIST_MODE_COPY:
         return QueueBrowser(connection, session, pointer, queue)
-    return OutgoingLink(connection, session, pointer, queue)
+    return OutgoingLink(connection, session, pointer, queue, default=_default_outcome(connection))
 
 
 def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
@@ -121,3 +127,16 @@ def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
     if address not in node.resource.queues and not node.permissions.may(connection.identity, Action.CREATE, address):
         raise refused(Code.XAER_NOTA, f"there is no queue {address!r}, and {connection.identity} may not make it")
     return node.resource.find(address)
+
+
+def _default_outcome(connection: BrokerConnection) -> Outcome | None:
+    """The default outcome that the peer gave the source of the link that it attaches."""
+    seen = connection.attaching
+    if seen is None or seen.default_outcome is None:
+        return None
+    descriptor = seen.default_outcome.descriptor
+    typed = Ulong(descriptor) if isinstance(descriptor, int) else Symbol(str(descriptor))
+    try:
+        return outcome_from(Described(typed, seen.default_outcome.value))
+    except WireError as error:
+        raise RefusedError(refusal_of(error)) from None

@@ -11,8 +11,10 @@ from bisect import bisect_left, bisect_right, insort
 from typing import TYPE_CHECKING, Final
 
 from dtx.protocol.conditions import Condition, Refusal, refused
+from dtx.resource.holders import Holders
 from dtx.resource.queues import Entry
 from dtx.resource.work import Work
+from dtx.store.contract import StoreDamaged
 from xa import Code, Xid
 from xa.machine import Result, advance
 from xa.tables import BRANCH, AssociationState, BranchState, BranchVerb
@@ -135,6 +137,7 @@ class Registry:
         self._resource = resource
         self._branches: dict[Xid, Branch] = {}
         self._in_doubt: list[Xid] = []
+        self.holders = Holders()
 
     # -- opening
     def restore(self, restored: Restored) -> None:
@@ -144,19 +147,19 @@ class Registry:
         entries = self._resource.restore_messages(restored, locked)
         queues = {queue.number: queue for queue in self._resource.queues.values()}
         for stored in restored.branches:
-            branch = Branch(self, stored.xid, stored.owner, Work(self._resource.limits))
+            branch = Branch(self, stored.xid, stored.owner, Work(self._resource.limits, self._resource.unstored))
             branch.number, branch.since_ms, branch.outcome = stored.number, stored.prepared_ms, stored.outcome
             branch.state = BranchState.S3
-            posts = [
-                Entry(queues[post.queue], post.number, post.size, post.expires_ms)
-                for post in stored.enqueues
-                if post.queue in queues
-            ]
+            if any(post.queue not in queues for post in stored.enqueues):
+                raise StoreDamaged(f"the branch {stored.xid} posts to a queue that the store does not have")
+            posts = [Entry(queues[post.queue], post.number, post.size, post.expires_ms) for post in stored.enqueues]
             retired = [(entries[one.message], one.outcome) for one in stored.dequeues if one.message in entries]
             branch.work.restore(posts, retired)
             if stored.outcome is not None:
                 branch.move(BranchVerb.DECIDE)
                 branch.since_ms = stored.completed_ms
+            else:
+                self.holders.add(branch)
             self._branches[branch.xid] = branch
         self._in_doubt = sorted(self._branches)
 
@@ -196,6 +199,12 @@ class Registry:
             if xid.gtrid.startswith(prefix):
                 yield self._branches[xid]
 
+    def unprepared(self) -> list[Branch]:
+        """Branches that somebody works for, or that are rollback-only."""
+        if len(self._branches) == len(self._in_doubt):
+            return []
+        return [branch for branch in self._branches.values() if branch.state in UNPREPARED]
+
     # -- beginning and ending
     def make(self, xid: Xid, owner: str) -> Branch:
         """A new branch, which somebody is about to work for."""
@@ -205,7 +214,7 @@ class Registry:
         if len(self._branches) >= self._resource.limits.branches:
             told = f"there are {len(self._branches)} branches"
             raise refused(Code.XAER_RMERR, told, xid, Condition.RESOURCE_LIMIT)
-        branch = Branch(self, xid, owner, Work(self._resource.limits))
+        branch = Branch(self, xid, owner, Work(self._resource.limits, self._resource.unstored))
         branch.since_ms = self._resource.clock.wall_ms()
         branch.move(BranchVerb.START)
         self._branches[xid] = branch
@@ -251,6 +260,7 @@ class Registry:
     def prepared(self, branch: Branch) -> None:
         """The branch is in doubt from now on: no timer may touch it."""
         insort(self._in_doubt, branch.xid)
+        self.holders.add(branch)
         if branch.timer is not None:
             branch.timer.cancel()
 
@@ -262,6 +272,7 @@ class Registry:
     def remove(self, branch: Branch) -> None:
         """The branch is gone."""
         self._branches.pop(branch.xid, None)
+        self.holders.drop(branch)
         if branch.timer is not None:
             branch.timer.cancel()
         at = bisect_left(self._in_doubt, branch.xid)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
+from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.links import ORIGIN_QUEUE, ORIGIN_WORK
 from dtx.protocol.messages import read_header, with_delivery_annotations, with_header
 from dtx.protocol.values import Symbol
@@ -13,6 +15,7 @@ from dtx.resource.link import Link
 from dtx.resource.queues import State
 from dtx.resource.resource import fits_one_piece
 from dtx.store.contract import CHUNK
+from xa import Code
 
 if TYPE_CHECKING:
     from dtx.resource.branches import Branch
@@ -23,20 +26,23 @@ AHEAD = 50
 """Messages whose payloads are asked for at once."""
 
 
-class BrowsingLink(Link):
-    """Sends copies. What the peer says of them changes nothing."""
+class BrowsingLink(Link, ABC):
+    """Sends copies, settled unless the peer wants them unsettled. What it says of them changes nothing."""
 
     def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
         super().__init__(connection, session, pointer)
         self._resource = connection.node.resource
-        self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
+        self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) != LIB.PN_SND_UNSETTLED
+        self._unsettled = 0
         self._asked: deque[tuple[Entry, list[bytes]]] = deque()
         self._tag = 0
+        self._crowded = False
+        """Whether it waits until proton has passed on what there is to send."""
         self.open = True
 
+    @abstractmethod
     def next_entry(self) -> Entry | None:
         """The next message to send, None when there is none now."""
-        raise NotImplementedError
 
     def shown(self, entry: Entry, payload: bytes) -> bytes:
         """The message as it is shown."""
@@ -44,6 +50,9 @@ class BrowsingLink(Link):
         if entry.count:
             return with_header(payload, header, delivery_count=entry.count, ttl_ms=header.ttl_ms)
         return payload
+
+    def missed(self, entry: Entry) -> None:
+        """The message went while its payload was on its way here."""
 
     def flow_event(self) -> None:
         """As Link says."""
@@ -55,20 +64,32 @@ class BrowsingLink(Link):
         """As Link says."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
-        elif not self._asked:
+        elif not self._asked and not self._crowded:
             self.connection.draining.pop(self, None)
             self.delivery_count += LIB.pn_link_drained(self.pointer)
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
-        while self.open and len(self._asked) < min(AHEAD, LIB.pn_link_credit(self.pointer)):
-            if LIB.pn_session_outgoing_bytes(self.session.pointer) > self.connection.node.limits.output_octets:
-                self.connection.when_sent(self, self.advance)
+        limits = self.connection.node.limits
+        while (
+            self.open
+            and len(self._asked) < min(AHEAD, LIB.pn_link_credit(self.pointer))
+            and self._unsettled + len(self._asked) < limits.unsettled
+        ):
+            if self._crowded:
+                return
+            if LIB.pn_session_outgoing_bytes(self.session.pointer) > limits.output_octets:
+                self._crowded = True
+                self.connection.when_sent(self, self._has_room)
                 return
             entry = self.next_entry()
             if entry is None:
                 return
             self._ask(entry)
+
+    def _has_room(self) -> None:
+        self._crowded = False
+        self.advance()
 
     def _ask(self, entry: Entry) -> None:
         pieces: list[bytes] = []
@@ -111,8 +132,10 @@ class BrowsingLink(Link):
         while self._asked and self._asked[0][1] and self._asked[0][1][-1] == b"":
             entry, pieces = self._asked.popleft()
             payload = b"".join(pieces)
-            if payload:
+            if len(payload) == entry.size:
                 self._send(self.shown(entry, payload))
+            else:
+                self.missed(entry)
 
     def _send(self, octets: bytes) -> None:
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
@@ -122,12 +145,16 @@ class BrowsingLink(Link):
         LIB.pn_link_advance(self.pointer)
         if self._settles:
             LIB.pn_delivery_settle(delivery)
+        else:
+            self._unsettled += 1
         self.connection.node.touch(self.connection)
 
     def delivery_event(self, delivery: Pointer) -> None:
         """As Link says."""
         if LIB.pn_delivery_settled(delivery):
             LIB.pn_delivery_settle(delivery)
+            self._unsettled -= 1
+            self.advance()
 
     def gone(self) -> None:
         """As Link says."""
@@ -181,6 +208,7 @@ class BranchBrowser(BrowsingLink):
         super().__init__(connection, session, pointer)
         retired = [held.entry for held in branch.work.retired.values()] if work != "posted" else []
         posted = list(branch.work.posts) if work != "retired" else []
+        self._branch = branch
         self._left = deque([(entry, "retired") for entry in retired] + [(entry, "posted") for entry in posted])
         self._work: dict[int, str] = {}
 
@@ -199,6 +227,11 @@ class BranchBrowser(BrowsingLink):
             Symbol(ORIGIN_WORK): Symbol(self._work.pop(entry.number, "retired")),
         }
         return with_delivery_annotations(super().shown(entry, payload), annotations)
+
+    def missed(self, entry: Entry) -> None:
+        """As BrowsingLink says: the branch was decided meanwhile. Who reads it must not take the rest for the whole."""
+        told = f"the branch was decided while it was read, message {entry.number} is gone"
+        self.detach(Refusal(Condition.ILLEGAL_STATE, told, Code.XAER_PROTO, self._branch.xid))
 
     def gone(self) -> None:
         """As Link says."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
 from dtx.protocol.replies import Result as Told
+from dtx.resource.resource import not_stored
 from dtx.store.contract import Batch
-from xa import Code, Xid
+from xa import Code
 from xa.machine import Result
 from xa.tables import BranchState, BranchVerb
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dtx.protocol.replies import Reply
     from dtx.resource.branches import Branch, Registry
     from dtx.resource.resource import Resource
-    from dtx.store.contract import StoreFull
+    from dtx.store.contract import NotStored
 
     Answer = Callable[[Reply], None]
 
@@ -62,7 +63,7 @@ class Completion:
         enqueues, dequeues = branch.work.write_prepare(batch)
         batch.prepare(branch.number, branch.xid, branch.owner, since_ms, enqueues=enqueues, dequeues=dequeues)
 
-        def done(error: StoreFull | None) -> None:
+        def done(error: NotStored | None) -> None:
             if error is None:
                 branch.move(BranchVerb.PREPARE)
                 branch.since_ms = since_ms
@@ -71,7 +72,7 @@ class Completion:
                 answer(Told(Code.XA_OK))
             else:
                 branch.move(BranchVerb.PREPARE, Result.RMERR)
-                answer(full(Code.XAER_RMERR, error, branch.xid))
+                answer(not_stored(error, Code.XAER_RMERR, branch.xid))
 
         self._force(branch, batch, done)
 
@@ -102,18 +103,18 @@ class Completion:
         if not one_phase:
             batch.finish(branch.number)
 
-        def done(error: StoreFull | None) -> None:
+        def done(error: NotStored | None) -> None:
             if error is None:
                 branch.move(verb)
                 self._registry.remove(branch)
                 branch.work.commit(effects)
                 answer(Told(Code.XA_OK))
             elif one_phase:
-                branch.fail(f"the store is full: {error}")
+                branch.fail(str(error))
                 self._give_up(branch, verb, answer)
             else:
                 branch.move(verb, Result.RETRY)
-                answer(full(Code.XA_RETRY, error, branch.xid))
+                answer(not_stored(error, Code.XA_RETRY, branch.xid))
 
         if one_phase and branch.work.empty:
             done(None)
@@ -144,14 +145,14 @@ class Completion:
         effects = branch.work.write_rollback(batch, stored=True)
         batch.finish(branch.number)
 
-        def done(error: StoreFull | None) -> None:
+        def done(error: NotStored | None) -> None:
             if error is None:
                 branch.move(BranchVerb.ROLLBACK)
                 self._registry.remove(branch)
                 branch.work.rollback(effects, self._resource.turn.batch)
                 answer(Told(Code.XA_OK))
             else:
-                answer(full(Code.XAER_RMFAIL, error, branch.xid))
+                answer(not_stored(error, Code.XAER_RMFAIL, branch.xid))
 
         self._force(branch, batch, done)
 
@@ -166,11 +167,12 @@ class Completion:
             effects = branch.work.write_rollback(batch, stored=True)
         batch.complete(branch.number, outcome, now_ms)
 
-        def done(error: StoreFull | None) -> None:
+        def done(error: NotStored | None) -> None:
             if error is not None:
-                answer(full(Code.XAER_RMFAIL, error, branch.xid))
+                answer(not_stored(error, Code.XAER_RMFAIL, branch.xid))
                 return
             branch.move(BranchVerb.DECIDE)
+            self._registry.holders.drop(branch)
             branch.outcome, branch.since_ms = outcome, now_ms
             if commit:
                 branch.work.commit(effects)
@@ -186,14 +188,14 @@ class Completion:
         batch = Batch()
         batch.finish(branch.number)
 
-        def done(error: StoreFull | None) -> None:
+        def done(error: NotStored | None) -> None:
             if error is None:
                 branch.move(BranchVerb.FORGET)
                 self._registry.remove(branch)
                 answer(Told(Code.XA_OK))
             else:
                 branch.move(BranchVerb.FORGET, Result.RMERR)
-                answer(full(Code.XAER_RMERR, error, branch.xid))
+                answer(not_stored(error, Code.XAER_RMERR, branch.xid))
 
         self._force(branch, batch, done)
 
@@ -207,10 +209,10 @@ class Completion:
             raise refused(Code.XAER_PROTO, told, branch.xid)
 
     # -- one operation at a time
-    def _force(self, branch: Branch, batch: Batch, done: Callable[[StoreFull | None], None]) -> None:
+    def _force(self, branch: Branch, batch: Batch, done: Callable[[NotStored | None], None]) -> None:
         branch.waiting = deque()
 
-        def told(error: StoreFull | None) -> None:
+        def told(error: NotStored | None) -> None:
             waiting, branch.waiting = branch.waiting, None
             done(error)
             for call in waiting or ():
@@ -232,8 +234,3 @@ class Completion:
             answer(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_PROTO, branch.xid))
         else:
             branch.waiting.append(lambda: self.in_turn(branch, answer, operation))
-
-
-def full(code: Code, error: StoreFull, xid: Xid | None) -> Refusal:
-    """Nothing happened: there is no space."""
-    return Refusal(Condition.RESOURCE_LIMIT, f"nothing happened, the store is full: {error}", code, xid)

@@ -2,8 +2,7 @@
 
 `received` cuts the octets into segments, so that what proton hides (flow properties, states of continued
 deliveries) is known before proton's events of the same frame, and carries out what the frames say.
-Sessions, links and txn-ids of the connection live here; what they mean is in the link modules and the
-resource.
+Sessions and links of the connection live here; what they mean is in the link modules and the resource.
 """
 
 from __future__ import annotations
@@ -11,16 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from dtx.protocol.admission import Admission
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
+from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.frames import IncomingFrames, OutgoingFrames
 from dtx.protocol.links import DYNAMIC, TXN_ID
 from dtx.protocol.performatives import AttachSeen, ContinuationSeen, DetachSeen, EndSeen, FlowSeen, FrameError
 from dtx.resource.attach import attach
-from dtx.resource.contexts import Gathering, unknown_id
 from dtx.resource.demarcation import DtxDemarcation
 from dtx.resource.engine import LIB, Engine, set_condition, text
-from dtx.resource.outcomes import Outcome, read_transactional_state
+from dtx.resource.txn_ids import TxnIds
 from dtx.store.contract import CHUNK
 from xa import Code
 
@@ -29,12 +26,12 @@ if TYPE_CHECKING:
 
     from dtx.protocol.mechanisms import Identity
     from dtx.protocol.performatives import Seen
+    from dtx.resource.contexts import Gathering
     from dtx.resource.engine import Pointer
     from dtx.resource.link import Link
     from dtx.resource.node import Node
     from dtx.resource.queues import Queue
 
-MAX_STATES: Final = 1000
 DELIVERY: Final = LIB.PN_DELIVERY
 LINK_FLOW: Final = LIB.PN_LINK_FLOW
 delivery_of: Final = LIB.pn_event_delivery
@@ -64,7 +61,7 @@ class BrokerConnection:
         self.number = node.resource.number()
         self.sessions: dict[Pointer, Session] = {}
         self.links: dict[Pointer, Link] = {}
-        self.contexts: dict[bytes, Gathering] = {}
+        self.txns = TxnIds(limits.transactions)
         self.replies: dict[str, Queue] = {}
         self.writable = True
         """Whether the peer takes what it is sent; the shell's to say."""
@@ -85,16 +82,14 @@ class BrokerConnection:
         self._handles: dict[tuple[int, int], Link] = {}
         self.attaching: AttachSeen | None = None
         """The attach that is being answered."""
-        self._states: dict[bytes, tuple[bytes, Outcome | None]] = {}
         self._echoing: dict[Link, None] = {}
         self.draining: dict[Link, None] = {}
         self._aborted: dict[Link, None] = {}
         self._withdrawing: list[Callable[[], None]] = []
         self._unsent: list[tuple[Link, Callable[[], None]]] = []
-        self._txn_number = 0
         self.loading = 0
-        self._has_room = False
         """Octets of messages that are read, or being read, and that proton does not have yet."""
+        self._has_room = False
         self.partial_octets = 0
         """Octets of messages of which more is to come."""
         self._handlers: dict[int, Callable[[Pointer], None]] = {
@@ -163,7 +158,7 @@ class BrokerConnection:
             LIB.pn_session_set_incoming_capacity(link.session.pointer, self._capacity)
 
     def when_sent(self, link: Link, call: Callable[[], None]) -> None:
-        """Calls `call` when the link's session has little left to send."""
+        """Calls `call` when the link's session has little left to send; a link asks for one of a kind at a time."""
         self._unsent.append((link, call))
 
     def when_withdrawn(self, call: Callable[[], None]) -> None:
@@ -191,8 +186,11 @@ class BrokerConnection:
                 continue
             if LIB.pn_session_outgoing_bytes(link.session.pointer) < CHUNK:
                 call()
+                self.node.touch(self)
             else:
                 self._unsent.append((link, call))
+        if len(self._unsent) < len(unsent):
+            self.node.resource.settle()  # what was called may have asked the store for payloads
 
     def tick(self, now_ms: int) -> int:
         """Idle time-outs; when to call again, 0 for never."""
@@ -202,9 +200,13 @@ class BrokerConnection:
         """Proton has the octets of a message, or nobody wants them: there may be room for others."""
         limit = self.node.limits.output_octets
         if self.loading >= limit > self.loading - octets:
-            self._has_room = True
-            self.node.touch(self)
+            self.has_room()
         self.loading -= octets
+
+    def has_room(self) -> None:
+        """Links may send again."""
+        self._has_room = True
+        self.node.touch(self)
 
     def _wake(self) -> None:
         for link in tuple(self.links.values()):
@@ -368,40 +370,9 @@ class BrokerConnection:
             self.forget(link)
             self.node.touch(self)
 
-    # -- transactions
-    def new_txn_id(self) -> bytes:
-        """A txn-id that the connection has not used."""
-        if len(self.contexts) >= self.node.limits.transactions:
-            told = f"a connection may have {self.node.limits.transactions} transactions at once"
-            raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
-        while True:
-            self._txn_number += 1
-            txn_id = (self._txn_number & 0xFFFF_FFFF).to_bytes(4, "big")
-            if txn_id not in self.contexts:
-                return txn_id
-
-    def state_of(self, octets: bytes | None) -> tuple[bytes, Outcome | None]:
-        """txn-id and outcome of a transactional-state. WireError: it is none."""
-        if octets is None:
-            raise WireError(Condition.INVALID_FIELD, "a delivery state of this size is not looked at")
-        found = self._states.get(octets)
-        if found is None:
-            found = read_transactional_state(octets)
-            if len(self._states) >= MAX_STATES:
-                self._states.clear()
-            self._states[octets] = found
-        return found
-
-    def context(self, txn_id: bytes) -> Gathering:
-        """The transaction; RefusedError where there is none."""
-        context = self.contexts.get(txn_id)
-        if context is None:
-            raise RefusedError(unknown_id(txn_id))
-        return context
-
     def released(self, context: Gathering) -> None:
         """A txn-id is no longer in use: links acquire no more for it."""
-        self.contexts.pop(context.txn_id, None)
+        self.txns.drop(context)
         for link in self.links.values():
             link.transaction_ended(context)
 

@@ -13,79 +13,28 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError
-from dtx.protocol.messages import read_header, with_header
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
-from dtx.protocol.values import Described, Symbol, Ulong
 from dtx.resource.contexts import Gathering, unknown_id
-from dtx.resource.engine import LIB, Pointer, open_delivery, remote_state, send, set_state
+from dtx.resource.deliveries import Sent, Stream, modified_outcome, with_facts
+from dtx.resource.engine import LIB, Pointer, open_delivery, reject, remote_state, send, set_state
 from dtx.resource.link import Link, refusal_of
-from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN, Outcome, outcome_from
+from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN
 from dtx.resource.queues import State
 from dtx.resource.resource import fits_one_piece
-from dtx.store.contract import CHUNK
 from xa import Code
 
 if TYPE_CHECKING:
     from dtx.resource.connection import BrokerConnection, Session
     from dtx.resource.contexts import TransactionalContext
+    from dtx.resource.outcomes import Outcome
     from dtx.resource.queues import Entry, Queue
-    from dtx.resource.work import Retirement
 
 _SIMPLE: Final = {ACCEPTED: TAKEN, REJECTED: REFUSED, RELEASED: GIVEN_BACK}
 
 
-class Sent:
-    """One message at a consumer. `pointer` is proton's delivery once it is sent."""
-
-    __slots__ = (
-        "context",
-        "decided",
-        "default",
-        "ended",
-        "entry",
-        "gone",
-        "link",
-        "loaded",
-        "payload",
-        "pointer",
-        "retirement",
-    )
-
-    def __init__(self, link: OutgoingLink, entry: Entry, default: Outcome) -> None:
-        self.link = link
-        self.entry = entry
-        self.default = default
-        self.payload: bytes | None = None
-        self.loaded = 0
-        """Octets that it takes in memory, read or being read, until proton has them."""
-        self.pointer: Pointer | None = None
-        self.context: TransactionalContext | None = None
-        self.retirement: Retirement | None = None
-        self.ended: bytes | None = None
-        """The txn-id of a transaction that it belonged to, and that was rolled back."""
-        self.decided = False
-        """Whether an outcome outside of transactions was applied."""
-        self.gone = False
-
-    def applied(self, outcome: Outcome) -> None:
-        """As Held says."""
-        self.context = self.retirement = None
-        self.link.finish(self, outcome)
-
-    def reverted(self) -> None:
-        """As Held says."""
-        if isinstance(self.context, Gathering):
-            self.ended = self.context.txn_id
-        self.context = self.retirement = None
-
-    def withdrawn(self) -> None:
-        """As Held says."""
-        self.context = self.retirement = None
-        self.link.withdraw(self)
-
-
 class OutgoingLink(Link):
-    """A link that consumes from a queue; one that is `dynamic` goes with the link."""
+    """A link that consumes from a queue; one that is `dynamic` goes with the link. `default` is the outcome that the
+    peer named as the default of its source, if any."""
 
     willing = False
 
@@ -96,16 +45,18 @@ class OutgoingLink(Link):
         pointer: Pointer,
         queue: Queue,
         *,
+        default: Outcome | None,
         dynamic: bool = False,
     ) -> None:
         super().__init__(connection, session, pointer)
         self._queue = queue
         self._dynamic = dynamic
-        self._default = default_outcome(connection) or (TAKEN if dynamic else FAILED)
+        self._default = default or (TAKEN if dynamic else FAILED)
         """What becomes of a message that is settled without an outcome: a response is not given twice."""
-        self._resource = connection.node.resource
+        self._txns = connection.txns
+        self.resource = connection.node.resource
         self._outside = connection.node.outside
-        self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
+        self.settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
         self._context: TransactionalContext = self._outside
         self._acquisition: bytes | None = None
         self._credit = 0
@@ -113,6 +64,8 @@ class OutgoingLink(Link):
         self._sent: dict[Pointer, Sent] = {}
         self._streaming: Sent | None = None
         self._tag = 0
+        self._crowded = False
+        """Whether it waits until proton has passed on what there is to send."""
         self._limit = connection.node.limits.unsettled
         self._output_limit = connection.node.limits.output_octets
         self.open = True
@@ -120,28 +73,40 @@ class OutgoingLink(Link):
     # -- taking from the queue
     def wants(self) -> bool:
         """As Consumer says."""
-        return (
-            self._credit > 0
-            and self.connection.writable
-            and len(self._sent) + len(self._waiting) < self._limit
-            and self.connection.loading + LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit
-        )
+        if (
+            self._credit <= 0
+            or not self.connection.writable
+            or not self._context.takes
+            or len(self._sent) + len(self._waiting) >= self._limit
+            or self.connection.loading >= self._output_limit
+        ):
+            return False
+        if self.connection.loading + LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit:
+            return True
+        if not self._crowded:  # of messages that are sent settled nothing is heard that would wake the link
+            self._crowded = True
+            self.connection.when_sent(self, self._has_room)
+        return False
+
+    def _has_room(self) -> None:
+        self._crowded = False
+        self.connection.has_room()
 
     def deliver(self, entry: Entry) -> None:
         """As Consumer says."""
         self._credit -= 1
         sent = Sent(self, entry, self._default)
-        if self._settles and self._context is self._outside:
+        if self.settles and self._context is self._outside:
             sent.context = self._outside  # it is gone once it is sent: not before, its payload may have to be fetched
         else:
-            self._context.acquire(sent, settled=self._settles)
+            self._context.acquire(sent, settled=self.settles)
         waiting = self._waiting
         if fits_one_piece(entry):
             sent.loaded = entry.size
             self.connection.loading += entry.size
-            sent.payload = self._resource.payloads.get(entry)
+            sent.payload = self.resource.payloads.get(entry)
             if sent.payload is None:
-                self._resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
+                self.resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
         if sent.payload is not None and not waiting and self._streaming is None:
             self._send(sent)
         else:
@@ -157,10 +122,13 @@ class OutgoingLink(Link):
     def _fetched(self, sent: Sent, payload: bytes | None) -> None:
         if not self.open or sent.gone:
             return
-        if payload is None:  # it is not in the store any more, nor anywhere
-            self._drop(sent)
-        else:
+        if payload is not None:
             sent.payload = payload
+        elif sent.undecided:
+            self.missing(sent)
+            return
+        else:  # a discharge has decided about it before it was sent
+            self._drop(sent)
         self._flush()
         if self._credit > 0:
             self._queue.wake(self)
@@ -176,6 +144,11 @@ class OutgoingLink(Link):
         if sent in self._waiting:
             self._waiting.remove(sent)
         self._credit += 1
+
+    def missing(self, sent: Sent) -> None:
+        """The store lacks a payload that it has to have. The message stays in its queue, for an operator to see."""
+        told = f"the store lacks the payload of message {sent.entry.number} of {self._queue.name}"
+        self.detach(Refusal(Condition.INTERNAL_ERROR, told, Code.XAER_RMERR))
 
     def _flush(self) -> None:
         waiting = self._waiting
@@ -196,7 +169,7 @@ class OutgoingLink(Link):
         self.delivery_count += 1
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         sent.pointer = delivery
-        if not self._settles:
+        if not self.settles:
             self._sent[delivery] = sent
         if self._acquisition is not None and sent.context is self._context:
             set_state(delivery, TRANSACTIONAL, self._acquisition)
@@ -209,10 +182,10 @@ class OutgoingLink(Link):
         entry = sent.entry
         delivery = self._begin(sent)
         if entry.count or entry.expires_ms:
-            payload = self._with_facts(entry, payload)
+            payload = with_facts(entry, payload, self.resource.now_ms)
         send(self.pointer, payload)
         LIB.pn_link_advance(self.pointer)
-        if self._settles:
+        if self.settles:
             self._sent_settled(sent, delivery)
 
     def _sent_settled(self, sent: Sent, delivery: Pointer) -> None:
@@ -220,44 +193,20 @@ class OutgoingLink(Link):
         if sent.context is self._outside:
             self._outside.acquire(sent, settled=True)
 
-    def _with_facts(self, entry: Entry, payload: bytes) -> bytes:
-        """The message with the header that it has by now."""
-        header = read_header(payload)
-        ttl_ms = header.ttl_ms
-        if ttl_ms is not None and entry.expires_ms:
-            ttl_ms = max(1, entry.expires_ms - self._resource.now_ms)
-        return with_header(payload, header, delivery_count=entry.count, ttl_ms=ttl_ms)
-
     def _stream(self, sent: Sent) -> None:
-        """Sends a large message piece by piece, the next one when proton has passed the last one on."""
         self._streaming = sent
-        delivery = self._begin(sent)
-        pieces = (sent.entry.size + CHUNK - 1) // CHUNK
+        Stream(sent, self._begin(sent)).ask(0)
 
-        def ask(number: int) -> None:
-            self._resource.fetch_piece(sent.entry, number, lambda piece: told(number, piece))
-
-        def told(number: int, piece: bytes | None) -> None:
-            if not self.open or sent.gone:
-                return
-            if piece is None:
-                LIB.pn_delivery_abort(delivery)
-                self._sent.pop(delivery, None)
-                self._end_stream(sent)
-                return
-            if number == 0 and (sent.entry.count or sent.entry.expires_ms):
-                piece = self._with_facts(sent.entry, piece)
-            send(self.pointer, piece)
-            self.connection.node.touch(self.connection)
-            if number + 1 < pieces:
-                self.connection.when_sent(self, lambda: ask(number + 1))
-            else:
-                LIB.pn_link_advance(self.pointer)
-                if self._settles:
-                    self._sent_settled(sent, delivery)
-                self._end_stream(sent)
-
-        ask(0)
+    def streamed(self, sent: Sent, delivery: Pointer, *, whole: bool) -> None:
+        """A large message was sent to its end, or can't be."""
+        if not whole:
+            LIB.pn_delivery_abort(delivery)
+            self._sent.pop(delivery, None)
+        else:
+            LIB.pn_link_advance(self.pointer)
+            if self.settles:
+                self._sent_settled(sent, delivery)
+        self._end_stream(sent)
 
     def _end_stream(self, sent: Sent) -> None:
         if self._streaming is sent:
@@ -292,7 +241,7 @@ class OutgoingLink(Link):
         """As Link says; the queue had its turn."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
-        elif not self._waiting and self._streaming is None:
+        elif not self._waiting and self._streaming is None and not self._crowded:
             self.connection.draining.pop(self, None)
             self.delivery_count += LIB.pn_link_drained(self.pointer)
             self._credit = 0
@@ -306,7 +255,7 @@ class OutgoingLink(Link):
             self.detach(Refusal(Condition.INVALID_FIELD, "a txn-id is binary", Code.XAER_INVAL))
             return
         try:
-            context = self.connection.context(txn_id)
+            context = self._txns.context(txn_id)
             context.check()
         except RefusedError as error:
             self.detach(error.refusal)
@@ -322,6 +271,8 @@ class OutgoingLink(Link):
         """As Link says."""
         if self._context is context:
             self._acquire_for(None)
+            if self._credit > 0:
+                self._queue.wake(self)
 
     # -- what the peer says of deliveries
     def delivery_event(self, delivery: Pointer) -> None:
@@ -336,12 +287,7 @@ class OutgoingLink(Link):
             return
         outcome = _SIMPLE.get(code)
         if outcome is None and code == MODIFIED:
-            state = LIB.pn_delivery_remote(delivery)
-            outcome = Outcome(
-                MODIFIED,
-                bool(LIB.pn_disposition_is_failed(state)),
-                bool(LIB.pn_disposition_is_undeliverable(state)),
-            )
+            outcome = modified_outcome(delivery)
         if isinstance(sent.context, Gathering):
             if outcome is None and not settled:
                 return
@@ -361,11 +307,11 @@ class OutgoingLink(Link):
 
     def _transactional(self, sent: Sent, delivery: Pointer, *, settled: bool) -> None:
         try:
-            txn_id, outcome = self.connection.state_of(remote_state(delivery))
+            txn_id, outcome = self._txns.read(remote_state(delivery))
         except WireError as error:
             self.detach(refusal_of(error))
             return
-        context = self.connection.contexts.get(txn_id)
+        context = self._txns.live.get(txn_id)
         if context is None or txn_id == sent.ended:
             self._stale(sent, txn_id, settled=settled)
             return
@@ -413,6 +359,13 @@ class OutgoingLink(Link):
             set_state(sent.pointer, outcome.code)
             self._forget(sent)
 
+    def refuse(self, sent: Sent, refusal: Refusal) -> None:
+        """The store did not take what the peer said of a delivery: it hears that, and the link is closed."""
+        if self.open and not sent.gone and sent.pointer is not None:
+            reject(sent.pointer, REJECTED, refusal)
+            self._forget(sent)
+            self.detach(refusal)
+
     def withdraw(self, sent: Sent) -> None:
         """The message is the controller's no more: what was not sent never will be."""
         if not self.open or sent.gone:
@@ -442,28 +395,15 @@ class OutgoingLink(Link):
         for sent in self._waiting:
             self._give_back(sent)
         self._waiting.clear()
-        if self._settles and self._streaming is not None and self._streaming.context is self._outside:
+        if self.settles and self._streaming is not None and self._streaming.context is self._outside:
             self._give_back(self._streaming)
         for sent in self._sent.values():
             sent.gone = True
             if sent.retirement is not None:
                 sent.retirement.delivery = None
             elif not sent.decided:
-                self._resource.retire(sent.entry, sent.default, None)
+                self.resource.retire(sent.entry, sent.default, None)
         self._sent.clear()
         self._streaming = None
         if self._dynamic:
             self.connection.drop_reply_queue(self._queue)
-
-
-def default_outcome(connection: BrokerConnection) -> Outcome | None:
-    """The default outcome that the peer gave the source of the link that it attaches."""
-    seen = connection.attaching
-    if seen is None or seen.default_outcome is None:
-        return None
-    descriptor = seen.default_outcome.descriptor
-    typed = Ulong(descriptor) if isinstance(descriptor, int) else Symbol(str(descriptor))
-    try:
-        return outcome_from(Described(typed, seen.default_outcome.value))
-    except WireError as error:
-        raise RefusedError(refusal_of(error)) from None

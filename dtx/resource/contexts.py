@@ -7,7 +7,8 @@ at its discharge, a distributed one never decides anything: that is the coordina
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
 from dtx.resource.grammar import LOCAL, Local, LocalVerb
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from dtx.resource.branches import Branch
     from dtx.resource.queues import Entry
     from dtx.resource.resource import Resource
-    from dtx.store.contract import StoreFull
+    from dtx.store.contract import NotStored
 
 
 class Delivery(Held, Protocol):
@@ -35,6 +36,10 @@ class Delivery(Held, Protocol):
     context: TransactionalContext | None
     retirement: Retirement | None
     default: Outcome
+
+    def refused(self, refusal: Refusal) -> None:
+        """The outcome that it was given outside of transactions could not be made durable."""
+        ...
 
 
 class Control(Protocol):
@@ -47,6 +52,11 @@ class Control(Protocol):
 
 class TransactionalContext(Protocol):
     """What links work through."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether one more message may be acquired."""
+        ...
 
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
         """Posts a message. The fields of the transactional-state that tell the presumptive outcome, or None
@@ -71,12 +81,14 @@ class TransactionalContext(Protocol):
         ...
 
     def refuse_success(self, refusal: Refusal) -> None:
-        """Something that was sent settled could not be done: the transaction can't succeed any more."""
+        """Something could not be done, and nobody hears of that alone: the transaction can't succeed any more."""
         ...
 
 
 class NoTransaction:
     """Every operation for itself."""
+
+    takes: Final = True
 
     def __init__(self, resource: Resource) -> None:
         self._resource = resource
@@ -100,7 +112,7 @@ class NoTransaction:
             self._resource.retire(
                 delivery.entry,
                 decided,
-                lambda refusal: delivery.applied(decided) if refusal is None else None,
+                lambda refusal: delivery.applied(decided) if refusal is None else delivery.refused(refusal),
             )
 
     def begin_partial(self) -> None:
@@ -116,6 +128,9 @@ class NoTransaction:
 class Gathering:
     """What the local and the distributed context have in common: work is gathered until somebody decides."""
 
+    # It is abstract without ABC as its base: links ask of each delivery whether a context is one, and isinstance takes
+    # ten times as long where that is asked of ABCMeta. mypy keeps it from being made all the same.
+
     def __init__(self, resource: Resource, txn_id: bytes, control: Control, work: Work) -> None:
         self.control = control
         self.work = work
@@ -130,9 +145,14 @@ class Gathering:
         self.acquisition = transactional_state(txn_id)
         self._presumed = transactional_state(txn_id, TAKEN_OCTETS)
 
+    @property
+    def takes(self) -> bool:
+        """As TransactionalContext says."""
+        return self.work.takes
+
+    @abstractmethod
     def check(self) -> None:
         """RefusedError when no work can be done under this txn-id."""
-        raise NotImplementedError
 
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
         """As TransactionalContext says."""
@@ -162,6 +182,7 @@ class Gathering:
         if retirement is None:
             try:
                 self.check()
+                self._check_room()
             except RefusedError:  # it is rolled back: nothing is applied, and the delivery is as it was
                 if settled:
                     self._resource.retire(delivery.entry, delivery.default, None)
@@ -174,6 +195,14 @@ class Gathering:
         if settled:
             retirement.delivery = None
 
+    def _check_room(self) -> None:
+        """What is too much can't be left out, as nobody would hear of it: the transaction can't succeed."""
+        if not self.work.takes:
+            told = f"the transaction retires {len(self.work.retired)} messages"
+            refusal = Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR)
+            self.refuse_success(refusal)
+            raise RefusedError(refusal)
+
     def begin_partial(self) -> None:
         """As TransactionalContext says."""
         self.check()
@@ -183,9 +212,9 @@ class Gathering:
         """As TransactionalContext says."""
         self.partial -= 1
 
+    @abstractmethod
     def refuse_success(self, refusal: Refusal) -> None:
         """As TransactionalContext says."""
-        raise NotImplementedError
 
 
 class LocalTransaction(Gathering):
@@ -194,7 +223,7 @@ class LocalTransaction(Gathering):
     def __init__(
         self, resource: Resource, txn_id: bytes, control: Control, ended: Callable[[LocalTransaction], None]
     ) -> None:
-        super().__init__(resource, txn_id, control, Work(resource.limits))
+        super().__init__(resource, txn_id, control, Work(resource.limits, resource.unstored))
         self.state = Local.ACTIVE
         self._cause: Refusal | None = None
         self._ended = ended
@@ -235,7 +264,7 @@ class LocalTransaction(Gathering):
         batch = Batch()
         effects = self.work.write_commit(batch, stored=False)
 
-        def done(error: StoreFull | None) -> None:
+        def done(error: NotStored | None) -> None:
             if error is None:
                 self.state = advance(LOCAL, self.state, LocalVerb.FORCED)
                 self.work.commit(effects)
@@ -243,7 +272,7 @@ class LocalTransaction(Gathering):
             else:
                 self.state = advance(LOCAL, self.state, LocalVerb.FORCED, Result.RB)
                 self._undo()
-                answer(Refusal(Condition.ROLLBACK, f"rolled back, the store is full: {error}", Code.XA_RBOTHER))
+                answer(Refusal(Condition.ROLLBACK, f"rolled back: {error}", Code.XA_RBOTHER))
 
         self._over()
         if self.work.empty:
@@ -255,7 +284,7 @@ class LocalTransaction(Gathering):
         """As TransactionalContext says."""
         if self.state is Local.ACTIVE:
             self.state = advance(LOCAL, self.state, LocalVerb.BREAK)
-            told = f"rolled back: a message that was sent settled could not be taken ({refusal.description})"
+            told = f"rolled back: {refusal.description}"
             self._cause = Refusal(Condition.ROLLBACK, told, Code.XA_RBOTHER)
             self._undo()
 
@@ -302,7 +331,7 @@ class DistributedContext(Gathering):
 
     def refuse_success(self, refusal: Refusal) -> None:
         """As TransactionalContext says."""
-        self.branch.fail(f"a message that was sent settled could not be taken ({refusal.description})")
+        self.branch.fail(refusal.description)
 
 
 def unknown_id(txn_id: bytes) -> Refusal:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from dtx.protocol.codec import encode
 from dtx.protocol.commands import CONTROL, Declare, Discharge, End
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import STATUS_OF, Condition, Refusal, RefusedError, refused
+from dtx.protocol.encoding import encode
 from dtx.protocol.links import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.messages import body_value
 from dtx.protocol.replies import DECLARED, RESULT
@@ -94,26 +94,26 @@ class ControlLink(ReceivingLink):
         connection = self.connection
         context: Gathering
         if declare.start is None:
-            txn_id = connection.new_txn_id()
+            txn_id = connection.txns.new()
             context = LocalTransaction(self._node.resource, txn_id, self, connection.released)
         else:
             txn_id = self._txn_id(declare.start)
             context = self.session.demarcation.start(declare.start, txn_id, self)
-        connection.contexts[txn_id] = context
+        connection.txns.live[txn_id] = context
         self._declared[context] = None
         self.answer_state(awaited.pointer, DECLARED, encode([txn_id]))
 
     def _txn_id(self, start: Start) -> bytes:
-        txn_id = self.connection.new_txn_id()
+        txn_id = self._txns.new()
         if start.txn_id is None:
             return txn_id
-        if not start.txn_id or start.txn_id in self.connection.contexts:
+        if not start.txn_id or start.txn_id in self._txns.live:
             raise refused(Code.XAER_DUPID, f"the txn-id {start.txn_id.hex()} is in use, or empty", start.xid)
         return start.txn_id
 
     # -- discharge
     def _discharge(self, awaited: Awaited, discharge: Discharge) -> None:
-        context = self.connection.context(discharge.txn_id)
+        context = self._txns.context(discharge.txn_id)
         if context.partial:
             self._discharge_partial(awaited, context, fail=discharge.fail)
         elif isinstance(context, LocalTransaction):
@@ -142,7 +142,7 @@ class ControlLink(ReceivingLink):
 
     # -- end
     def _end(self, awaited: Awaited, end: End) -> None:
-        context = self.connection.context(end.txn_id)
+        context = self._txns.context(end.txn_id)
         if context.partial:
             self._discharge_partial(awaited, context, fail=end.fail)
             return

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cproton_ffi import ffi, lib  # type: ignore[import-not-found]
 
-from dtx.protocol.codec import DecodeError, decode, encode
+from dtx.protocol.decoding import DecodeError, decode
+from dtx.protocol.encoding import encode
 from dtx.protocol.values import Array, Symbol
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dtx.protocol.conditions import Condition, refused
 from dtx.protocol.replies import Result as Told
-from dtx.resource.completion import full
+from dtx.resource.resource import not_stored
 from dtx.store.contract import Batch
 from xa import Code
 from xa.tables import BranchState, BranchVerb
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dtx.protocol.replies import Reply
     from dtx.resource.branches import Registry
     from dtx.resource.resource import Resource
-    from dtx.store.contract import Restored, StoreFull
+    from dtx.store.contract import NotStored, Restored
     from xa import Xid
 
     Answer = Callable[[Reply], None]
@@ -71,13 +71,13 @@ class Fences:
             if branch.state in {BranchState.S1, BranchState.S2} and branch.waiting is None:
                 branch.undo(BranchVerb.EXPIRE, "the global transaction is fenced", Code.XA_RBOTHER)
 
-        def done(error: StoreFull | None) -> None:
+        def done(error: NotStored | None) -> None:
             if error is None:
                 answer(Told(Code.XA_OK))
                 return
             if known is None:
                 self._fences.pop(key, None)
-            answer(full(Code.XAER_RMERR, error, None))
+            answer(not_stored(error, Code.XAER_RMERR))
 
         self._resource.submit(batch, done)
 
@@ -89,12 +89,12 @@ class Fences:
         batch = Batch()
         batch.lift_fence(key)
 
-        def done(error: StoreFull | None) -> None:
+        def done(error: NotStored | None) -> None:
             if error is None:
                 self._fences.pop(key, None)
                 answer(Told(Code.XA_OK))
             else:
-                answer(full(Code.XAER_RMERR, error, None))
+                answer(not_stored(error, Code.XAER_RMERR))
 
         self._resource.submit(batch, done)
 

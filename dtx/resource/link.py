@@ -7,11 +7,12 @@ refused for good closes the link as well, as the table FATAL says.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import encode
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError
+from dtx.protocol.encoding import encode
 from dtx.protocol.replies import ACCEPTED, REJECTED, TRANSACTIONAL, error_value
 from dtx.protocol.values import Described, Ulong
 from dtx.resource.engine import LIB, Pointer, receive, reject, remote_state, set_state, text
@@ -82,7 +83,7 @@ class Awaited:
         self.pointer = pointer
 
 
-class ReceivingLink(Link):
+class ReceivingLink(Link, ABC):
     """Takes messages. `limit` bounds their size."""
 
     def __init__(
@@ -91,6 +92,7 @@ class ReceivingLink(Link):
         super().__init__(connection, session, pointer)
         self.second = LIB.pn_link_remote_rcv_settle_mode(pointer) == LIB.PN_RCV_SECOND
         """Whether the receiver settles after the sender."""
+        self._txns = connection.txns
         self._credit = credit
         self._left = 0
         self._limit = limit
@@ -145,16 +147,22 @@ class ReceivingLink(Link):
             self._parts.append(octets)
         self._size += len(octets)
         connection = self.connection
+        unstored = connection.node.resource.unstored
         connection.partial_octets += len(octets)
+        unstored.octets += len(octets)
         if self._size > self._limit:
             told = f"a message has at most {self._limit} octets here"
             self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
         elif connection.partial_octets > connection.node.limits.partial_octets:
             told = f"{connection.partial_octets} octets of messages that are not complete"
             self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
+        elif unstored.octets > unstored.limit:
+            told = f"{unstored.octets} octets of messages that are not complete, or whose transactions are open"
+            self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
 
     def _drop_parts(self) -> None:
         self.connection.partial_octets -= self._size
+        self.connection.node.resource.unstored.octets -= self._size
         self._size = 0
         self._parts.clear()
 
@@ -166,8 +174,8 @@ class ReceivingLink(Link):
         if code != TRANSACTIONAL:
             return
         try:
-            txn_id, _ = self.connection.state_of(fields)
-            context = self.connection.context(txn_id)
+            txn_id, _ = self._txns.read(fields)
+            context = self._txns.context(txn_id)
             context.begin_partial()
             self._partial = context
         except (RefusedError, WireError) as error:
@@ -181,7 +189,7 @@ class ReceivingLink(Link):
                 self._broken = _mixed()
             return
         try:
-            txn_id, _ = self.connection.state_of(fields)
+            txn_id, _ = self._txns.read(fields)
         except WireError:
             return
         if _txn_id_of(state) != txn_id:
@@ -220,8 +228,8 @@ class ReceivingLink(Link):
         context: Gathering | None = None
         if LIB.pn_delivery_remote_state(delivery) == TRANSACTIONAL:
             try:
-                txn_id, _ = self.connection.state_of(remote_state(delivery))
-                context = self.connection.context(txn_id)
+                txn_id, _ = self._txns.read(remote_state(delivery))
+                context = self._txns.context(txn_id)
             except (RefusedError, WireError) as error:
                 broken = broken or refusal_of(error)
         if settled:
@@ -253,10 +261,10 @@ class ReceivingLink(Link):
             self._left = self._credit
 
     # -- messages
+    @abstractmethod
     def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
         """A whole message came, under the transaction `context`, or none. One that was sent `settled` is
         settled already, and its delivery is not used any more."""
-        raise NotImplementedError
 
     def wait(self, delivery: Pointer) -> Awaited:
         """The delivery's answer comes later."""

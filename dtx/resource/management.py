@@ -2,17 +2,19 @@
 
 A request has an application property `operation`: `status`, `queues`, `branches` or `connections`; the last
 three answer in pages, `count` entries (at most 1000) behind the one that `after` names. The response is a
-map, or a list of maps.
+map, or a list of maps; a page costs what it tells, however many branches are prepared.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from heapq import merge, nsmallest
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition
 from dtx.protocol.values import Timestamp, Ulong
+from xa import NULL_XID, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from dtx.resource.queues import Queue
 
 MAX_PAGE: Final = 1000
+MAX_LOCKS: Final = 100
+"""Branches that are named as holding messages of one queue."""
 
 
 def answer(node: Node, request: Request) -> Any:
@@ -55,15 +59,21 @@ def _status(node: Node, _after: str, _count: int) -> dict[str, Any]:
 
 
 def _queues(node: Node, after: str, count: int) -> list[Any]:
-    held: dict[str, dict[str, Any]] = {}
-    for branch in node.registry:
-        for queue, (retired, posted) in branch.work.holdings().items():
-            held.setdefault(queue, {})[str(branch.xid)] = Ulong(retired + posted)
-    queues = sorted(name for name in node.resource.queues if name > after)
-    return [_queue(node.resource.queues[name], held.get(name, {})) for name in queues[:count]]
+    working: dict[str, list[Branch]] = {}
+    for branch in node.registry.unprepared():
+        for queue in branch.work.holdings():
+            working.setdefault(queue, []).append(branch)
+    names = nsmallest(count, (name for name in node.resource.queues if name > after))
+    return [_queue(node, node.resource.queues[name], working.get(name, [])) for name in names]
 
 
-def _queue(queue: Queue, held: dict[str, Any]) -> dict[str, Any]:
+def _queue(node: Node, queue: Queue, working: list[Branch]) -> dict[str, Any]:
+    holders = node.registry.holders
+    prepared = holders.of(queue.name)
+    locked_by = {}
+    for branch in islice(chain(working, prepared), MAX_LOCKS):
+        retired, posted = holders.holdings(branch)[queue.name]
+        locked_by[str(branch.xid)] = Ulong(retired + posted)
     return {
         "name": queue.name,
         "depth": Ulong(queue.depth),
@@ -71,18 +81,28 @@ def _queue(queue: Queue, held: dict[str, Any]) -> dict[str, Any]:
         "pending": Ulong(queue.pending),
         "consumers": Ulong(queue.consumers),
         "lasting": queue.lasting,
-        "locked-by": dict(islice(held.items(), MAX_PAGE)),
+        "branches": Ulong(len(working) + len(prepared)),
+        "locked-by": locked_by,
     }
 
 
 def _branches(node: Node, after: str, count: int) -> list[Any]:
-    branches = sorted(((str(branch.xid), branch) for branch in node.registry), key=lambda pair: pair[0])
-    return _page((pair for pair in branches if pair[0] > after), count, lambda pair: _branch(*pair))
+    try:
+        behind = Xid.parse(after) if after else NULL_XID
+    except ValueError as error:
+        raise WireError(Condition.INVALID_FIELD, f"after is no xid: {error}") from None
+    working = sorted((branch for branch in node.registry.unprepared() if branch.xid > behind), key=_xid_of)
+    in_doubt = node.registry.in_doubt(behind, b"")
+    return _page(merge(working, in_doubt, key=_xid_of), count, lambda branch: _branch(node, branch))
 
 
-def _branch(xid: str, branch: Branch) -> dict[str, Any]:
+def _xid_of(branch: Branch) -> Xid:
+    return branch.xid
+
+
+def _branch(node: Node, branch: Branch) -> dict[str, Any]:
     return {
-        "xid": xid,
+        "xid": str(branch.xid),
         "state": branch.state.value,
         "owner": branch.owner,
         "since": Timestamp(branch.since_ms),
@@ -90,7 +110,7 @@ def _branch(xid: str, branch: Branch) -> dict[str, Any]:
         "associations": Ulong(len(branch.associations)),
         "holds": {
             queue: {"retired": Ulong(retired), "posted": Ulong(posted)}
-            for queue, (retired, posted) in branch.work.holdings().items()
+            for queue, (retired, posted) in node.registry.holders.holdings(branch).items()
         },
     }
 
@@ -108,7 +128,7 @@ def _connections(node: Node, after: str, count: int) -> list[Any]:
             "container": node.connections[number].container,
             "sessions": Ulong(len(node.connections[number].sessions)),
             "links": Ulong(len(node.connections[number].links)),
-            "transactions": Ulong(len(node.connections[number].contexts)),
+            "transactions": Ulong(len(node.connections[number].txns.live)),
         },
     )
 

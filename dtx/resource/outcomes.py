@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dtx.protocol.codec import DecodeError, decode, encode
 from dtx.protocol.commands import MAX_TXN_ID
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition
+from dtx.protocol.decoding import DecodeError, decode
+from dtx.protocol.encoding import encode
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED
 from dtx.protocol.values import Described, Symbol, Ulong
 

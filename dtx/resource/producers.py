@@ -78,4 +78,4 @@ class IncomingLink(ReceivingLink):
         if refusal is None:
             self.accept(awaited.pointer)
         else:
-            self.refuse(awaited.pointer, refusal, None)
+            self._refused(awaited.pointer, None, refusal, settled=False)

@@ -7,6 +7,7 @@ asks the store for payloads. Nobody hears that something is done before the stor
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
@@ -17,7 +18,8 @@ from dtx.resource.payloads import Payloads
 from dtx.resource.queues import Effect, Entry, Queue, State
 from dtx.resource.settings import QueueSettings, Settings
 from dtx.resource.timers import Timer, Timers
-from dtx.store.contract import CHUNK, Batch, StoreError, StoreFull
+from dtx.resource.work import Unstored
+from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreRefused
 from xa import Code
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from dtx.resource.outcomes import Outcome
     from dtx.resource.timers import Timer
     from dtx.store.contract import MessageStore, Restored
+    from xa import Xid
 
 MAX_NAME: Final = 255
 
@@ -43,21 +46,23 @@ class Clock(Protocol):
 
 
 class Turn:
-    """Changes outside of transactions that become durable together: posts, and who waits for what."""
+    """Changes outside of transactions that become durable together: posts, and who waits for these (`answers`), or for
+    what was `retired`."""
 
-    __slots__ = ("answers", "batch", "posts")
+    __slots__ = ("answers", "batch", "posts", "retired")
 
     def __init__(self) -> None:
         self.batch = Batch()
         self.posts: list[Entry] = []
         self.answers: list[Callable[[Refusal | None], None]] = []
+        self.retired: list[Callable[[Refusal | None], None]] = []
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to submit."""
         batch = self.batch
         return not (
-            self.posts or self.answers or batch.dequeues or batch.placements or batch.queues or batch.fences
+            self.posts or self.retired or batch.dequeues or batch.placements or batch.queues or batch.fences
         ) and not (batch.chunks or batch.finished)
 
 
@@ -73,6 +78,8 @@ class Resource:
         self.settings = settings
         self.limits = settings.limits
         self.queues: dict[str, Queue] = {}
+        self._lasting = 0
+        """How many of these are stored; the others are bounded by the links of their connections."""
         self.turn = Turn()
         self.failed = False
         self.now_ms = clock.wall_ms()
@@ -80,9 +87,15 @@ class Resource:
         self._number = 0
         self._marked: list[Queue] = []
         self.timers = Timers()
+        self.unstored = Unstored(self.limits.unstored_octets)
         self.payloads = Payloads(store, self._stop, self.settle)
         self._owed: list[tuple[int, int]] = []
-        """Messages that are gone, and could not be deleted from a store that was full."""
+        """Messages that are gone, and could not be deleted from a store that took nothing."""
+        self._owed_answers: list[Callable[[Refusal | None], None]] = []
+        """Who waits for such a message to be deleted from a store that takes nothing now."""
+        self._unstored: dict[int, Queue] = {}
+        """Queues that may not be stored yet: every batch tells them, as it may bring messages of theirs, and an earlier
+        one that told them may be refused."""
 
     # -- opening
     def open(self) -> Restored:
@@ -100,8 +113,9 @@ class Resource:
         found: dict[int, Entry] = {}
         for queue_number, messages in groupby(restored.messages(), key=attrgetter("queue")):
             queue = by_number.get(queue_number)
-            if queue is not None:
-                found.update(queue.restore(messages, locked))
+            if queue is None:
+                raise StoreDamaged(f"the store has messages of a queue that it does not have, number {queue_number}")
+            found.update(queue.restore(messages, locked))
         return found
 
     def make_configured(self) -> None:
@@ -130,6 +144,9 @@ class Resource:
         for number, size in self._owed:
             self.turn.batch.dequeue(number, size)
         self._owed.clear()
+        self.turn.retired += self._owed_answers
+        self._owed_answers.clear()
+        self._tell_queues(self.turn.batch)
         self.settle()
         due_in = self.timers.next_in(now)
         return 1.0 if due_in is None else min(1.0, due_in)
@@ -147,13 +164,15 @@ class Resource:
             on_available=self._marked.append,
         )
         self.queues[name] = queue
+        self._lasting += lasting
         return queue
 
     def create(self, name: str) -> Queue:
         """A new lasting queue."""
-        if len(self.queues) >= self.limits.queues:
-            raise refused(Code.XAER_RMERR, f"there are {len(self.queues)} queues", condition=Condition.RESOURCE_LIMIT)
+        if self._lasting >= self.limits.queues:
+            raise refused(Code.XAER_RMERR, f"there are {self._lasting} queues", condition=Condition.RESOURCE_LIMIT)
         queue = self._make(self.number(), name)
+        self._unstored[queue.number] = queue
         self.turn.batch.create_queue(queue.number, name)
         return queue
 
@@ -182,7 +201,7 @@ class Resource:
         if not name or name == queue.name or not queue.lasting:
             return None
         target = self.queues.get(name)
-        if target is None and len(self.queues) < self.limits.queues:
+        if target is None and self._lasting < self.limits.queues:
             target = self.create(name)
         return None if target is None or target.full else target
 
@@ -205,12 +224,13 @@ class Resource:
             answer(None)
 
     def retire(self, entry: Entry, outcome: Outcome, answer: Callable[[Refusal | None], None] | None) -> None:
-        """Applies an outcome to a held message at once; `answer` is called when that is durable."""
+        """Applies an outcome to a held message at once; `answer` is called when that is durable, or when the store did
+        not take it: then the message may come again after a restart."""
         turn = self.turn
         if entry.state is State.HELD:
             entry.queue.carry_out(entry.queue.plan(entry, outcome, turn.batch))
         if answer is not None:
-            turn.answers.append(answer)
+            turn.retired.append(answer)
 
     def apply(self, effects: list[Effect]) -> None:
         """Carries planned effects out."""
@@ -231,38 +251,39 @@ class Resource:
         self.store.fetch_chunk(entry.number, number, fetched)
 
     # -- the store
-    def submit(self, batch: Batch, done: Callable[[StoreFull | None], None]) -> None:
+    def submit(self, batch: Batch, done: Callable[[NotStored | None], None]) -> None:
         """Makes `batch` durable, after the turn so far. `done` hears None, or why it never will be
         durable."""
         self._submit_turn()
+        self._submit(batch, done)
+
+    def _submit(self, batch: Batch, done: Callable[[NotStored | None], None]) -> None:
+        self._tell_queues(batch)
 
         def told(error: StoreError | None) -> None:
-            if error is None or isinstance(error, StoreFull):
-                if not self.failed:
-                    done(error)
-                    self.settle()
-            else:
+            if error is not None and not isinstance(error, NotStored):
                 self._stop(error)
+            elif not self.failed:
+                if error is None and self._unstored:
+                    for number in batch.queues:
+                        self._unstored.pop(number, None)
+                done(error)
+                self.settle()
 
         self.store.submit(batch, told)
+
+    def _tell_queues(self, batch: Batch) -> None:
+        for queue in self._unstored.values():
+            batch.create_queue(queue.number, queue.name)
 
     def _submit_turn(self) -> None:
         turn = self.turn
         if turn.empty:
             return
         self.turn = Turn()
+        self._submit(turn.batch, partial(self._turned, turn))
 
-        def told(error: StoreError | None) -> None:
-            if error is None or isinstance(error, StoreFull):
-                if not self.failed:
-                    self._turned(turn, error)
-                    self.settle()
-            else:
-                self._stop(error)
-
-        self.store.submit(turn.batch, told)
-
-    def _turned(self, turn: Turn, error: StoreFull | None) -> None:
+    def _turned(self, turn: Turn, error: NotStored | None) -> None:
         refusal = None
         if error is None:
             for entry in turn.posts:
@@ -271,14 +292,19 @@ class Resource:
                 entry.payload = None
                 queue.append(entry)
         else:
-            refusal = Refusal(Condition.RESOURCE_LIMIT, f"the store is full: {error}", Code.XAER_RMERR)
+            refusal = not_stored(error, Code.XAER_RMERR)
             for entry in turn.posts:
                 entry.queue.pending -= 1
                 entry.state = State.GONE
                 entry.payload = None
             chunked = set(turn.batch.chunked_dequeues)
             self._owed += [(number, CHUNK + (number in chunked)) for number in turn.batch.dequeues]
+            if not isinstance(error, StoreRefused):
+                self._owed_answers += turn.retired
+                turn.retired = []
         for answer in turn.answers:
+            answer(refusal)
+        for answer in turn.retired:
             answer(refusal)
 
     def _stop(self, error: StoreError) -> None:
@@ -299,6 +325,12 @@ class Resource:
                 queue.dispatch(self.now_ms)
         self.payloads.send()
         self._submit_turn()
+
+
+def not_stored(error: NotStored, code: Code, xid: Xid | None = None) -> Refusal:
+    """Nothing happened: the store takes nothing now, or never this."""
+    condition = Condition.INTERNAL_ERROR if isinstance(error, StoreRefused) else Condition.RESOURCE_LIMIT
+    return Refusal(condition, f"nothing happened: {error}", code, xid)
 
 
 def fits_one_piece(entry: Entry) -> bool:

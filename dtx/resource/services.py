@@ -6,12 +6,13 @@ correlation-id, or else its message-id. A request that can't be answered there i
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.codec import encode
 from dtx.protocol.commands import COORDINATION
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.encoding import encode
 from dtx.protocol.messages import read_request, response_message
 from dtx.protocol.replies import encode_reply
 from dtx.resource import management
@@ -56,9 +57,9 @@ class RequestLink(ReceivingLink):
             self.accept(delivery)
         self.handle(request)
 
+    @abstractmethod
     def handle(self, request: Request) -> None:
         """Carries out a request, and answers it."""
-        raise NotImplementedError
 
     def respond(self, request: Request, value: bytes, properties: dict[Any, Any] | None = None) -> None:
         """Sends the response, if somebody waits for it still."""

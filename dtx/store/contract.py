@@ -46,8 +46,20 @@ class StoreDamaged(StoreError):
     where."""
 
 
-class StoreFull(StoreError):
-    """The batch was not written and never will be: there is no space. The store goes on."""
+class NotStored(StoreError):
+    """The batch was not written and never will be. The store goes on."""
+
+
+class StoreFull(NotStored):
+    """There is no space."""
+
+
+class StoreBusy(NotStored):
+    """The database takes nothing just now: somebody else has it locked, a statement was cancelled, memory is short."""
+
+
+class StoreRefused(NotStored):
+    """The database does not take what this batch tells, and would not later. Batches beside it are kept."""
 
 
 class StoreStopped(StoreError):
@@ -167,7 +179,7 @@ class Batch:
     )
 
     def __init__(self) -> None:
-        self.queues: list[tuple[int, str, str]] = []
+        self.queues: dict[int, tuple[str, str]] = {}
         self.enqueues: list[tuple[int, int, int, int, int, int]] = []
         self.payloads: list[tuple[int, bytes]] = []
         self.chunks: list[tuple[int, int, bytes]] = []
@@ -200,8 +212,8 @@ class Batch:
         return merged
 
     def create_queue(self, queue: int, name: str, settings: str = "") -> None:
-        """A lasting queue. The broker sees to it that names are unique."""
-        self.queues.append((queue, name, settings))
+        """A lasting queue. The broker sees to it that names are unique. Telling it again changes nothing."""
+        self.queues[queue] = (name, settings)
 
     def delete_queue(self, queue: int) -> None:
         """The queue goes, with every message that stands in it, also what a prepared branch would retire.
@@ -317,9 +329,9 @@ class MessageStore(Protocol):
     def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
         """Makes `batch` durable, after all that were submitted before; `done(None)` is called once it is.
 
-        `done(StoreFull)`: it never will be; the store goes on. `done(StoreStopped)`: unknown; so end all
-        later ones. `done` is called in the order of submission, and never from within `submit` unless the
-        store's `deliver` calls at once.
+        `done(NotStored)`: it never will be; the store goes on, and what was submitted since may be durable all the
+        same. `done(StoreStopped)`: unknown; so end all later ones. `done` is called in the order of submission, and
+        never from within `submit` unless the store's `deliver` calls at once.
         """
         ...
 

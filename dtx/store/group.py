@@ -28,7 +28,7 @@ def carry_out(group: Sequence[Batch], transactions: Transactions, statements: St
 
 def _create(batch: Batch, transactions: Transactions, statements: Statements) -> None:
     if batch.queues:
-        _rows(transactions, statements.insert_queues, batch.queues)
+        _rows(transactions, statements.insert_queues, [(number, *facts) for number, facts in batch.queues.items()])
     if batch.enqueues:
         _rows(transactions, statements.insert_messages, batch.enqueues)
         _rows(transactions, statements.insert_payloads, batch.payloads)

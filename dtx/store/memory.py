@@ -22,6 +22,7 @@ from dtx.store.contract import (
     StoredQueue,
     StoreError,
     StoreFull,
+    StoreRefused,
     StoreStopped,
 )
 from xa import Code, Xid
@@ -71,8 +72,8 @@ class Disk:
         self._delete(batch)
 
     def _create(self, batch: Batch) -> None:
-        for queue in batch.queues:
-            self.queues[queue[0]] = StoredQueue(*queue)
+        for number, (name, settings) in batch.queues.items():
+            self.queues.setdefault(number, StoredQueue(number, name, settings))
         for facts in batch.enqueues:
             self.messages[facts[0]] = StoredMessage(*facts)
         for message, payload in batch.payloads:
@@ -137,7 +138,7 @@ class _Restored:
 class MemoryStore:
     """As `dtx.store.contract.MessageStore` says. What waits is forced when `deliver` calls back; a `deliver`
     that calls at once makes every batch a group of its own. `hook` may raise `StoreStopped` to fail a
-    force, and `StoreFull` before the write.
+    force, and `StoreFull` before the write; a disk may refuse a batch with `StoreRefused`.
     `cached` tells the payloads of up to `cached_size` octets."""
 
     def __init__(
@@ -176,12 +177,16 @@ class MemoryStore:
         if not group:
             return
         failure: StoreError | None = self._stopped
+        refused: dict[Batch, StoreRefused] = {}
         if failure is None:
             try:
                 self._hook(Step.BEFORE_WRITE)
                 self._hook(Step.WRITTEN)
                 for batch, _ in group:
-                    self._disk.apply(batch)
+                    try:
+                        self._disk.apply(batch)
+                    except StoreRefused as error:
+                        refused[batch] = error
                 self._hook(Step.FORCED)
                 self.groups += 1
             except StoreStopped as error:
@@ -189,8 +194,8 @@ class MemoryStore:
             except StoreFull as error:
                 failure = error
         self.waiting_octets -= sum(batch.octets for batch, _ in group)
-        for _, done in group:
-            done(failure)
+        for batch, done in group:
+            done(failure or refused.get(batch))
 
     def cached(self, message: int) -> bytes | None:
         """As `dtx.store.contract.MessageStore` says."""
@@ -199,7 +204,7 @@ class MemoryStore:
 
     def _payload(self, message: int) -> bytes | None:
         facts = self._disk.messages.get(message)
-        return self._disk.pieces[message][0] if facts is not None and facts.size <= CHUNK else None
+        return self._disk.pieces.get(message, {}).get(0) if facts is not None and facts.size <= CHUNK else None
 
     def fetch(self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]) -> None:
         """As `dtx.store.contract.MessageStore` says."""

@@ -121,8 +121,10 @@ FENCE: Final = Table(
 class Many:
     """A statement for any number of rows: the dialect writes it for one, and `row` finds what is repeated."""
 
-    def __init__(self, statement: Insert | Update | Delete | Select[Any], dialect: Dialect, row: str) -> None:
-        text = str(statement.compile(dialect=dialect))
+    def __init__(
+        self, statement: Insert | Update | Delete | Select[Any], dialect: Dialect, row: str, tail: str = ""
+    ) -> None:
+        text = str(statement.compile(dialect=dialect)) + tail
         found = list(re.finditer(row, text))
         if len(found) != 1:
             raise ValueError(f"one row was expected in {text!r}")
@@ -142,7 +144,7 @@ class Statements:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self.insert_queues = self._insert(QUEUE)
+        self.insert_queues = self._insert(QUEUE, tail=" ON CONFLICT DO NOTHING")
         self.insert_messages = self._insert(MESSAGE)
         self.insert_payloads = self._insert(PAYLOAD)
         self.insert_chunks = self._insert(CHUNKS)
@@ -171,10 +173,10 @@ class Statements:
             payload = (func.group_concat(PAYLOAD.c.message), func.group_concat(func.hex(PAYLOAD.c.data)))
         self.select_payloads = self._with_keys(select(*payload), PAYLOAD.c.message)
 
-    def _insert(self, table: Table, *columns: str) -> Many:
+    def _insert(self, table: Table, *columns: str, tail: str = "") -> Many:
         names = columns or tuple(table.columns.keys())
         statement = insert(table).values({name: bindparam(name) for name in names})
-        return Many(statement, self._dialect, r"(?<=VALUES )\(.*\)")
+        return Many(statement, self._dialect, r"(?<=VALUES )\(.*\)", tail)
 
     def _update(self, table: Table, *columns: str) -> Many:
         """Rows of the key `number` and the new values of `columns`."""

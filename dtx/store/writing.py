@@ -3,7 +3,9 @@
 1. It takes everything that waits at this moment, up to GROUP_OCTETS, and carries it out in one transaction.
 2. It commits: this is the force, and the only one.
 3. It delivers the completion of the group to the event loop, which answers the batches in their order.
-For want of space before step 2 the group is refused; any other failure stops the store.
+Where the database takes nothing before step 2 (no space, it is locked), the group is refused. Where it does not take
+what one of the batches tells, they are carried out one by one, so that the others are kept. Any other failure stops
+the store.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.store.contract import Batch, Step, StoreError, StoreFull, StoreStopped
-from dtx.store.databases import is_full
+from dtx.store.contract import Batch, Step, StoreError, StoreRefused, StoreStopped
+from dtx.store.databases import not_stored
 from dtx.store.group import carry_out
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Writer:
             while not ended:
                 group, ended = self._next_group()
                 if group:
-                    self._completed(group, self._force([batch for batch, _ in group]))
+                    self._write(group)
                     group = []
         finally:
             if not ended:  # something that nobody foresaw: it is reported, and nobody waits for ever
@@ -85,6 +87,16 @@ class Writer:
                 return group, False
         return group, True
 
+    def _write(self, group: list[Submitted]) -> None:
+        """Makes the group durable, or at least what the database takes of it, and answers it."""
+        error = self._force([batch for batch, _ in group])
+        if not isinstance(error, StoreRefused) or len(group) == 1:
+            self._completed(group, error)
+            return
+        while group:
+            self._write(group[:1])
+            del group[:1]
+
     def _force(self, batches: list[Batch]) -> StoreError | None:
         """Makes the group durable; the error that its batches are told, or None."""
         if self._stopped is not None:
@@ -105,13 +117,14 @@ class Writer:
 
     def _not_written(self, error: Exception) -> StoreError:
         """The answer to a group that failed before its force."""
-        if not is_full(error):
+        refusal = not_stored(error)
+        if refusal is None:
             return self._stop(f"a write failed: {error}")
         try:
             self._transactions.rollback()
         except self._transactions.failures as failure:
             return self._stop(f"after {error}: {failure}")
-        return StoreFull(f"no space in the store: {error}")
+        return refusal
 
     def _stop(self, reason: str) -> StoreStopped:
         self._stopped = StoreStopped(f"the store has stopped, open it again: {reason}")

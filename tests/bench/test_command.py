@@ -55,6 +55,27 @@ def test_a_name_that_is_none() -> None:
         assert name in result.stderr
 
 
+def test_rounds_and_seed_are_those_of_the_crash_campaign() -> None:
+    for arguments in (["xa", "--seed", "3"], ["all", "--rounds", "3"]):
+        result = bench(*arguments)
+        assert result.returncode == 2
+        assert "--rounds and --seed are for crash" in result.stderr
+    assert bench("crash", "--rounds", "-1").returncode == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_the_crash_campaign_has_as_many_rounds_as_asked_for() -> None:
+    command = [str(XABRIDGE), "bench", "crash", "--quick", "--rounds", "1", "--seed", "5", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert (figures["seed"], figures["rounds"]) == (5, 1)
+    assert "seed 5, storm 0" in result.stderr
+    assert figures["orders"] >= 300
+    assert figures["violations"] == []
+
+
 @pytest.mark.parametrize(
     ("figures", "pairs"),
     [({}, []), ({"a": 1, "b": {"c": {"1": 2}, "d": "x"}}, [("a", 1), ("b.c.1", 2), ("b.d", "x")])],

@@ -145,7 +145,7 @@ class EmbeddedBroker:
         def look(broker: Broker) -> list[str]:
             left = [f"{branch.xid}: {branch.state.value}" for branch in broker.node.registry]
             for connection in broker.node.connections.values():
-                left += [f"txn-id {txn_id!r}" for txn_id in connection.contexts]
+                left += [f"txn-id {txn_id!r}" for txn_id in connection.txns.live]
             for queue in broker.node.resource.queues.values():
                 if queue.held or queue.pending:
                     left.append(f"{queue.name}: {queue.held} held, {queue.pending} pending")

@@ -1,14 +1,20 @@
 """A network in memory between clients and a broker's node: what is sent crosses it frame by frame, on a clock of its
-own, and at one boundary, before a frame crosses or the store forces something, a fault strikes.
+own, and at some boundaries, before a connection is made, a frame crosses or the store forces something, a fault
+strikes.
+
+The clients' shells are the real ones: they have an `End` where they would have a socket, and wait for it as they would
+wait for a socket, on a thread or in an event loop (`tests.rm_amqp.event_loop`).
 """
 
 from __future__ import annotations
 
+import math
+import select
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from dtx.protocol.sasl import SaslServer, ServerPolicy
 from dtx.resource.connection import BrokerConnection
@@ -17,20 +23,18 @@ from dtx.resource.permissions import EVERYTHING, Permissions
 from dtx.resource.settings import Settings
 from dtx.store.memory import Disk, MemoryStore
 from rm_amqp import AmqpResource, DecidingBroker
-from rm_amqp.core import established
-from rm_amqp.loss import Cause
+from rm_amqp.line import connect
+from rm_amqp.loss import unreachable
 from xa import TMUSEASYNC
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from dtx.store.contract import StoreError
-    from rm_amqp.core import Core, Steps
+    from rm_amqp.keeper import Kept
     from rm_amqp.settings import Broker
-    from rm_amqp.settings import Settings as ClientSettings
     from xa import Registrar
-
-T = TypeVar("T")
 
 
 class Kind(Enum):
@@ -40,17 +44,13 @@ class Kind(Enum):
     LATE = "the frame, and what follows it, comes later than anybody has patience for"
     SLOW = "the frame, and what follows it, comes late"
     CRASH = "the broker crashes, and starts again from what was forced"
+    MOVE = "the broker crashes, and is away for a while; then it is on the other host"
+    CANCEL = "the application's task is cancelled"
 
 
-DELAYS_S = {Kind.LATE: 100.0, Kind.SLOW: 5.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """`kind` at the boundary with this number."""
-
-    kind: Kind
-    at: int
+DELAYS_S: Final = {Kind.LATE: 60.0, Kind.SLOW: 5.0}
+AWAY_S: Final = 15.0
+HOSTS: Final = ("here", "there")
 
 
 class Way:
@@ -73,65 +73,91 @@ class Way:
             self._part = self._part[size:]
 
 
-class MemoryLine:
-    """A line that crosses the network; as `rm_amqp.line.Line` says."""
+class End:
+    """The client's end of a connection: a socket, as far as a line has need of one."""
 
-    def __init__(self, network: Network, core: Core) -> None:
-        self.core = core
-        self.round_trips = 0
+    def __init__(self, number: int, peer: Peer, takes: int) -> None:
+        self.peer = peer
+        self.full = False
+        """Whether it takes nothing before something has moved."""
+        self._number = number
+        self._takes = takes
+        self._inbox = b""
+        self._open = True
+
+    # -- the client's
+    def setblocking(self, _flag: object) -> None:
+        """It never blocks."""
+
+    def fileno(self) -> int:
+        return self._number if self._open else -1
+
+    def send(self, octets: bytes) -> int:
+        if not self._open or self.peer.down.fin:
+            raise ConnectionResetError(104, "connection reset by peer")
+        if self.full:
+            raise BlockingIOError
+        self.full = len(octets) > self._takes
+        self.peer.up.put(octets[: self._takes])
+        return min(len(octets), self._takes)
+
+    def recv(self, size: int) -> bytes:
+        if not self.readable:
+            raise BlockingIOError
+        octets, self._inbox = self._inbox[:size], self._inbox[size:]
+        return octets
+
+    def shutdown(self, _how: object) -> None:
+        self.peer.up.fin = True
+        self.peer.down.frames.clear()
+
+    def close(self) -> None:
+        self.shutdown(None)
+        self._open = False
+
+    # -- the network's
+    @property
+    def readable(self) -> bool:
+        """Whether there is something to read, or nothing any more."""
+        down = self.peer.down
+        return bool(self._inbox) or not self._open or (down.fin and not down.frames)
+
+    def arrives(self, frame: bytes) -> None:
+        """A frame has crossed."""
+        if self._open:
+            self._inbox += frame
+
+
+class Poll:
+    """Waits for an end, as select.poll waits for a socket."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+        self._end: End
+        self._writes = False
+
+    def register(self, end: Any, mask: int) -> None:
+        self._end, self._writes = end, bool(mask & select.POLLOUT)
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        end, network = self._end, self._network
+        network.wait(lambda: end.readable or (self._writes and not end.full), network.now + timeout_ms / 1000)
+        return [(end.fileno(), select.POLLIN)] if end.readable or (self._writes and not end.full) else []
+
+
+class Peer:
+    """The broker's end of a connection."""
+
+    def __init__(self, network: Network) -> None:
         self.up, self.down = Way(), Way()
-        self.dropped = False
         self._network = network
         self._sasl: SaslServer | None = SaslServer(
             ServerPolicy(None, anonymous=True), encrypted=False, certified=None, nonce=network.nonce
         )
         self.connection: BrokerConnection | None = None
 
-    # -- the client's side
-    def run(self, steps: Steps[T], *, later: bool = False) -> T:
-        try:
-            deadline = next(steps)
-            while True:
-                self._network.wait(deadline)
-                deadline = next(steps)
-        except StopIteration as end:
-            if not later:
-                self.collect()
-            result: T = end.value
-            return result
-
-    def refresh(self) -> None:
-        self.collect()
-
-    def close(self) -> None:
-        self.drop()
-
-    def drop(self) -> None:
-        if not self.dropped:
-            self.collect()
-            self.dropped = self.up.fin = True
-            self.down.frames.clear()
-            self.core.lose("it was closed", Cause.CLOSED)
-
-    def begin(self, steps: Steps[T], *, later: bool = False) -> Any:
-        raise NotImplementedError("asyncio is not simulated")
-
-    def resume(self, running: Any) -> None:
-        raise NotImplementedError("asyncio is not simulated")
-
-    def cancel(self, running: Any) -> None:
-        raise NotImplementedError("asyncio is not simulated")
-
-    def fileno(self) -> int:
-        return -1
-
-    # -- the network's
-    def collect(self) -> None:
-        """Takes what the client has to say."""
-        if not self.dropped and self.core.lost is None:
-            self.up.put(self.core.output())
-
-    def deliver_up(self, frame: bytes) -> None:
+    def arrives(self, frame: bytes) -> None:
+        """A frame has crossed."""
         if self._sasl is not None:
             self._sasl.feed(frame)
             self.down.put(self._sasl.output())
@@ -143,7 +169,7 @@ class MemoryLine:
         elif self.connection is not None:
             self.connection.received(frame)
 
-    def said(self) -> None:
+    def says(self) -> None:
         """Takes what the broker has to say."""
         connection = self.connection
         if connection is None or self.down.fin:
@@ -159,14 +185,23 @@ class MemoryLine:
 
 
 class Network:
-    """The network, and the broker that it leads to."""
+    """The network, and the broker that it leads to. An end takes no more than `takes` octets at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, takes: int = 1 << 30) -> None:
         self.now = 1_000_000.0
+        self.takes = takes
         self.disk = Disk()
-        self.lines: list[MemoryLine] = []
+        self.ends: list[End] = []
+        self.host = HOSTS[0]
         self.boundaries = 0
-        self.fault: Fault | None = None
+        self.faults: dict[int, Kind] = {}
+        """By the number of the boundary."""
+        self.cancel: Callable[[], object] = bool
+        """Cancels the application's task."""
+        self._away_until_s = 0.0
+        self._kept: dict[Kept, float] = {}
+        self._tick_at_s = 0.0
+        self._numbers = count(1_000_000)
         self._nonces = count()
         self._jobs: deque[Callable[[], None]] = deque()
         self.node: Node
@@ -180,43 +215,42 @@ class Network:
         return int(self.now * 1000)
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        """Meanwhile the rest goes on."""
+        self.wait(lambda: False, self.now + seconds)
 
     def nonce(self, octets: int) -> bytes:
         return next(self._nonces).to_bytes(octets, "big")
 
+    def keep(self, kept: Kept) -> None:
+        """Looks after this, as rm_amqp's keeper does."""
+        self._kept[kept] = 0.0
+
     def resource(self, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> AmqpResource:
         """A resource manager on this network."""
-        return AmqpResource(
-            registrar,
-            flags,
-            connect=self.connect,
-            clock=self.monotonic,
-            sleep=self.sleep,
-            nonce=self.nonce,
-            keep=lambda _: None,
-        )
+        return AmqpResource(registrar, flags, **self._surroundings())
 
     def decider(self, registrar: Registrar | None = None) -> DecidingBroker:
-        """A resource manager on this network, as the one that decides."""
-        return DecidingBroker(
-            registrar,
-            connect=self.connect,
-            clock=self.monotonic,
-            sleep=self.sleep,
-            nonce=self.nonce,
-            keep=lambda _: None,
-        )
+        """The same, as the one that decides."""
+        return DecidingBroker(registrar, **self._surroundings())
 
-    def connect(self, settings: ClientSettings, deadline: float, make_core: Callable[[Broker], Core]) -> MemoryLine:
-        line = MemoryLine(self, make_core(settings.brokers[0]))
-        self.lines.append(line)
-        try:
-            line.run(established(line.core, deadline))
-        except BaseException:
-            line.drop()
-            raise
-        return line
+    def _surroundings(self) -> dict[str, Any]:
+        dial = partial(
+            connect, clock=self.monotonic, reach=self._reach, make_poll=lambda: Poll(self), keep=self.keep
+        )  # fmt: skip
+        return {
+            "connect": dial, "clock": self.monotonic, "sleep": self.sleep, "nonce": self.nonce, "keep": self.keep
+        }  # fmt: skip
+
+    def _reach(self, broker: Broker, _deadline: float, _clock: object) -> socket.socket:
+        if self.now < self._away_until_s or broker.host != self.host:
+            raise unreachable(broker, "connection refused")
+        peer = Peer(self)
+        end = End(next(self._numbers), peer, self.takes)
+        self.ends.append(end)
+        if self._strikes(peer, peer.up) and end.readable:
+            self.ends.remove(end)
+            raise unreachable(broker, "connection refused")
+        return cast("socket.socket", end)
 
     # -- the broker
     def start_broker(self) -> None:
@@ -231,38 +265,56 @@ class Network:
     def _store_stopped(error: StoreError) -> None:
         raise AssertionError(error)
 
-    def crash(self) -> None:
-        for line in self.lines:
-            line.connection = None
-            line.cut()
+    def _crash(self) -> None:
+        for end in self.ends:
+            end.peer.connection = None
+            end.peer.cut()
         self.start_broker()
 
     # -- time
-    def wait(self, deadline: float) -> None:
-        """Until something happened, or the time has come."""
-        while not self.pump():
-            later = [line_way.released_s for line_way in self._ways() if line_way.frames]
-            self.now = min([deadline, *(when for when in later if when > self.now)])
+    def wait(self, ready: Callable[[], bool], deadline: float) -> None:
+        """Until it is ready, or the time has come."""
+        while not ready():
+            if self._pump():
+                continue
             if self.now >= deadline:
                 return
+            self._pass(deadline)
 
-    def settle(self) -> None:
-        """Until nobody has anything to say."""
-        while self.pump():
-            pass
+    def _pass(self, until: float) -> None:
+        """Time passes, until something is due."""
+        ways = [way for end in self.ends for way in (end.peer.up, end.peer.down)]
+        due = [way.released_s for way in ways if way.frames and way.released_s > self.now]
+        due += [when for when in self._kept.values() if when > self.now]
+        assert until < math.inf or due, "nothing will ever happen"
+        if self.ends:
+            due.append(self._tick_at_s)
+        self.now = max(self.now, min([until, *due]))
+        for kept, when in tuple(self._kept.items()):
+            if when <= self.now:
+                again = kept.keep()
+                if again is None:
+                    del self._kept[kept]
+                else:
+                    self._kept[kept] = max(again, self.now + 0.02)
+        if self._tick_at_s <= self.now:
+            self._tick_at_s = self.now + max(self.node.resource.tick(), 0.01)
+            for end in self.ends:
+                if end.peer.connection is not None:
+                    end.peer.connection.tick(int(self.now * 1000))
 
-    def _ways(self) -> list[Way]:
-        return [way for line in self.lines for way in (line.up, line.down)]
-
-    def pump(self) -> bool:
+    # -- frames
+    def _pump(self) -> bool:
         """What can happen now; whether anything did."""
         moved = False
-        for line in tuple(self.lines):
-            line.collect()
-            moved |= self._cross(line, line.up, line.deliver_up)
-            connection = line.connection
-            if line.up.fin and not line.up.frames and connection is not None:
-                line.connection = None
+        for end in tuple(self.ends):
+            moved |= end.full
+            end.full = False
+            peer = end.peer
+            moved |= self._cross(peer, peer.up, peer.arrives)
+            connection = peer.connection
+            if peer.up.fin and not peer.up.frames and connection is not None:
+                peer.connection = None
                 connection.lost()
                 moved = True
         if self._jobs:
@@ -271,38 +323,40 @@ class Network:
                 self._jobs.popleft()()
         self.node.resource.settle()
         self.node.take_touched()
-        for line in tuple(self.lines):
-            line.said()
-            if not line.dropped:
-                moved |= self._cross(line, line.down, line.core.received)
-                if line.down.fin and not line.down.frames and line.core.lost is None:
-                    line.core.end_of_file()
-                    moved = True
-        self.lines = [line for line in self.lines if line.connection or line.core.lost is None or line.up.frames]
+        for end in tuple(self.ends):
+            end.peer.says()
+            moved |= self._cross(end.peer, end.peer.down, end.arrives)
+        self.ends = [end for end in self.ends if end.peer.connection or end.fileno() >= 0 or end.peer.up.frames]
         return moved
 
-    def _cross(self, line: MemoryLine, way: Way, deliver: Callable[[bytes], None]) -> bool:
+    def _cross(self, peer: Peer, way: Way, arrives: Callable[[bytes], None]) -> bool:
         moved = False
         while way.frames and way.released_s <= self.now:
             moved = True
-            if self._strikes(line, way):
+            if self._strikes(peer, way):
                 break
-            deliver(way.frames.popleft())
+            arrives(way.frames.popleft())
         return moved
 
-    def _strikes(self, line: MemoryLine | None, way: Way | None) -> bool:
-        """Whether the fault strikes at this boundary."""
+    def _strikes(self, peer: Peer | None, way: Way | None) -> bool:
+        """Whether a fault strikes at this boundary."""
         self.boundaries += 1
-        fault = self.fault
-        if fault is None or self.boundaries != fault.at:
+        kind = self.faults.pop(self.boundaries, None)
+        if kind is None:
             return False
-        if fault.kind is Kind.CRASH:
-            self.crash()
+        if kind is Kind.CANCEL:
+            self.cancel()
+            return False
+        if kind in {Kind.CRASH, Kind.MOVE}:
+            self._crash()
+            if kind is Kind.MOVE:
+                self.host = HOSTS[1 - HOSTS.index(self.host)]
+                self._away_until_s = self.now + AWAY_S
             return True
-        if line is None or way is None:  # only a crash happens to a store
+        if peer is None or way is None:  # only a crash happens to a store
             return False
-        if fault.kind is Kind.CUT:
-            line.cut()
+        if kind is Kind.CUT:
+            peer.cut()
         else:
-            way.released_s = self.now + DELAYS_S[fault.kind]
+            way.released_s = self.now + DELAYS_S[kind]
         return True

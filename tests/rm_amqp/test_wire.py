@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.protocol.codec import encode
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -25,6 +24,7 @@ from dtx.protocol.commands import (
     Start,
 )
 from dtx.protocol.composites import WireError
+from dtx.protocol.encoding import encode
 from dtx.protocol.messages import read_request, response_message, value_message
 from dtx.protocol.replies import Result, encode_reply
 from dtx.protocol.values import Ulong
@@ -46,6 +46,7 @@ CONTROLS = st.one_of(
     st.builds(Declare, st.none() | STARTS),
     st.builds(Discharge, TXN_IDS, st.booleans()),
     st.builds(End, TXN_IDS, st.just(value=False), st.booleans()),
+    st.builds(End, TXN_IDS, prepare=st.just(value=True), keep=st.booleans()),
 )
 ANY_XID = XIDS | st.just(NULL_XID)
 COMMANDS = st.one_of(

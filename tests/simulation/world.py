@@ -51,6 +51,7 @@ DECIDER_ID = b"decider."
 
 _ROUTINE = {
     Verb.END: "end",
+    Verb.END_LATE: "end",
     Verb.PREPARE: "prepare",
     Verb.COMMIT: "commit",
     Verb.COMMIT_AGAIN: "commit",
@@ -261,7 +262,7 @@ class World:
                 break
         decider = next((branch for branch in branches if branch.resource == "decider"), None)
         others = [branch for branch in branches if branch is not decider]
-        completion = self.completion_class(gtrid, others, branches, decider)
+        completion = self.completion_class(gtrid, others, branches, decider, late=self.random.random() < 0.5)
         steps = completion.rollback() if failed or self.random.random() < 0.1 else completion.commit()
         outcome = yield from self._drive(process, control, steps)
         self.trace.append(f"{named(gtrid)} told {outcome.verdict.value}")

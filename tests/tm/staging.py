@@ -49,12 +49,13 @@ class Stage:
         force: LogError | None = None,
         note: LogError | None = None,
         associated: Iterable[str] | None = None,
+        late: bool = False,
     ) -> None:
         names = list(names)
         branches = [branch(name) for name in names if name != DECIDER]
         decider = branch(DECIDER) if DECIDER in names else None
         associations = [branch(name) for name in (names if associated is None else associated)]
-        self.completion = Completion(GTRID, branches, associations, decider, state)
+        self.completion = Completion(GTRID, branches, associations, decider, state, late=late)
         self._script: Mapping[tuple[Verb, str], Code | list[Code]] = script or {}
         self._calls: dict[tuple[Verb, str], int] = {}
         self._force = force

@@ -143,6 +143,27 @@ def test_a_rollback_does_not_mind_how_the_ends_went(code: Code) -> None:
     rolled_back(stage, ["end: a b", "rollback: a b"])
 
 
+@pytest.mark.parametrize(
+    ("names", "asked"),
+    [
+        ("a", ["end: a", "commit, one phase: a"]),
+        ("d", ["end: d", "commit, one phase: d"]),
+        ("ab", ["end, with prepare: a b", *GOOD[1:]]),
+        ("abd", ["end, with prepare: a b d", *GOOD_DECIDED[1:]]),
+    ],
+)
+def test_an_end_may_be_told_with_prepare_where_there_is_one(names: str, asked: list[str]) -> None:
+    stage = Stage(names, late=True)
+    stage.commit()
+    committed(stage, asked)
+
+
+def test_a_late_end_that_is_refused_refuses() -> None:
+    stage = Stage("ab", {(Verb.END_LATE, "b"): RMFAIL}, late=True)
+    stage.commit()
+    rolled_back(stage, ["end, with prepare: a b", "rollback: a b"])
+
+
 # --- prepare ------------------------------------------------------------------------------------------------
 GONE = {*RB, NOTA}
 """After such a vote nothing is left to be rolled back."""

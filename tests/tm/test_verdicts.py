@@ -61,6 +61,7 @@ def test_a_rollback_code_after_the_vote_is_a_loss_and_before_it_a_rollback() -> 
 def test_an_unknown_xid_says_another_thing_at_each_verb() -> None:
     assert {verb: MEANING[verb][Code.XAER_NOTA] for verb in Verb} == {
         Verb.END: Meaning.ROLLED_BACK,
+        Verb.END_LATE: Meaning.ROLLED_BACK,
         Verb.PREPARE: Meaning.ROLLED_BACK,
         Verb.COMMIT: Meaning.LOST_HAZARD,
         Verb.COMMIT_AGAIN: Meaning.DONE,

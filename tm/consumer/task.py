@@ -73,13 +73,13 @@ class Task:
                 raise
             if not messages:
                 await transaction.arollback()
-                crew.tally.idle(self._number)
+                crew.received(self._number, None)
                 return ()
         except Exception as error:  # noqa: BLE001 — a resource manager of anybody's
             crew.failed_to_receive(self._number, error)
             return error
         self._transaction = transaction
-        crew.tally.working(self._number, transaction)
+        crew.received(self._number, transaction)
         return messages
 
     async def _work(self, effect: Handle | Refuse | GiveBack, transaction: Transaction) -> None:

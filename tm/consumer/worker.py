@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tm.consumer.rounds import GiveBack, Handle, Pause, Receive, Refuse, rounds
 from tm.consumer.tally import DEAD_LETTERED, HANDLED, RETURNED, outcome_of
 from tm.outcome import ProtocolMisuse, Verdict
+from tm.reminders import Reminders
 from xa import Code, XaError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ logger = logging.getLogger("xabridge.tm.consumer")
 
 OUTCOMES: Final = {Handle: HANDLED, Refuse: DEAD_LETTERED, GiveBack: RETURNED}
 """Effect → what its messages count as, where it succeeds."""
+_RECEIVING: Final = "receiving"
 
 
 class Crew:
@@ -41,6 +43,7 @@ class Crew:
         self.handler = handler
         self.tally = tally
         self.timeout_s = settings.timeout_s or manager.timeout_s
+        self._reminders = Reminders(tally.clock)
 
     def session(self, transaction: Transaction) -> Any:
         """The session of the queue's resource, in a transaction."""
@@ -71,9 +74,21 @@ class Crew:
             logger.error("%s: a message of %s was dead-lettered after %d deliveries", transaction, queue, count)
 
     def failed_to_receive(self, number: int, error: Exception) -> None:
-        """A worker can't receive."""
+        """A worker can't receive. What keeps all of them from it, say an outage, is logged now and then."""
         self.tally.troubled(number, error)
-        logger.warning("%s: nothing can be received: %s: %s", self.settings.queue, type(error).__name__, error)
+        lasted = self._reminders.due(_RECEIVING)
+        if lasted is not None:
+            queue, kind = self.settings.queue, type(error).__name__
+            logger.warning("%s: nothing can be received%s: %s: %s", queue, lasted, kind, error)
+
+    def received(self, number: int, transaction: Transaction | None) -> None:
+        """A worker could receive: there is something to do in `transaction`, or there was nothing."""
+        if transaction is None:
+            self.tally.idle(number)
+        else:
+            self.tally.working(number, transaction)
+        if not self.tally.trouble and (lasted := self._reminders.over(_RECEIVING)):
+            logger.info("%s: messages can be received again, after %s", self.settings.queue, lasted)
 
 
 def unreadable(error: Exception, effect: Receive) -> bool:
@@ -146,13 +161,13 @@ class Worker:
                 raise
             if not messages:
                 transaction.rollback()
-                crew.tally.idle(self._number)
+                crew.received(self._number, None)
                 return ()
         except Exception as error:  # noqa: BLE001 — a resource manager of anybody's
             crew.failed_to_receive(self._number, error)
             return error
         self._transaction = transaction
-        crew.tally.working(self._number, transaction)
+        crew.received(self._number, transaction)
         return messages
 
     def _work(self, effect: Handle | Refuse | GiveBack, transaction: Transaction) -> None:

@@ -29,6 +29,7 @@ from tm.log.sql_node import join_node, read_node, renew_lease, take_node
 from tm.log.sql_schema import HEURISTICS, Database
 from tm.log.sql_states import GtridState
 from tm.log.sql_trouble import persistently, told
+from tm.reminders import Reminders
 from xa import check_node
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ PAGE: Final = 1000
 
 
 class SqlLog:
-    """A `DecisionLog` in the database at `url`; what is said of gtrids beyond it is for pipelines, which begin
-    and abort explicitly, from several processes.
+    """A `DecisionLog` in the database at `url`, or in one that is open and prepared; what is said of gtrids beyond it
+    is for pipelines, which begin and abort explicitly, from several processes.
 
     Opened by construction: LogLocked when another process has the node, LogError when the database can't hold a
     log. With `incarnation` it joins the process that took the node as that; else it takes the node itself, with
@@ -63,7 +64,7 @@ class SqlLog:
 
     def __init__(
         self,
-        url: str,
+        url: str | Database,
         node: str,
         *,
         incarnation: int | None = None,
@@ -78,9 +79,10 @@ class SqlLog:
         self._lease_s = lease_s
         self._keep_s = keep_s
         self._sleep = sleep
-        self._database = Database(url, clock)
+        self._database = Database(url, clock) if isinstance(url, str) else url
         try:
-            self._database.prepare()
+            if isinstance(url, str):
+                self._database.prepare()
             if incarnation is None:
                 row = take_node(self._database, node, lease_s, take_over=take_over, sleep=sleep, entropy=entropy)
             else:
@@ -225,10 +227,21 @@ class SqlLog:
         self._settle()
         return self._told(lambda: self._gtrids.entries(prefix, states, after, count))
 
-    def purge(self, *, older_than_s: float = 0.0, below: bytes | None = None, count: int = PURGED) -> int:
+    def purge(
+        self,
+        *,
+        older_than_s: float = 0.0,
+        below: bytes | None = None,
+        keep: Collection[bytes] = (),
+        count: int = PURGED,
+    ) -> int:
         """Removes gtrids of which nothing is on its way any more: done, or aborted by an earlier incarnation,
-        since `older_than_s`, and less than `below`. How many there were, at most `count`."""
-        return self._persistently("a purge", lambda: self._gtrids.purge(older_than_s, below, count))
+        since `older_than_s`, less than `below`, and none of `keep`. How many there were, at most `count`."""
+        return self._persistently("a purge", lambda: self._gtrids.purge(older_than_s, below, count, keep))
+
+    def flush(self) -> None:
+        """Writes the ENDs that wait in memory."""
+        self._write_ends()
 
     # --- changes and what is unknown of them ----------------------------------------------------------------
     def _remember(self, gtrid: bytes) -> None:
@@ -281,16 +294,21 @@ class SqlLog:
     # --- the lease ------------------------------------------------------------------------------------------
     def _keep(self) -> None:
         """The thread that renews the lease, and cleans up while it is at it."""
+        reminders = Reminders(time.monotonic)
         while not self._closing.wait(self._lease_s / 3):
             try:
                 if not self._renew():
                     _LOGGER.error("node %s was taken by another process; nothing is decided here any more", self._node)
                     return
+                reminders.over("lease")
                 self._write_ends()
                 while self._keep_s is not None and self._gtrids.purge(self._keep_s, None, PURGED) == PURGED:
                     pass
             except SQLAlchemyError as error:
-                _LOGGER.warning("the lease of node %s could not be renewed, will try again: %s", self._node, error)
+                lasted = reminders.due("lease")
+                if lasted is not None:
+                    text = "the lease of node %s could not be renewed%s, will try again: %s"
+                    _LOGGER.warning(text, self._node, lasted, error)
 
     def _renew(self) -> bool:
         return renew_lease(self._database, self._node, self._epoch, self._lease_s)

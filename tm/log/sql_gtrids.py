@@ -88,9 +88,9 @@ class GtridTable:
         with self._database.writing(), self._database.engine.connect() as connection:
             connection.execute(statement)
 
-    def purge(self, older_than_s: float, below: bytes | None, count: int) -> int:
+    def purge(self, older_than_s: float, below: bytes | None, count: int, keep: Collection[bytes] = ()) -> int:
         """Removes at most `count` gtrids that are done, or aborted under an earlier epoch, so that nothing of
-        them can be on its way: those that got there `older_than_s` ago, and are less than `below`."""
+        them can be on its way: those that got there `older_than_s` ago, are less than `below`, and not in `keep`."""
         condition = [
             GTRIDS.c.node == self._node,
             or_(GTRIDS.c.state == GtridState.DONE.value, GTRIDS.c.epoch < self._epoch),
@@ -99,6 +99,8 @@ class GtridTable:
         ]
         if below is not None:
             condition.append(GTRIDS.c.gtrid < below)
+        if keep:
+            condition.append(GTRIDS.c.gtrid.not_in(keep))
         some = select(GTRIDS.c.gtrid).where(*condition).limit(count).scalar_subquery()
         with self._database.writing(), self._database.engine.connect() as connection:
             return connection.execute(delete(GTRIDS).where(GTRIDS.c.gtrid.in_(some))).rowcount

@@ -133,8 +133,9 @@ class Database:
         """An INSERT that can have an ON CONFLICT."""
         return sqlite.insert(table) if self.is_sqlite else postgresql.insert(table)
 
-    def prepare(self) -> None:
-        """Makes the tables where they are missing, and checks them. LogError: they can't hold a log."""
+    def prepare(self, *beside: MetaData) -> None:
+        """Makes the tables where they are missing, and those that stand `beside` them, and checks them. LogError: they
+        can't hold a log."""
         with self.engine.connect() as connection:
             if not self.is_sqlite:
                 _check_forces(connection, self)
@@ -144,7 +145,8 @@ class Database:
                 connection.execute(text("BEGIN IMMEDIATE"))
             else:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
-            METADATA.create_all(connection)
+            for tables in (METADATA, *beside):
+                tables.create_all(connection)
             if connection.execute(select(SCHEMA.c.version)).first() is None:
                 connection.execute(SCHEMA.insert().values(version=VERSION))
             self._check_tables(connection)

@@ -51,7 +51,10 @@ class ObservedResource:
         self._sent: dict[Handle, tuple[str, float, Xid | None]] = {}
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._rm, name)
+        offered = getattr(self._rm, name)
+        if name != "end_late":
+            return offered
+        return lambda xid, rmid, flags: self._asked("end", xid, offered, xid, rmid, flags)
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dtx.protocol.admission import FIELDS, MAX_PERFORMATIVE, Admission, checked
-from dtx.protocol.codec import encode
+from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER, IncomingFrames
 from dtx.protocol.performatives import FrameError
 from dtx.protocol.values import Described, Uint, Ulong

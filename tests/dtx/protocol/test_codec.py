@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.protocol.codec import MAX_ARRAY, MAX_DEPTH, DecodeError, decode, decode_from, encode, skip
+from dtx.protocol.decoding import MAX_ARRAY, MAX_DEPTH, DecodeError, decode, decode_from, skip
+from dtx.protocol.encoding import encode
 from dtx.protocol.values import (
     Array,
     Byte,

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.protocol.codec import encode
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -37,6 +36,7 @@ from dtx.protocol.conditions import (
     Condition,
     Refusal,
 )
+from dtx.protocol.encoding import encode
 from dtx.protocol.replies import Details, Holding, Recovered, Result, Timeout, decode_reply, encode_reply
 from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong, Ushort
 from tests.dtx.protocol.wire_examples import COMMAND_EXAMPLES, CONTROL_EXAMPLES

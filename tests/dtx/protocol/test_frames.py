@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from proton import Endpoint, Event, Message, Sender
 
-from dtx.protocol.codec import encode, encode_list
+from dtx.protocol.encoding import encode, encode_list
 from dtx.protocol.frames import AMQP_HEADER, IncomingFrames, OutgoingFrames
 from dtx.protocol.performatives import (
     DECODE_ERROR,

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import SASL, Event
 
-from dtx.protocol.codec import decode_from, encode
+from dtx.protocol.decoding import decode_from
+from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.mechanisms import Identity
 from dtx.protocol.sasl import CLIENT_LEGAL, SERVER_LEGAL, ClientPolicy, SaslClient, SaslServer, ServerPolicy

@@ -23,13 +23,18 @@ from dtx.protocol.commands import (
     Start,
 )
 from dtx.protocol.conditions import Refusal
+from dtx.protocol.encoding import encode
+from dtx.protocol.links import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.messages import request_message, response_message, value_message
-from dtx.protocol.replies import Details, Holding, Recovered, Result, Timeout, encode_reply
+from dtx.protocol.replies import DECLARED, Details, Holding, Recovered, Result, Timeout, encode_reply
+from dtx.protocol.values import Array, Described, Symbol, Ulong
 from xa import Code, Xid
 
 XID = Xid(0x58414231, b"orders-1\x00\x07", b"broker")
 SMALL = Xid(1, b"g", b"b")
 
+CONTROLLERS = Described(Ulong(0x30), [Array([Symbol(DISTRIBUTED)])])
+RESOURCES = Described(Ulong(0x30), [Array(map(Symbol, (LOCAL, MULTI_TXNS, MULTI_SSNS, DISTRIBUTED, END_AND_PREPARE)))])
 CONTROL_EXAMPLES: dict[str, Any] = {
     "declare, local": Declare(),
     "declare, new branch": Declare(Start(XID)),
@@ -78,6 +83,9 @@ def octets() -> dict[str, bytes]:
     found |= {name: COORDINATION.encode(value) for name, value in COMMAND_EXAMPLES.items()}
     found |= {name: encode_reply(value) for name, value in REPLY_EXAMPLES.items()}
     found["a message on the control link"] = value_message(CONTROL.encode(Declare()))
+    found["coordinator, as the controller's target"] = encode(CONTROLLERS)
+    found["coordinator, as the resource's answer"] = encode(RESOURCES)
+    found["declared"] = encode(Described(Ulong(DECLARED), [b"\x00\x00\x00\x01"]))
     found["a request"] = request_message(COORDINATION.encode(Rollback(SMALL)), "$reply/1/2", b"\x01")
     found["a response"] = response_message(encode_reply(Result(Code.XA_OK)), b"\x01")
     return found

@@ -34,9 +34,10 @@ from proton import (
     ulong,
 )
 
-from dtx.protocol.codec import decode, encode
 from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Start
 from dtx.protocol.conditions import Refusal
+from dtx.protocol.decoding import decode
+from dtx.protocol.encoding import encode
 from dtx.protocol.frames import IncomingFrames, OutgoingFrames
 from dtx.protocol.links import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.links import DISTRIBUTED, LOCAL

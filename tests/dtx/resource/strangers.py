@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dtx.protocol.codec import decode_from
+from dtx.protocol.decoding import decode_from
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.mechanisms import Identity
 from dtx.protocol.values import Array, Described, Symbol, Uint, Ulong

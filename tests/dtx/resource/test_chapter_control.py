@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from proton import Delivery, Message
 
-from dtx.protocol.codec import encode
 from dtx.protocol.commands import CONTROL, Declare, Discharge, Start
 from dtx.protocol.conditions import Condition
+from dtx.protocol.encoding import encode
 from dtx.protocol.links import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.replies import DECLARED
 from dtx.protocol.values import Described, Symbol, Ulong
+from tests.dtx.protocol.wire_examples import CONTROLLERS, octets
 from tests.dtx.resource.peer import World, closed, condition_of
+from tests.dtx.resource.strangers import ATTACH, DISPOSITION, Stranger
 from xa import Code, Xid
 
 XID = Xid(1, b"gtrid", b"bqual")
@@ -35,6 +37,19 @@ def test_the_coordinator_tells_what_it_has() -> None:
     assert capabilities(World(), LOCAL) == plain
     assert capabilities(World(), LOCAL, DISTRIBUTED) == plain | {DISTRIBUTED, "xabridge:end-and-prepare"}
     assert "amqp:promotable-transactions" not in capabilities(World(), "amqp:promotable-transactions")
+
+
+def test_select_and_declare_are_the_octets_of_the_page() -> None:
+    """docs/wire.md: the resource's answer to an attach, and its outcome of a declare."""
+    stranger = Stranger(World())
+    stranger.greet()
+    stranger.attach(0, CONTROLLERS)
+    ((_, _, answer),) = [said for said in stranger.told() if said[1] == ATTACH]
+    assert encode(answer[6]) == octets()["coordinator, as the resource's answer"]
+    stranger.transfer(0, 0, octets()["a message on the control link"])
+    ((_, _, outcome),) = [said for said in stranger.told() if said[1] == DISPOSITION]
+    assert encode(outcome[4]) == octets()["declared"]
+    stranger.leave()
 
 
 def test_a_txn_id_must_be_obtained_by_declaring() -> None:

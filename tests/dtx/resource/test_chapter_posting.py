@@ -401,7 +401,7 @@ def test_a_transaction_holds_no_more_than_one_may() -> None:
     control = peer.coordinator()
     sender = peer.sender("q")
     txn_id = control.declare()
-    context = peer.server.contexts[txn_id]
+    context = peer.server.txns.live[txn_id]
     context.work.octets = limits.transaction_octets
     delivery = peer.post(sender, "one too many", txn_id)
     assert told(delivery)[1].descriptor == Delivery.REJECTED

@@ -7,12 +7,13 @@ import os
 import random
 import socket
 import struct
+import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from dtx.protocol.codec import encode
+from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.messages import value_message
 from dtx.protocol.sasl_layer import SASL_HEADER
@@ -20,11 +21,12 @@ from dtx.protocol.values import Described, Symbol, Uint, Ulong
 from dtx.resource.broker import Broker
 from dtx.resource.config import Address, BrokerConfig
 from dtx.resource.settings import Limits, Settings
+from dtx.store.contract import Step
 from tests.dtx.resource.peer import frame
 from tests.dtx.resource.strangers import ATTACH, BEGIN, DISPOSITION, FLOW, OPEN, TRANSFER
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 SEED: Final = int(os.environ.get("XABRIDGE_SEED", "4"))
@@ -43,10 +45,12 @@ OPENED: Final = LOGIN + AMQP_HEADER + frame(OPEN, ["stranger"])
 
 
 @asynccontextmanager
-async def serving(folder: Path, settings: Settings = SETTINGS) -> AsyncIterator[Broker]:
+async def serving(
+    folder: Path, settings: Settings = SETTINGS, hook: Callable[[Step], None] = lambda _: None
+) -> AsyncIterator[Broker]:
     """A broker on a free port."""
     listen = (Address("127.0.0.1", 0),)
-    broker = Broker(BrokerConfig(listen=listen, store=f"sqlite:///{folder}/store.db", settings=settings))
+    broker = Broker(BrokerConfig(listen=listen, store=f"sqlite:///{folder}/store.db", settings=settings), hook)
     await broker.start()
     try:
         yield broker
@@ -208,6 +212,45 @@ def test_more_connections_than_there_may_be_are_refused(tmp_path: Path) -> None:
                 line.say(frame(BEGIN, [None, Uint(0), Uint(100), Uint(100)]))
                 await line.until(bytes((0, 0x53, BEGIN)))
                 line.writer.close()
+
+    asyncio.run(test())
+
+
+def test_a_peer_is_not_read_while_much_waits_for_the_store(tmp_path: Path) -> None:
+    """The store is slow, and 5 MB are on their way: some of it is taken, and the rest when the store goes on."""
+    release = threading.Event()
+
+    def hook(step: Step) -> None:
+        if step is Step.BEFORE_WRITE:
+            assert release.wait(LONG_S)
+
+    async def test() -> None:
+        settings = Settings(limits=Limits(waiting_octets=100_000))
+        async with serving(tmp_path, settings, hook) as broker:
+            sender = await Line.to(broker)
+            sender.say(OPENED + frame(BEGIN, [None, Uint(0), Uint(5000), Uint(5000)]))
+            termini = [Described(Ulong(0x28), []), Described(Ulong(0x29), ["large"])]
+            sender.say(frame(ATTACH, ["in", Uint(0), False, None, None, *termini, None, None, Uint(0)]))
+            await sender.until(bytes((0, 0x53, FLOW)))
+            payload = value_message(encode(b"x" * 50_000))
+            for number in range(100):
+                sender.say(frame(TRANSFER, [Uint(0), Uint(number), b"t", Uint(0), True], payload))
+            turns = 0
+            async with asyncio.timeout(LONG_S):
+                while turns < 20:  # of others, once it is not read any more: what could come has come
+                    other = await Line.to(broker)
+                    other.say(OPENED)
+                    await other.until(bytes((0, 0x53, OPEN)))
+                    other.writer.close()
+                    await other.writer.wait_closed()
+                    turns += bool(broker._paused)
+            taken = broker.node.resource.store.waiting_octets
+            release.set()
+            async with asyncio.timeout(LONG_S):
+                while broker.node.resource.queues["large"].depth < 100:
+                    await serves(broker)
+            assert 100_000 < taken < 1_000_000
+            sender.writer.close()
 
     asyncio.run(test())
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.protocol.codec import DecodeError, decode, encode
 from dtx.protocol.commands import MAX_TXN_ID
 from dtx.protocol.composites import WireError
+from dtx.protocol.decoding import DecodeError, decode
+from dtx.protocol.encoding import encode
 from dtx.protocol.values import Described, Ulong
 from dtx.resource.outcomes import TAKEN, Outcome, outcome_from, read_transactional_state, transactional_state
 

@@ -1,4 +1,4 @@
-"""Queues at the wire: order, consumers, credit, time to live, depth, browsing, dynamic nodes, management."""
+"""Queues at the wire: order, consumers, credit, time to live, depth, browsing, dynamic nodes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,13 @@ from typing import Any
 import pytest
 from proton import Delivery, Message
 
-from dtx.protocol.codec import decode
-from dtx.protocol.commands import Prepare, Recover, Start
+from dtx.protocol.commands import Recover
 from dtx.protocol.conditions import Condition
 from dtx.protocol.links import COORDINATION, MANAGEMENT
-from dtx.protocol.messages import body_value
-from dtx.protocol.replies import decode_reply
-from dtx.protocol.values import Described
-from dtx.resource.permissions import Permissions, Rule
 from dtx.resource.queues import State
 from dtx.resource.settings import Limits, QueueSettings, Settings
 from dtx.store.contract import Step, StoreStopped
 from tests.dtx.resource.peer import Peer, World, closed, condition_of
-from xa import Xid
 
 
 def filled(*bodies: Any, settings: Settings | None = None) -> tuple[World, Peer]:
@@ -268,64 +262,6 @@ def test_an_empty_or_broken_message_is_refused() -> None:
 
 
 # --- requests --------------------
-def manage(peer: Peer, **told: Any) -> Any:
-    """A management request, and its answer."""
-    replies, requests = peer.receiver(None, 10), peer.sender(MANAGEMENT)
-    message = Message(id="1", reply_to=str(replies.remote_source.address), body="x", properties=told)
-    peer.send_octets(requests, bytes(message.encode()), "t", settled=True)
-    peer.world.pump()
-    delivery = replies.current
-    assert delivery is not None
-    octets = bytes(replies.recv(delivery.pending) or b"")
-    value = decode(body_value(octets))
-    return decode_reply(body_value(octets)) if isinstance(value, Described) else value
-
-
-def test_management_tells_queues_branches_and_connections() -> None:
-    _world, peer = filled("a", "b", "c")
-    xid = Xid(1, b"gtrid", b"b")
-    control = peer.coordinator()
-    txn_id = control.declare(Start(xid))
-    receiver = peer.receiver("q", 2)
-    taken = peer.take(receiver)
-    assert taken is not None
-    peer.retire(taken[0], txn_id)
-    peer.post(peer.sender("out"), "x", txn_id)
-    control.discharge(txn_id)
-    peer.ask(Prepare(xid))
-    status = manage(peer, operation="status")
-    assert (status["queues"], status["branches"], status["in-doubt"], status["connections"]) == (4, 1, 1, 1)
-    queues = {queue["name"]: queue for queue in manage(peer, operation="queues")}
-    assert (queues["q"]["depth"], queues["q"]["held"]) == (3, 2)
-    assert queues["q"]["locked-by"] == {str(xid): 1}
-    assert queues["out"]["pending"] == 1
-    (branch,) = manage(peer, operation="branches")
-    assert branch["xid"] == str(xid)
-    assert branch["holds"] == {"q": {"retired": 1, "posted": 0}, "out": {"retired": 0, "posted": 1}}
-    (connection,) = manage(peer, operation="connections")
-    assert (connection["user"], connection["container"]) == ("anonymous", "peer")
-    names = [queue["name"] for queue in manage(peer, operation="queues", after="out", count=1)]
-    assert names == ["q"]
-
-
-@pytest.mark.parametrize(
-    ("told", "condition"),
-    [
-        ({}, Condition.NOT_IMPLEMENTED),
-        ({"operation": "nonsense"}, Condition.NOT_IMPLEMENTED),
-        ({"operation": "queues", "count": 0}, Condition.INVALID_FIELD),
-        ({"operation": "queues", "after": 5}, Condition.INVALID_FIELD),
-    ],
-)
-def test_management_refuses_what_it_does_not_know(told: dict[str, Any], condition: Condition) -> None:
-    assert manage(World().connect(), **told).condition == condition
-
-
-def test_management_needs_a_permission() -> None:
-    world = World(permissions=Permissions({"alice": Rule()}))
-    assert manage(world.connect("alice"), operation="status").condition == Condition.UNAUTHORIZED
-
-
 @pytest.mark.parametrize("reply_to", [None, "q", "$reply/nonsense"])
 def test_a_request_that_cannot_be_answered_is_rejected(reply_to: str | None) -> None:
     world, peer = filled()

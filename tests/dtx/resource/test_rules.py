@@ -22,11 +22,10 @@ from dtx.protocol.commands import (
 from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.links import branch_address
 from dtx.protocol.replies import Details, Holding, Recovered, Result
-from dtx.protocol.values import Uint
 from dtx.resource.permissions import Coordination, Permissions, Rule
-from dtx.resource.settings import Limits, QueueSettings, Settings
+from dtx.resource.settings import QueueSettings, Settings
 from dtx.store.contract import CHUNK
-from tests.dtx.resource.peer import Coordinator, Peer, World, closed, condition_of, frame
+from tests.dtx.resource.peer import Coordinator, Peer, World, closed, condition_of
 from xa import Code, Xid
 from xa.tables import BranchState
 
@@ -504,7 +503,6 @@ def test_a_fence_around_the_branches_of_others_is_refused() -> None:
     assert refusal(bob.ask(Fence(1, b"gtrid", lift=True))).condition == Condition.UNAUTHORIZED
 
 
-# --- 9: bounds --------------------
 def test_a_prepare_that_comes_with_a_fence_is_one_or_the_other() -> None:
     """The fence comes while the prepare is being forced: the branch is prepared, and the fence's answer is
     later."""
@@ -516,73 +514,6 @@ def test_a_prepare_that_comes_with_a_fence_is_one_or_the_other() -> None:
     world.pump()
     assert [peer.answer(), peer.answer()] == [OK, OK]
     assert peer.ask(Recover()) == Recovered((XID,))
-
-
-@pytest.mark.parametrize(
-    ("limits", "command"),
-    [(Limits(branches=1), Declare(Start(Xid(2, b"g")))), (Limits(transactions=1), Declare())],
-)
-def test_transactions_and_branches_are_bounded(limits: Limits, command: Declare) -> None:
-    world = World(Settings(limits=limits))
-    control = world.connect().coordinator()
-    txn_id = control.declare(Start(XID))
-    assert control.refused(command).condition == Condition.RESOURCE_LIMIT
-    control.discharge(txn_id)
-
-
-def test_fences_are_bounded() -> None:
-    world = World(Settings(limits=Limits(fences=1)))
-    peer = world.connect()
-    assert peer.ask(Fence(1, b"a")) == OK
-    assert peer.ask(Fence(1, b"a")) == OK, "the same one again"
-    assert refusal(peer.ask(Fence(1, b"b"))).condition == Condition.RESOURCE_LIMIT
-
-
-def test_links_and_sessions_are_bounded() -> None:
-    world = World(Settings(limits=Limits(links=3, sessions=2)))
-    peer, other = world.connect(), world.connect()
-    links = [peer.sender("q") for _ in range(4)]
-    assert [closed(link) for link in links] == [False, False, False, True]
-    assert condition_of(links[3]).condition == Condition.RESOURCE_LIMIT
-    peer.new_session()
-    assert len(peer.server.sessions) == 2
-    assert not closed(other.sender("q"))
-    links[0].close()
-    world.pump()
-    assert not closed(peer.sender("q"))
-    peer.inject(frame(0x11, [None, Uint(0), Uint(100), Uint(100)], channel=2))
-    assert not peer.server.sessions, "a peer that takes more than it may loses its connection"
-    assert not closed(other.sender("q"))
-
-
-def test_queues_are_bounded() -> None:
-    world = World(Settings(limits=Limits(queues=2)))
-    peer = world.connect()
-    assert [closed(peer.sender(name)) for name in ("a", "b", "c", "a")] == [False, False, True, False]
-
-
-def test_the_size_of_messages_is_bounded() -> None:
-    world = World(Settings(limits=Limits(message_octets=100_000)))
-    peer = world.connect()
-    sender = peer.sender("q")
-    assert sender.remote_max_message_size == 100_000
-    assert peer.post(sender, "x" * 90_000).remote_state == Delivery.ACCEPTED
-    peer.post(sender, "x" * 110_000)
-    assert condition_of(sender).condition == Condition.MESSAGE_SIZE
-    assert len(world.connect().drained("q")) == 1
-
-
-def test_credit_is_a_bound() -> None:
-    world = World()
-    peer = world.connect()
-    sender = peer.sender("q")
-    for _ in range(world.settings.limits.credit + 10):
-        peer.send_octets(sender, bytes(Message(body="x").encode()), peer.name("m"), settled=True)
-    assert sender.credit < 0
-    link_credit = sender.credit
-    del link_credit
-    world.pump()
-    assert not closed(sender), "proton waits for credit"
 
 
 @pytest.mark.parametrize("size", [CHUNK - 100, CHUNK + 1, 3 * CHUNK + 7])

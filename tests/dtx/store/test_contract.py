@@ -52,6 +52,19 @@ def test_a_stored_message_is_restored_without_its_payload_and_read_later(place: 
     assert again.fetch(opened.first) == {opened.first: b"\0\xff,payload"}
 
 
+def test_a_queue_that_is_told_again_is_as_it_was(place: Place) -> None:
+    """Also among the batches of one force, and together with a message."""
+    opened = place.open()
+    batches = [enqueued([number], QUEUE) for number in (1, 2, 3)]
+    for batch, name in zip(batches, ("orders", "again", "again"), strict=True):
+        batch.create_queue(QUEUE, name)
+    opened.keep(batches[0])
+    opened.keep(*batches[1:])
+    restored = place.open().restored
+    assert [queue.name for queue in restored.queues] == ["orders"]
+    assert [facts.number for facts in restored.messages()] == [1, 2, 3]
+
+
 def test_messages_come_by_queue_and_position_whatever_their_numbers(place: Place) -> None:
     opened = place.open()
     batch = Batch()

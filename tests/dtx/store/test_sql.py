@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,10 +16,12 @@ import pytest
 from dtx.store.contract import (
     Batch,
     Step,
+    StoreBusy,
     StoreDamaged,
     StoreError,
     StoreFull,
     StoreLocked,
+    StoreRefused,
     StoreStopped,
 )
 from dtx.store.sql import SqlStore
@@ -96,6 +99,50 @@ def test_a_full_store_refuses_and_goes_on(sqlite_place: Place) -> None:
     opened.keep(enqueued(range(300, 320), QUEUE, b"y" * 1000))
     left = [facts.number for facts in sqlite_place.open().restored.messages()]
     assert left == [*range(60, 100), *range(300, 320)]
+
+
+def test_what_the_database_refuses_is_refused_alone(sql_place: Place) -> None:
+    """Of batches that were to be forced together one names a message that is there already: it has no effect, and those
+    beside it are kept, in their order."""
+    held, release = threading.Event(), threading.Event()
+
+    def hook(step: Step) -> None:
+        if step is Step.WRITTEN and not held.is_set():
+            held.set()
+            assert release.wait(WAIT_S)
+
+    opened = sql_place.open(hook)
+    answers: list[StoreError | None] = []
+    poisoned = enqueued([4, 1], QUEUE, b"poison")
+    poisoned.create_queue(9, "never")
+    opened.store.submit(enqueued([1], QUEUE), answers.append)
+    assert held.wait(WAIT_S)
+    for batch in (enqueued([2], QUEUE), poisoned, enqueued([3], QUEUE)):
+        opened.store.submit(batch, answers.append)
+    release.set()
+    opened.loop.until(lambda: len(answers) == 4)
+    assert [type(answer) for answer in answers] == [type(None), type(None), StoreRefused, type(None)]
+    assert opened.fetch(1, 2, 3, 4) == {1: b"payload", 2: b"payload", 3: b"payload"}
+    opened.keep(enqueued([5], QUEUE))
+    restored = sql_place.open().restored
+    assert [facts.number for facts in restored.messages()] == [1, 2, 3, 5]
+    assert not restored.queues
+
+
+def test_a_database_that_somebody_else_has_locked_refuses_and_goes_on(sqlite_place: Place) -> None:
+    """All that waited is refused at once, and not one by one; what comes later is kept."""
+    opened = sqlite_place.open()
+    opened.keep(enqueued([1], QUEUE))
+    store = opened.store
+    assert isinstance(store, SqlStore)
+    store._open.writer._transactions._cursor.execute("PRAGMA busy_timeout = 0")
+    other = sqlite3.connect(str(sqlite_place.where).removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    answers = opened.submit(enqueued([2], QUEUE), enqueued([3], QUEUE))
+    assert [type(answer) for answer in answers] == [StoreBusy, StoreBusy]
+    other.close()
+    opened.keep(enqueued([4], QUEUE))
+    assert [facts.number for facts in sqlite_place.open().restored.messages()] == [1, 4]
 
 
 FAILING_FORCE = """

@@ -1,0 +1,37 @@
+"""The Spark-free core of pipelines: what drivers, sinks and executors exchange, and what they raise.
+
+The driver's side is in `pipeline.core.driver`, which loads SQLAlchemy; the executors' in `pipeline.core.task`.
+"""
+
+from pipeline.core.errors import BatchRefused, EpochGone, PipelineError, PipelineTaken
+from pipeline.core.messages import Messages
+from pipeline.core.values import (
+    AddressTarget,
+    Attempt,
+    Batch,
+    Offset,
+    Settings,
+    SinkPlan,
+    SinkReport,
+    Source,
+    SourcePartition,
+    TableTarget,
+)
+
+__all__ = [
+    "AddressTarget",
+    "Attempt",
+    "Batch",
+    "BatchRefused",
+    "EpochGone",
+    "Messages",
+    "Offset",
+    "PipelineError",
+    "PipelineTaken",
+    "Settings",
+    "SinkPlan",
+    "SinkReport",
+    "Source",
+    "SourcePartition",
+    "TableTarget",
+]

@@ -1,0 +1,186 @@
+"""Deciding: commit and abort of a micro-batch. Generators without I/O.
+
+Commit:
+
+ 1. What was decided before is not decided again: this attempt is rolled back.
+ 2. Every branch that a task reported must be prepared; what the source took is what its prepared branches hold.
+ 3. The batch is bound to its global transaction, durably.
+ 4. The decision, with all of these branches, is forced into the log: the commit point. From here on nothing is raised.
+ 5. The sinks are committed, the global transaction is fenced, and its other branches are rolled back. The sources wait
+    until Spark has logged the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from pipeline.core.effects import Abort, Bind, FindBatch, FindEpochOf, Log, Look, Replayed, Scan, Standing
+from pipeline.core.errors import BatchRefused, PipelineError
+from pipeline.core.finishing import DECIDED, Swept, carry_out, fence, scan, settle, tell
+from pipeline.core.naming import is_source
+from pipeline.core.planning import undecidable
+from tm.effects import Force
+from tm.log import Branch, Decision, LogError
+from tm.log.sql_states import GtridState
+from tm.verdicts import Verb
+from xa import XaError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from pipeline.core.finishing import Steps
+    from pipeline.core.ledger import BatchRow, EpochRow, PipelineRow
+    from pipeline.core.naming import Own
+    from pipeline.core.values import Batch, SinkPlan, SinkReport
+    from tm.log.sql_gtrids import Entry
+    from xa import Xid
+
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a batch: its decision, whether it was decided before, and what was left to recovery."""
+
+    decision: Decision
+    before: bool
+    swept: int = 0
+    left: int = 0
+
+
+def commit(
+    own: Own, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport], resources: Collection[str]
+) -> Steps[Outcome]:
+    """As the module's docstring says. BatchRefused: it is not decided, and has to be run again."""
+    before = yield from _decided_before(plan, batch)
+    if before is not None:
+        return (yield from _discard(own, plan, before, resources))
+    standing: PipelineRow = yield Standing()
+    entry: Entry | None = yield Look(plan.gtrid)
+    row: EpochRow | None = yield FindEpochOf(plan.gtrid)
+    if (
+        plan.decided
+        or entry is None
+        or entry.state is not GtridState.ACTIVE
+        or standing.gtrid != plan.gtrid
+        or row is None
+    ):
+        raise _not_at_work(plan, batch, entry, standing)
+    decision = Decision(plan.gtrid, (yield from _prepared(plan, row, reports, resources)))
+    if batch is not None:
+        yield Bind(batch.query, batch.number, plan.gtrid)
+    refused: LogError | None = yield Force(decision)
+    if refused is not None:
+        raise undecidable(_name(plan, batch), refused) from refused
+    outcome = Outcome(decision, before=False)
+    try:
+        yield from _after(plan, row, outcome, resources, logged=batch is None)
+    except LogError as error:
+        logger.warning("%s is decided; what could not be finished is left to recovery: %s", _name(plan, batch), error)
+    return outcome
+
+
+def _decided_before(plan: SinkPlan, batch: Batch | None) -> Steps[Decision | None]:
+    """The decision of the batch, if it has one."""
+    gtrid = plan.gtrid
+    if batch is not None:
+        bound: BatchRow | None = yield FindBatch(batch.query)
+        if bound is not None and bound.batch > batch.number:
+            raise PipelineError(
+                f"batch {batch.number} of query {batch.query} was decided long ago (the last one is {bound.batch}): "
+                "the checkpoint is older than the decision log (a backup?). Start with a new checkpoint"
+            )
+        if bound is None or bound.batch != batch.number:
+            return None
+        gtrid = bound.gtrid
+        if gtrid != plan.gtrid:  # an earlier attempt at it: it never will be decided, unless it is
+            yield Abort(gtrid)
+    entry: Entry | None = yield Look(gtrid)
+    return entry.decision if entry is not None and entry.state in DECIDED else None
+
+
+def _not_at_work(plan: SinkPlan, batch: Batch | None, entry: Entry | None, standing: PipelineRow) -> PipelineError:
+    name = _name(plan, batch)
+    if plan.decided:
+        return PipelineError(
+            f"{name}: epoch {plan.epoch} was decided, and not as this batch: the checkpoint was copied, or another "
+            "sink had it. Start with a new checkpoint"
+        )
+    if entry is not None and entry.state is GtridState.ABORTED:
+        return BatchRefused(f"{name} was given up: it is rolled back, and has to be run again")
+    if standing.gtrid != plan.gtrid:
+        return BatchRefused(f"{name}: another batch of the pipeline was planned since; it has to be run again")
+    return BatchRefused(f"{name}: its global transaction is {entry.state.value if entry else 'unknown'}")
+
+
+def _prepared(
+    plan: SinkPlan, row: EpochRow, reports: Sequence[SinkReport], resources: Collection[str]
+) -> Steps[tuple[Branch, ...]]:
+    """What the decision names; BatchRefused where it is not all prepared."""
+    reported = [branch for report in reports for branch in report.branches]
+    prepared: dict[str, frozenset[Xid]] = {}
+    for resource in sorted({branch.resource for branch in reported} | ({row.source} if row.source else set())):
+        if resource not in resources:
+            raise PipelineError(f"resource {resource!r} is not configured for the sink's commit")
+        told: frozenset[Xid] | XaError = yield Scan(resource)
+        if isinstance(told, XaError):
+            raise BatchRefused(f"{resource} can't be asked what is prepared: {told.message}")
+        prepared[resource] = told
+    strange = [branch for branch in reported if branch.xid.gtrid != plan.gtrid]
+    missing = [branch for branch in reported if branch.xid not in prepared[branch.resource]]
+    if strange or missing:
+        what = "of another attempt" if strange else "not prepared any more"
+        names = ", ".join(f"{branch.xid} on {branch.resource}" for branch in (strange or missing)[:3])
+        raise BatchRefused(f"{len(strange or missing)} branches are {what} ({names}): the batch has to be run again")
+    mine = [xid for xid in prepared.get(row.source, ()) if xid.gtrid == plan.gtrid and is_source(xid)]
+    sources = [Branch(row.source, xid) for xid in sorted(mine, key=lambda xid: xid.bqual)]
+    return (*sources, *reported)
+
+
+def _after(plan: SinkPlan, row: EpochRow, outcome: Outcome, resources: Collection[str], *, logged: bool) -> Steps[None]:
+    """Step 5; `logged`: there is nothing to wait for."""
+    if logged:
+        yield Log((row.epoch,))
+        row = replace(row, logged=True)
+    outcome.left = yield from carry_out(outcome.decision, row, resources)
+    yield from fence(plan.gtrid, resources)
+    swept = Swept()
+    found = yield from scan(resources, swept)
+    yield from settle(plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
+    outcome.swept, outcome.left = swept.rolled_back, outcome.left + swept.left
+
+
+def _discard(own: Own, plan: SinkPlan, decision: Decision, resources: Collection[str]) -> Steps[Outcome]:
+    """The batch was decided before: what this attempt has prepared goes, and what that one left is finished."""
+    outcome = Outcome(decision, before=True)
+    if plan.gtrid != decision.gtrid:
+        swept = Swept()
+        found = yield from scan(resources, swept)
+        yield from settle(plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
+        outcome.swept, outcome.left = swept.rolled_back, swept.left
+    row: EpochRow | None = yield FindEpochOf(decision.gtrid)
+    outcome.left += yield from carry_out(decision, row, resources)
+    standing: PipelineRow = yield Standing()
+    if standing.again == own.incarnation and standing.gtrid == decision.gtrid:
+        yield Replayed()
+    return outcome
+
+
+def abort(plan: SinkPlan, resources: Collection[str]) -> Steps[bool]:
+    """Rolls the batch back; False: it is decided, and was left alone."""
+    if plan.decided:
+        return False
+    state: GtridState = yield Abort(plan.gtrid)
+    if state in DECIDED:
+        return False
+    yield from fence(plan.gtrid, resources)
+    found = yield from scan(resources, Swept())
+    yield from tell(Verb.ROLLBACK, found.get(plan.gtrid, ()))
+    return True
+
+
+def _name(plan: SinkPlan, batch: Batch | None) -> str:
+    name = f"pipeline {plan.pipeline!r}, epoch {plan.epoch}"
+    return name if batch is None else f"{name} (batch {batch.number})"

@@ -1,0 +1,255 @@
+"""Decoding: AMQP messages into columns, by the hundred thousand: what is frequent is read without detour over values.
+
+A message that nobody can read is told all the same, or it would keep its pipeline from going on: its body is its
+octets, its content type UNREADABLE, and it has nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.protocol.composites import WireError
+from dtx.protocol.decoding import DecodeError, decode_from, skip
+from dtx.protocol.links import ORIGIN_QUEUE
+from dtx.protocol.messages import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    SEQUENCE,
+    VALUE,
+    read_header,
+)
+from dtx.protocol.values import Symbol
+from pipeline.core.messages import Messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+UNREADABLE: Final = "application/vnd.xabridge.unreadable"
+NORMAL: Final = 4
+"""The priority of a message that has none."""
+_FIELDS: Final = ("message_id", None, None, "subject", "reply_to", "correlation_id", "content_type", None, None,
+                  "creation_time_ms", "group_id")  # fmt: skip
+"""The fields of the properties section that are columns, by their place."""
+_KEPT: Final = tuple((place, name) for place, name in enumerate(_FIELDS) if name is not None)
+
+
+class _Columns:
+    """Columns that are made when the first message has something for them."""
+
+    def __init__(self) -> None:
+        self.body: list[bytes | str | None] = []
+        self.address: list[str | None] = []
+        self.told: str | None = None
+        """The queue that the delivery annotations of the message tell which is being read."""
+        self._others: dict[str, list[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    def put(self, name: str, value: Any) -> None:
+        """What the message that is being read has in a column."""
+        column = self._others.get(name)
+        count = len(self.body)
+        if column is None:
+            column = self._others[name] = []
+        if len(column) < count:
+            column.extend([None] * (count - len(column)))
+        column.append(value)
+
+    def drop(self) -> None:
+        """What the message that is being read has put goes."""
+        count = len(self.body)
+        for column in self._others.values():
+            del column[count:]
+
+    def end(self, body: bytes | str | None, address: str | None) -> None:
+        """The message is read."""
+        self.body.append(body)
+        self.address.append(address)
+
+    def messages(self) -> Messages:
+        """The columns."""
+        count = len(self.body)
+        for column in self._others.values():
+            if len(column) < count:
+                column.extend([None] * (count - len(column)))
+        return Messages(self.body, self.address, **self._others)
+
+
+def decoded(messages: Iterable[tuple[str | None, bytes]], chunk: int) -> Iterator[Messages]:
+    """Messages by columns, at most `chunk` at a time. Each comes with the queue that it was taken from, or None where
+    its delivery annotations tell it, as in a browse of a branch."""
+    source = iter(messages)
+    while True:
+        columns = _Columns()
+        for address, octets in islice(source, chunk):
+            _read(octets, address, columns)
+        if not len(columns):
+            return
+        yield columns.messages()
+
+
+def _read(octets: bytes, address: str | None, columns: _Columns) -> None:
+    try:
+        body = _sections(octets, columns)
+    except (DecodeError, WireError, ValueError, IndexError, AttributeError):  # the last: a map that is none
+        columns.drop()
+        columns.put("content_type", UNREADABLE)
+        body = octets
+    columns.end(body, address if address is not None else columns.told)
+
+
+def _sections(octets: bytes, columns: _Columns) -> bytes | str | None:
+    """Reads a message, and gives its body."""
+    body: bytes | str | None = None
+    parts: list[bytes] = []
+    columns.told = None
+    at, end = 0, len(octets)
+    while at < end:
+        if octets[at] or octets[at + 1] != 0x53:
+            at, code = _long_section(octets, at)
+        else:
+            code = octets[at + 2]
+            at += 3
+        if code == DATA:
+            start, at = _binary(octets, at)
+            parts.append(octets[start:at])
+        elif code in {VALUE, SEQUENCE}:
+            body, at = _value(octets, at)
+        else:
+            at = _READERS.get(code, _skipped)(octets, at, columns)
+    if parts:
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    return body
+
+
+def _skipped(octets: bytes, at: int, _columns: _Columns) -> int:
+    return skip(octets, at)
+
+
+def _header(octets: bytes, _at: int, columns: _Columns) -> int:
+    header = read_header(octets)
+    if header.delivery_count:
+        columns.put("delivery_count", header.delivery_count)
+    if header.priority != NORMAL:
+        columns.put("priority", header.priority)
+    return header.end
+
+
+def _origin(octets: bytes, at: int, columns: _Columns) -> int:
+    value, end = decode_from(octets, at)
+    columns.told = value.get(Symbol(ORIGIN_QUEUE))
+    return end
+
+
+def _map_into(name: str) -> Callable[[bytes, int, _Columns], int]:
+    def read(octets: bytes, at: int, columns: _Columns) -> int:
+        value, end = decode_from(octets, at)
+        columns.put(name, {str(key): text_of(item) for key, item in value.items()})
+        return end
+
+    return read
+
+
+def _long_section(octets: bytes, at: int) -> tuple[int, int]:
+    """Where the value of a section begins whose descriptor is not in its short form, and its code."""
+    if octets[at]:
+        raise DecodeError(f"a section is a described value; at {at} is none")
+    descriptor, start = decode_from(octets, at + 1)
+    if isinstance(descriptor, int):
+        return start, int(descriptor)
+    raise DecodeError(f"at {at} is no section of a message")
+
+
+def _binary(octets: bytes, at: int) -> tuple[int, int]:
+    kind = octets[at]
+    if kind == 0xA0:
+        start = at + 2
+        end = start + octets[at + 1]
+    elif kind == 0xB0:
+        start = at + 5
+        end = start + int.from_bytes(octets[at + 1 : start], "big")
+    else:
+        raise DecodeError(f"a data section is binary; at {at} is none")
+    if end > len(octets):
+        raise DecodeError(f"a value at {at} is cut off")
+    return start, end
+
+
+def _value(octets: bytes, at: int) -> tuple[bytes | str | None, int]:
+    value, end = decode_from(octets, at)
+    return (value if type(value) is bytes else text_of(value)), end
+
+
+def _properties(octets: bytes, at: int, columns: _Columns) -> int:
+    if octets[at] != 0xC0:  # a list of one octet's size; the others are rare
+        items, end = decode_from(octets, at)
+        for place, name in _KEPT:
+            if place < len(items) and items[place] is not None:
+                columns.put(name, _property(name, items[place]))
+        return end
+    end = at + 2 + octets[at + 1]
+    count = octets[at + 2]
+    at += 3
+    for place in range(count):
+        kind = octets[at]
+        if kind == 0x40:
+            at += 1
+            continue
+        if kind in {0xA1, 0xA3}:
+            stop = at + 2 + octets[at + 1]
+            value = octets[at + 2 : stop].decode("utf-8")
+            at = stop
+        else:
+            value, at = decode_from(octets, at)
+        field = _FIELDS[place] if place < len(_FIELDS) else None
+        if field is not None:
+            columns.put(field, _property(field, value))
+    if at != end or end > len(octets):
+        raise DecodeError("the properties don't end where they say")
+    return end
+
+
+def _property(name: str, value: Any) -> Any:
+    if name == "creation_time_ms":
+        return int(value)
+    return value if type(value) is str else text_of(value)
+
+
+def text_of(value: Any) -> str | None:
+    """A value of AMQP as text: octets in hex, lists and maps as JSON."""
+    if value is None:
+        return None
+    if type(value) is str:
+        return value
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {str(text_of(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+_READERS: Final[dict[int, Callable[[bytes, int, _Columns], int]]] = {
+    HEADER: _header,
+    DELIVERY_ANNOTATIONS: _origin,
+    MESSAGE_ANNOTATIONS: _map_into("annotations"),
+    PROPERTIES: _properties,
+    APPLICATION_PROPERTIES: _map_into("application_properties"),
+}

@@ -1,0 +1,227 @@
+"""The driver's side of a pipeline: `Reader` plans what is read, `Writer` decides what was written.
+
+Both are opened in whatever process Spark calls, as often as it likes: they take the pipeline for their driver or join
+it (`pipeline.core.ledger`). Resource managers stay open in the process. One object is for one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pipeline.core import deciding, planning
+from pipeline.core.errors import PipelineError, PipelineTaken
+from pipeline.core.identity import process_id
+from pipeline.core.ledger import Entrance
+from pipeline.core.resources import PROCESS
+from pipeline.core.shell import Shell
+from pipeline.core.values import Offset, SinkPlan, SourcePartition
+from tm.log import LogError
+from tm.log.sql_gtrids import TakenOver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pipeline.core.ledger import Ledger
+    from pipeline.core.resources import Resources
+    from pipeline.core.values import Batch, Settings, SinkReport, Source
+    from xa import Xid
+
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+PURGE_EVERY: Final = 100
+"""Batches between two purges of what is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What became of a micro-batch, for metrics and logs. `before`: it had been decided before, and this attempt was
+    discarded. `swept`: orphans that were rolled back; `left`: branches that are left to recovery."""
+
+    gtrid: bytes
+    before: bool
+    branches: int
+    rows: int
+    messages: int
+    swept: int
+    left: int
+    seconds: float
+
+
+class Reader:
+    """The source of one pipeline: the process that plans.
+
+    `driver` names the driver: the same in all of its processes, and never given to another (`identity.driver_id`).
+    `streaming`: the one long-lived reader of a query, which takes the pipeline and fences off who had it before.
+    PipelineTaken: another query of this driver reads it now. Else (a job without streaming) it joins its driver.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        driver: str,
+        *,
+        streaming: bool = True,
+        resources: Resources = PROCESS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        settings.url(source.resource)
+        entrance = Entrance(settings.log, settings.pipeline, sleep=sleep)
+        with _told():
+            ledger = entrance.take(driver, process_id()) if streaming else entrance.join(driver)
+        self._shell = Shell(ledger, resources.of(settings.resources), sleep)
+        self._logged = -1
+        self._limits: dict[int, int] = {}
+        self._batches = 0
+
+    def latest(self, start: Offset, limit: int | None = None) -> Offset:
+        """How far the next micro-batch reads: `start` when there is nothing to read. Spark has logged `start`.
+        `limit`: no more rows than that (Spark's read limit), remembered for `plan`."""
+        self.logged(start)
+        source = self._source
+        with _told():
+            epoch = self._shell.run(planning.latest(start.epoch, source.resource, source.queues))
+        if limit is not None:
+            self._limits = {epoch: limit}
+        return Offset(epoch)
+
+    def plan(self, start: Offset, end: Offset) -> Sequence[SourcePartition]:
+        """The partitions of the epoch `end`, begun as a new global transaction, or of one that is decided, to be read
+        again; [] when `start` is `end`. EpochGone, PipelineTaken."""
+        if start == end:
+            return []
+        self.logged(start)
+        source, shell = self._source, self._shell
+        rows = min(source.rows, self._limits.get(end.epoch, source.rows))
+        with _told():
+            xids, again = shell.run(
+                planning.plan(shell.own, end.epoch, source.resource, min(source.partitions, rows), shell.names)
+            )
+        if again:
+            logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, len(xids))
+        return [self._partition(end.epoch, index, xid, rows, len(xids), again=again) for index, xid in enumerate(xids)]
+
+    def _partition(self, epoch: int, index: int, xid: Xid, rows: int, count: int, *, again: bool) -> SourcePartition:
+        share = 0 if again else rows // count + (index < rows % count)
+        source = self._source
+        queues = source.queues[index % len(source.queues) :] + source.queues[: index % len(source.queues)]
+        return SourcePartition(
+            self._settings.pipeline,
+            epoch,
+            index,
+            xid,
+            source.resource,
+            self._settings.url(source.resource),
+            queues,
+            share,
+        )
+
+    def plan_job(self) -> Sequence[SourcePartition]:
+        """`latest` and `plan` for a job without streaming: an epoch of its own, whatever there is to read."""
+        with _told():
+            epoch: int = self._shell.run(planning.allot())
+        return self.plan(Offset(), Offset(epoch))
+
+    def logged(self, end: Offset) -> None:
+        """Spark has logged every batch up to `end`: nothing of them will be read again. An epoch that was not decided
+        (its sink is not ours) is decided now, with its source alone; source branches are finished."""
+        if end.epoch == self._logged:
+            return
+        with _told():
+            self._shell.run(planning.logged(end.epoch, self._shell.names))
+            self._batches += 1
+            if self._batches % PURGE_EVERY == 0:
+                self._shell.ledger.purge()
+        self._logged = end.epoch
+
+    def close(self) -> None:
+        """Lets go of the pipeline; nothing is lost by not calling it."""
+        self._shell.ledger.close()
+
+
+class Writer:
+    """The sink of one pipeline: made where Spark plans the sink, and again where it commits or aborts."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        driver: str,
+        *,
+        resources: Resources = PROCESS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._entrance = Entrance(settings.log, settings.pipeline, sleep=sleep)
+        self._resources = resources.of(settings.resources)
+        self._sleep = sleep
+        self._ledger: Ledger | None = None
+
+    def plan(self) -> SinkPlan:
+        """The global transaction of the micro-batch that is being planned: the epoch's that was planned last, or one
+        of its own for a batch that reads nothing new. Sweeps orphans."""
+        with _told():
+            shell = self._shell(None)
+            gtrid, epoch, decided = shell.run(planning.plan_sink(shell.own, shell.names))
+        return SinkPlan(
+            self._settings.pipeline, gtrid, epoch, shell.own.incarnation, self._settings.resources, decided=decided
+        )
+
+    def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> Decided:
+        """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. Once it is, nothing is
+        raised any more: what can't be finished now is left to recovery. `batch`: None for a job without streaming."""
+        began = time.perf_counter()
+        told = [report for report in reports if report is not None]
+        with _told():
+            shell = self._shell(plan.incarnation)
+            outcome = shell.run(deciding.commit(shell.own, plan, batch, told, shell.names))
+        decided = Decided(
+            outcome.decision.gtrid,
+            outcome.before,
+            len(outcome.decision.branches),
+            sum(report.rows for report in told),
+            sum(report.messages for report in told),
+            outcome.swept,
+            outcome.left,
+            time.perf_counter() - began,
+        )
+        logger.info("pipeline %s: %s", plan.pipeline, decided)
+        return decided
+
+    def abort(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> None:
+        """Rolls the micro-batch back, unless it is decided. Spark calls it right after a commit that raised."""
+        del batch, reports  # the log and the resource managers know better
+        with _told():
+            shell = self._shell(plan.incarnation)
+            if not shell.run(deciding.abort(plan, shell.names)):
+                logger.warning("epoch %d of pipeline %s is decided: it is not rolled back", plan.epoch, plan.pipeline)
+
+    def close(self) -> None:
+        """Closes what this process has open for it."""
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()
+
+    def _shell(self, incarnation: int | None) -> Shell:
+        """The shell under the driver's present incarnation, or under the one in which the batch was planned."""
+        if self._ledger is None or (incarnation is not None and self._ledger.log.incarnation != incarnation):
+            self.close()
+            self._ledger = self._entrance.join(self._driver, incarnation)
+        return Shell(self._ledger, self._resources, self._sleep)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What goes wrong with the log, as pipelines have it."""
+    try:
+        yield
+    except TakenOver as error:
+        raise PipelineTaken(str(error)) from error
+    except LogError as error:
+        raise PipelineError(f"the decision log: {error}") from error

@@ -1,0 +1,189 @@
+"""What the driver's core asks of the world, beside what completion asks (`tm.effects`).
+
+An error that the core goes on with is answered, not raised; what the ledger and the log raise (TakenOver, LogStopped)
+is raised where the core asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from tm.effects import Call, End, Force, Note, Pause
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+# --- the ledger --------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Read the pipeline's row. Answer: PipelineRow."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindEpoch:
+    """Answer: the EpochRow of this number, or None."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindEpochOf:
+    """Answer: the EpochRow that goes by this global transaction now, or None."""
+
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FindUnlogged:
+    """Answer: the EpochRows up to this number that Spark is not known to have logged."""
+
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindBatch:
+    """Answer: the BatchRow of this query, or None."""
+
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allot:
+    """Give out the number of a new epoch. Answer: int."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The epoch goes by this global transaction, the last one that was planned. Answer: None."""
+
+    epoch: int
+    gtrid: bytes
+    tries: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanAgain:
+    """What was decided under this global transaction is read again. Answer: None."""
+
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What was planned to be read again has been. Answer: None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """A sink of ours was planned for this global transaction. Answer: None."""
+
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """The query's last micro-batch is this one, under this global transaction. Answer: None."""
+
+    query: str
+    batch: int
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Spark has logged these epochs. Answer: None."""
+
+    epochs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The branches of an epoch that these words name are finished. Answer: frozenset of all such words."""
+
+    epoch: int
+    words: Collection[str]
+
+
+# --- the log -----------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Answer: None, or the DecisionRefused."""
+
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The final word on a global transaction: nothing decides it any more, unless it is. Answer: GtridState."""
+
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Answer: the log's Entry, or None."""
+
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """Answer: the Decisions that have not ended."""
+
+
+# --- the resource managers ---------------------------------------
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Answer: the frozenset of the prepared branches of this log at a resource, or the XaError that kept it from
+    telling them."""
+
+    resource: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """No branch of the global transaction can be started or prepared at the resource any more, where it has fences.
+    Answer: None, or the XaError."""
+
+    resource: str
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HasMessages:
+    """Answer: whether one of the queues has a message, or the XaError."""
+
+    resource: str
+    queues: tuple[str, ...]
+
+
+Effect: TypeAlias = (
+    Call
+    | Force
+    | Note
+    | End
+    | Pause
+    | Standing
+    | FindEpoch
+    | FindEpochOf
+    | FindUnlogged
+    | FindBatch
+    | Allot
+    | Plan
+    | PlanAgain
+    | Replayed
+    | Sink
+    | Bind
+    | Log
+    | Finished
+    | Begin
+    | Abort
+    | Look
+    | Undone
+    | Scan
+    | Fence
+    | HasMessages
+)

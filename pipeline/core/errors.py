@@ -1,0 +1,20 @@
+"""What a pipeline raises: one class for each decision that the caller takes. Messages say what to do."""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """Something is wrong with a pipeline: mend what the message names."""
+
+
+class PipelineTaken(PipelineError):
+    """Another driver, or another query of this driver, has the pipeline: stop one of the two."""
+
+
+class BatchRefused(PipelineError):
+    """The micro-batch can't be decided and was not: nothing of it happened, and it has to be run again."""
+
+
+class EpochGone(PipelineError):
+    """The checkpoint asks for an epoch that was decided and finished long ago: it is older than the decision log (a
+    backup, say). Nothing was read; start with a new checkpoint."""

@@ -1,0 +1,391 @@
+"""Ledger: who has a pipeline, its epochs and its last batches, beside the decisions in its log.
+
+Taking a pipeline takes the node of its log, which fences off whoever had it. Further processes of the driver join it by
+the driver's name; one of a driver that was fenced off hears who has the pipeline now. A driver that never had it takes
+it by its first process, whichever that is.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from sqlalchemy import delete, func, select, text, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from pipeline.core.errors import PipelineTaken
+from pipeline.core.identity import is_alive
+from pipeline.core.tables import BATCH, DRIVER, EPOCH, METADATA, PIPELINE
+from tm.log import LogError, LogLocked
+from tm.log.sql import SqlLog
+from tm.log.sql_gtrids import TakenOver
+from tm.log.sql_schema import NODE, Database
+from tm.log.sql_trouble import persistently, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from sqlalchemy import Connection, Executable
+
+T = TypeVar("T")
+
+KEEP_S: Final = 24 * 3600.0
+"""How long gtrids that are done are kept, for people."""
+KEEP_EPOCHS: Final = 1000
+"""How many epochs are kept, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRow:
+    """A pipeline, as `pipeline.core.tables` says."""
+
+    pipeline: str
+    incarnation: int
+    driver: str
+    reader: str
+    taken_at: float
+    epoch: int
+    forgotten: int
+    gtrid: bytes | None
+    again: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """An epoch, as `pipeline.core.tables` says."""
+
+    epoch: int
+    gtrid: bytes
+    tries: int
+    source: str
+    sunk: bool = False
+    logged: bool = False
+    finished: frozenset[str] = frozenset()
+    planned_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """The last micro-batch of a query."""
+
+    batch: int
+    gtrid: bytes
+
+
+class Ledger:
+    """The ledger of one pipeline, under one incarnation. What it changes raises TakenOver once the pipeline was taken
+    by another, LogStopped where the database can't be reached. Every change may be made again."""
+
+    def __init__(self, database: Database, log: SqlLog, sleep: Callable[[float], None]) -> None:
+        self.log = log
+        self.pipeline = log.node
+        self._database = database
+        self._sleep = sleep
+
+    def close(self) -> None:
+        """Lets go of the log and the database."""
+        self.log.close()
+        self._database.engine.dispose()
+
+    # --- what is told -------------------------------------------------------------------------------------------
+    def standing(self) -> PipelineRow:
+        """The pipeline's row. TakenOver: it is another one's."""
+        row = self._told(lambda: read_pipeline(self._database, self.pipeline))
+        if row is None or row.incarnation != self.log.incarnation:
+            raise TakenOver(_taken(self.pipeline, row, f"this is incarnation {self.log.incarnation}"))
+        return row
+
+    def epoch(self, epoch: int) -> EpochRow | None:
+        """The row of an epoch."""
+        found = self._epochs(EPOCH.c.epoch == epoch)
+        return found[0] if found else None
+
+    def epoch_of(self, gtrid: bytes) -> EpochRow | None:
+        """The epoch whose present global transaction this is."""
+        found = self._epochs(EPOCH.c.gtrid == gtrid)
+        return found[0] if found else None
+
+    def unlogged(self, upto: int) -> Sequence[EpochRow]:
+        """The epochs up to a number that Spark is not known to have logged, oldest first."""
+        return self._epochs(EPOCH.c.epoch <= upto, EPOCH.c.logged.is_(False))
+
+    def batch(self, query: str) -> BatchRow | None:
+        """The last micro-batch of a query."""
+        statement = select(BATCH.c.batch, BATCH.c.gtrid).where(
+            BATCH.c.pipeline == self.pipeline, BATCH.c.query == query
+        )
+        rows = self._told(lambda: self._rows(statement))
+        return BatchRow(rows[0].batch, bytes(rows[0].gtrid)) if rows else None
+
+    # --- what is changed ----------------------------------------------------------------------------------------
+    def allot(self) -> int:
+        """The number of a new epoch. (One that is given and not used is missed by nobody.)"""
+
+        def change(connection: Connection) -> int:
+            more = self._update(PIPELINE.c.epoch + 1)
+            return int(connection.execute(more.returning(PIPELINE.c.epoch)).scalar_one())
+
+        return self._change("an epoch's number", change)
+
+    def _update(self, epoch: Any) -> Any:
+        return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(epoch=epoch)
+
+    def plan(self, epoch: int, gtrid: bytes, tries: int, source: str) -> None:
+        """The epoch goes by this global transaction from now on, and it is the one that was planned last."""
+        insert = self._database.insert(EPOCH).values(
+            pipeline=self.pipeline,
+            epoch=epoch,
+            gtrid=gtrid,
+            tries=tries,
+            source=source,
+            sunk=False,
+            logged=False,
+            finished="",
+            planned_at=self._database.now(),
+        )
+        names = ("gtrid", "tries", "source", "sunk", "planned_at")
+        row = insert.on_conflict_do_update(
+            index_elements=[EPOCH.c.pipeline, EPOCH.c.epoch], set_={name: insert.excluded[name] for name in names}
+        )
+        self._changes("a plan", row, self._current(gtrid, 0))
+
+    def plan_again(self, gtrid: bytes) -> None:
+        """What was decided under this global transaction is read again."""
+        self._changes("a plan", self._current(gtrid, self.log.incarnation))
+
+    def replayed(self) -> None:
+        """What was planned to be read again has been."""
+        ended = update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(again=0)
+        self._changes("the end of a replay", ended)
+
+    def _current(self, gtrid: bytes, again: int) -> Executable:
+        return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(gtrid=gtrid, again=again)
+
+    def sink(self, gtrid: bytes) -> None:
+        """A sink of ours was planned for this global transaction."""
+        self._changes("a sink's plan", update(EPOCH).where(EPOCH.c.gtrid == gtrid).values(sunk=True))
+
+    def bind(self, query: str, batch: int, gtrid: bytes) -> None:
+        """The query's last micro-batch is this one, decided if the global transaction is."""
+        insert = self._database.insert(BATCH).values(pipeline=self.pipeline, query=query, batch=batch, gtrid=gtrid)
+        binding = insert.on_conflict_do_update(
+            index_elements=[BATCH.c.pipeline, BATCH.c.query],
+            set_={"batch": insert.excluded.batch, "gtrid": insert.excluded.gtrid},
+        )
+        self._changes("a batch", binding)
+
+    def logged(self, epochs: Collection[int]) -> None:
+        """Spark has logged these epochs. The oldest rows go, of those that were logged before."""
+        logging = update(EPOCH).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch.in_(epochs)).values(logged=True)
+        last = max(epochs, default=0) - KEEP_EPOCHS
+        old = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch <= last, EPOCH.c.logged.is_(True))
+        forgotten = select(func.max(EPOCH.c.epoch)).where(*old).scalar_subquery()
+        noting = (
+            update(PIPELINE)
+            .where(PIPELINE.c.pipeline == self.pipeline, PIPELINE.c.forgotten < forgotten)
+            .values(forgotten=forgotten)
+        )
+        self._changes("what Spark has logged", logging, *((noting, delete(EPOCH).where(*old)) if last > 0 else ()))
+
+    def finished(self, epoch: int, words: Collection[str]) -> frozenset[str]:
+        """Notes whose branches of an epoch are finished; all that are."""
+
+        def change(connection: Connection) -> frozenset[str]:
+            where = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch == epoch)
+            known = connection.execute(select(EPOCH.c.finished).where(*where)).scalar() or ""
+            every = frozenset(known.split()) | frozenset(words)
+            connection.execute(update(EPOCH).where(*where).values(finished=" ".join(sorted(every))))
+            return every
+
+        return self._change("what is finished", change)
+
+    def purge(self) -> int:
+        """Removes gtrids that nobody asks for any more."""
+        needed = select(EPOCH.c.gtrid).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.logged.is_(False))
+        last = select(BATCH.c.gtrid).where(BATCH.c.pipeline == self.pipeline)
+        keep = [
+            bytes(row[0]) for row in (*self._told(lambda: self._rows(needed)), *self._told(lambda: self._rows(last)))
+        ]
+        return self.log.purge(older_than_s=KEEP_S, keep=keep)
+
+    # --- statements ---------------------------------------------------------------------------------------------
+    def _epochs(self, *where: Any) -> Sequence[EpochRow]:
+        statement = select(EPOCH).where(EPOCH.c.pipeline == self.pipeline, *where).order_by(EPOCH.c.epoch)
+        return [_epoch_row(row) for row in self._told(lambda: self._rows(statement))]
+
+    def _rows(self, statement: Any) -> Sequence[Any]:
+        with self._database.engine.connect() as connection:
+            return connection.execute(statement).all()
+
+    def _changes(self, what: str, *statements: Executable) -> None:
+        def change(connection: Connection) -> None:
+            for statement in statements:
+                connection.execute(statement)
+
+        self._change(what, change)
+
+    def _change(self, what: str, change: Callable[[Connection], T]) -> T:
+        def attempt() -> T:
+            with changing(self._database, self.pipeline, self.log.incarnation) as connection:
+                return change(connection)
+
+        return persistently(attempt, f"{what} in {self._database}", self._sleep)
+
+    def _told(self, action: Callable[[], T]) -> T:
+        return told(action, f"reading {self._database}", self._sleep)
+
+
+@contextmanager
+def changing(database: Database, pipeline: str, incarnation: int) -> Iterator[Connection]:
+    """A transaction in which the pipeline's log is, and stays, under this incarnation. TakenOver: it is not."""
+    with database.writing(), database.engine.connect() as connection:
+        connection.execute(text("BEGIN IMMEDIATE" if database.is_sqlite else "BEGIN"))
+        try:
+            _hold(connection, pipeline, incarnation)
+            yield connection
+        except BaseException:
+            connection.execute(text("ROLLBACK"))
+            raise
+        connection.execute(text("COMMIT"))
+
+
+def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
+    """Keeps the pipeline from being taken until the transaction is over. TakenOver: it was."""
+    held = select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == pipeline).with_for_update(read=True)
+    row = connection.execute(held).one_or_none()
+    if row is None or row.epoch != incarnation:
+        raise TakenOver(
+            f"pipeline {pipeline!r} was taken by {row.holder if row else 'nobody'} as incarnation "
+            f"{row.epoch if row else 0}, this one is {incarnation}: it decides nothing any more; stop it"
+        )
+
+
+def _epoch_row(row: Any) -> EpochRow:
+    return EpochRow(
+        row.epoch,
+        bytes(row.gtrid),
+        row.tries,
+        row.source,
+        bool(row.sunk),
+        bool(row.logged),
+        frozenset(row.finished.split()),
+        row.planned_at,
+    )
+
+
+def read_pipeline(database: Database, pipeline: str) -> PipelineRow | None:
+    """The row of a pipeline, if there is one."""
+    with database.engine.connect() as connection:
+        row = connection.execute(select(PIPELINE).where(PIPELINE.c.pipeline == pipeline)).one_or_none()
+    return None if row is None else PipelineRow(*row)
+
+
+# --- taking and joining ---------------------------------------------------------------------------------------------
+def _taken(pipeline: str, row: PipelineRow | None, why: str) -> str:
+    if row is None:
+        return f"pipeline {pipeline!r} was removed from its log"
+    at = datetime.fromtimestamp(row.taken_at, UTC).isoformat(sep=" ", timespec="seconds")
+    return (
+        f"pipeline {pipeline!r} was taken by driver {row.driver} at {at} (incarnation {row.incarnation}); {why}: it "
+        "decides nothing any more. Run one driver for a pipeline: stop the other one, or give this one another name"
+    )
+
+
+class Entrance:
+    """Opens ledgers. `alive` tells whether a process lives."""
+
+    def __init__(
+        self,
+        url: str,
+        pipeline: str,
+        *,
+        alive: Callable[[str], bool | None] = is_alive,
+        sleep: Callable[[float], None],
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self._url = url
+        self._pipeline = pipeline
+        self._alive = alive
+        self._sleep = sleep
+        self._clock = clock
+
+    def take(self, driver: str, reader: str) -> Ledger:
+        """Takes the pipeline for `driver`, whose process `reader` reads it. PipelineTaken: another process of this
+        driver does. LogError: the log can't be opened."""
+        return self._open(
+            lambda database: self._take(database, driver, reader, read_pipeline(database, self._pipeline))
+        )
+
+    def join(self, driver: str, incarnation: int | None = None) -> Ledger:
+        """The ledger under the driver's incarnation, which has to be `incarnation` where that is given. PipelineTaken:
+        another driver has the pipeline, or has had it since."""
+
+        def enter(database: Database) -> Ledger:
+            row = read_pipeline(database, self._pipeline)
+            if row is None or row.driver != driver:
+                if incarnation is not None or _has_had(database, self._pipeline, driver):
+                    raise PipelineTaken(_taken(self._pipeline, row, f"this is driver {driver}"))
+                return self._take(database, driver, "", row)
+            if incarnation is not None and row.incarnation != incarnation:
+                raise PipelineTaken(_taken(self._pipeline, row, f"this is of incarnation {incarnation}"))
+            try:
+                log = SqlLog(database, self._pipeline, incarnation=row.incarnation, sleep=self._sleep)
+            except LogLocked as error:
+                raise PipelineTaken(f"pipeline {self._pipeline!r} is being taken by another driver: {error}") from error
+            return Ledger(database, log, self._sleep)
+
+        return self._open(enter)
+
+    def _open(self, enter: Callable[[Database], Ledger]) -> Ledger:
+        database = Database(self._url, self._clock)
+        try:
+            database.prepare(METADATA)
+            return enter(database)
+        except SQLAlchemyError as error:
+            database.engine.dispose()
+            raise LogError(f"{database}: the log of pipeline {self._pipeline!r} can't be opened: {error}") from error
+        except BaseException:
+            database.engine.dispose()
+            raise
+
+    def _take(self, database: Database, driver: str, reader: str, row: PipelineRow | None) -> Ledger:
+        if row is not None and row.driver == driver and row.reader not in {"", reader} and self._alive(row.reader):
+            raise PipelineTaken(
+                f"pipeline {self._pipeline!r} is read by another query of this driver (process {row.reader}): stop "
+                "that query first, or give this one a pipeline of its own"
+            )
+        log = SqlLog(database, self._pipeline, take_over=True, keep_s=None, sleep=self._sleep)
+        try:
+            self._note(database, log.incarnation, driver, reader)
+        except TakenOver as error:
+            log.close()
+            raise PipelineTaken(str(error)) from error
+        return Ledger(database, log, self._sleep)
+
+    def _note(self, database: Database, incarnation: int, driver: str, reader: str) -> None:
+        who = {"incarnation": incarnation, "driver": driver, "reader": reader, "taken_at": database.now()}
+        taking = database.insert(PIPELINE).values(pipeline=self._pipeline, epoch=0, forgotten=0, again=0, **who)
+        having = database.insert(DRIVER).values(pipeline=self._pipeline, driver=driver, incarnation=incarnation)
+
+        def attempt() -> None:
+            with changing(database, self._pipeline, incarnation) as connection:
+                connection.execute(
+                    taking.on_conflict_do_update(
+                        index_elements=[PIPELINE.c.pipeline], set_={name: taking.excluded[name] for name in who}
+                    )
+                )
+                connection.execute(
+                    having.on_conflict_do_update(
+                        index_elements=[DRIVER.c.pipeline, DRIVER.c.driver], set_={"incarnation": incarnation}
+                    )
+                )
+
+        persistently(attempt, f"taking pipeline {self._pipeline!r} in {database}", self._sleep)
+
+
+def _has_had(database: Database, pipeline: str, driver: str) -> bool:
+    statement = select(DRIVER.c.incarnation).where(DRIVER.c.pipeline == pipeline, DRIVER.c.driver == driver)
+    with database.engine.connect() as connection:
+        return connection.execute(statement).first() is not None

@@ -1,0 +1,81 @@
+"""The names of a pipeline's branches: what its gtrids and bquals say.
+
+gtrid   a `Gtrid` of the pipeline's log: the pipeline's name, the log, the incarnation, and as sequence the epoch in
+        the upper 48 bits and in the lower 16 which try at it this is
+bqual   src/INDEX                      what a source partition took: the same in each attempt at it
+        snk/PARTITION/TASK/RANDOM      what one attempt of a task writes: no other attempt ever has it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from xa import FORMAT_ID, Gtrid, Xid
+
+if TYPE_CHECKING:
+    from tm.log import Branch
+
+TRY_BITS: Final = 16
+_SOURCE: Final = b"src/"
+_SINK: Final = b"snk/"
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """Whose branches a process of the pipeline may resolve: those of this log, up to its incarnation."""
+
+    pipeline: str
+    log_id: bytes
+    incarnation: int
+
+    def gtrid(self, epoch: int, tries: int) -> bytes:
+        """The global transaction of a try at an epoch."""
+        return Gtrid(self.pipeline, self.log_id, self.incarnation, epoch << TRY_BITS | tries).encode()
+
+    def owns(self, gtrid: bytes) -> bool:
+        """Whether the log decides about it, and no incarnation after this one planned it."""
+        try:
+            read = Gtrid.decode(gtrid)
+        except ValueError:
+            return False
+        return read.node == self.pipeline and read.log_id == self.log_id and read.incarnation <= self.incarnation
+
+    def planned(self, gtrid: bytes) -> bool:
+        """Whether this very incarnation planned it."""
+        return self.owns(gtrid) and Gtrid.decode(gtrid).incarnation == self.incarnation
+
+
+def epoch_of(gtrid: bytes) -> int:
+    """The epoch whose global transaction this is."""
+    return Gtrid.decode(gtrid).sequence >> TRY_BITS
+
+
+def source_xid(gtrid: bytes, index: int) -> Xid:
+    """The branch of a source partition."""
+    return Xid(FORMAT_ID, gtrid, _SOURCE + b"%d" % index)
+
+
+def sink_xid(gtrid: bytes, partition: int, task: int, random: bytes) -> Xid:
+    """The branch of an attempt at a task of the sink."""
+    return Xid(FORMAT_ID, gtrid, sink_prefix(partition) + b"%d/%s" % (task, random.hex().encode("ascii")))
+
+
+def sink_prefix(partition: int) -> bytes:
+    """What the bquals of every attempt at a task of the sink begin with."""
+    return _SINK + b"%d/" % partition
+
+
+def is_source(xid: Xid) -> bool:
+    """Whether a source partition's."""
+    return xid.bqual.startswith(_SOURCE)
+
+
+def source_index(xid: Xid) -> int:
+    """The source partition of a branch."""
+    return int(xid.bqual[len(_SOURCE) :])
+
+
+def word(branch: Branch) -> str:
+    """The word that says, in the ledger, whose branches are finished: sources and sinks of a resource apart."""
+    return f"{'src' if is_source(branch.xid) else 'snk'}:{branch.resource}"

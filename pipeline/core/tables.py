@@ -1,0 +1,77 @@
+"""The tables of a pipeline, beside those of its decision log (`tm.log.sql_schema`) and in the same database.
+
+    xabridge_pipeline         a row for each pipeline: its name is the node of its log
+        incarnation, driver   who has it: the log's incarnation, and the driver that took it (`identity.driver_id`)
+        reader                the process that reads for it; empty where none does
+        taken_at              when that was
+        epoch                 the highest number of an epoch that was ever given
+        forgotten             the highest number of an epoch whose row was removed
+        gtrid                 the global transaction that was planned last
+        again                 the incarnation in which it was planned to be read again; 0: it was not
+    xabridge_pipeline_driver  a row for each driver that has ever taken it: one that is known and does not have it now
+                              was fenced off, and does not come back without a new reader
+        pipeline, driver      primary key
+        incarnation           the last one that it had
+    xabridge_pipeline_epoch   a row for each epoch that was planned
+        pipeline, epoch       primary key
+        gtrid, tries          its present global transaction, and how many it has had
+        source                the resource that it reads; empty for a batch that reads nothing
+        sunk                  whether a sink of ours was planned for it
+        logged                whether Spark is known to have logged it
+        finished              whose branches are finished: words `src:NAME` and `snk:NAME`
+        planned_at            when it was planned last
+    xabridge_pipeline_batch   a row for each query (checkpoint): its last micro-batch
+        pipeline, query       primary key
+        batch, gtrid          the batch is decided if and only if the log says so of this gtrid
+
+Each change is one short transaction, which first locks the log's row of the node and compares the incarnation.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Boolean, Column, Double, Integer, LargeBinary, MetaData, String, Table, Text
+
+METADATA: Final = MetaData()
+PIPELINE: Final = Table(
+    "xabridge_pipeline",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("driver", String(255), nullable=False),
+    Column("reader", String(255), nullable=False),
+    Column("taken_at", Double, nullable=False),
+    Column("epoch", BigInteger, nullable=False, default=0),
+    Column("forgotten", BigInteger, nullable=False, default=0),
+    Column("gtrid", LargeBinary(64)),
+    Column("again", BigInteger, nullable=False, default=0),
+)
+DRIVER: Final = Table(
+    "xabridge_pipeline_driver",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("driver", String(255), primary_key=True),
+    Column("incarnation", BigInteger, nullable=False),
+)
+EPOCH: Final = Table(
+    "xabridge_pipeline_epoch",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("gtrid", LargeBinary(64), nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("source", String(48), nullable=False),
+    Column("sunk", Boolean, nullable=False, default=False),
+    Column("logged", Boolean, nullable=False, default=False),
+    Column("finished", Text, nullable=False, default=""),
+    Column("planned_at", Double, nullable=False),
+)
+BATCH: Final = Table(
+    "xabridge_pipeline_batch",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("query", String(255), primary_key=True),
+    Column("batch", BigInteger, nullable=False),
+    Column("gtrid", LargeBinary(64), nullable=False),
+)

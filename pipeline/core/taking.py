@@ -1,0 +1,136 @@
+"""Taking: one attempt at a source partition, as a generator without I/O.
+
+ 1. Start the branch, which is the same in every attempt, take messages up to the share, end, and prepare it, also where
+    it took nothing: durable before the first message is told.
+ 2. Where the branch is known: it is prepared, and what it holds is read; or another attempt is at it, which is waited
+    for; or that attempt is gone, and what is left of it is rolled back.
+
+What the branch took is told from memory by the attempt that took it; the broker keeps the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from pipeline.core.errors import BatchRefused
+from tm.effects import Pause
+from xa import ROLLBACK_CODES, Code, XaError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from tm.effects import Answer
+    from xa import Xid
+
+AT_ONCE: Final = 10_000
+"""Messages that are taken at a time."""
+OCTETS: Final = 256 << 20
+"""What one partition takes at most, however many messages its share allows."""
+PAUSE_S: Final = 0.2
+WAITS: Final = 600
+"""How often another attempt is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Answer: XA_OK, or the XaError."""
+
+    xid: Xid
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Take messages under the branch that was started. Answer: list[bytes], or the XaError."""
+
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """End the branch and prepare it durably. Answer: XA_OK, or the XaError."""
+
+    xid: Xid
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Whether the branch is prepared, so that it can be read. Answer: XA_OK, or the XaError."""
+
+    xid: Xid
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """Roll back an unprepared branch that nobody is associated with. Answer: Answer."""
+
+    xid: Xid
+
+
+Effect: TypeAlias = Start | Take | Prepare | Hold | RollBack | Pause
+Taken: TypeAlias = list[tuple[str, list[bytes]]]
+"""Messages as octets, with the queue that they were taken from."""
+Steps: TypeAlias = "Generator[Effect, Any, Taken | None]"
+
+
+def take(xid: Xid, queues: Sequence[str], share: int) -> Steps:
+    """What the branch took, once it is prepared; None: it was prepared before, and is to be read. BatchRefused: the
+    epoch was given up."""
+    last: XaError | None = None
+    for _ in range(WAITS):
+        if share:
+            started: Code | XaError = yield Start(xid)
+            if not isinstance(started, XaError):
+                taken = yield from _fill(xid, queues, share)
+                if not isinstance(taken, XaError):
+                    return taken
+                last = taken  # prepared or not: the next start tells
+                yield Pause(PAUSE_S)
+                continue
+            _check_given_up(started)
+            last = started
+            if started.code is not Code.XAER_DUPID:
+                yield Pause(PAUSE_S)
+                continue
+        held: Code | XaError = yield Hold(xid)
+        if not isinstance(held, XaError):
+            return None
+        last = held
+        if held.code is Code.XAER_NOTA and not share:
+            raise BatchRefused(f"what {xid} held can't be read again: it was finished meanwhile")
+        if held.code is Code.XAER_PROTO and share:
+            answer: Answer = yield RollBack(xid)
+            if not isinstance(answer, XaError) or answer.code in ROLLBACK_CODES:
+                continue
+            last = answer
+        yield Pause(PAUSE_S)
+    raise BatchRefused(f"{xid} can't be taken: {last}")
+
+
+def _fill(xid: Xid, queues: Sequence[str], share: int) -> Generator[Effect, Any, Taken | XaError]:
+    taken: Taken = []
+    left = share
+    octets = 0
+    for queue in queues:
+        while left and octets < OCTETS:
+            count = min(left, AT_ONCE)
+            some: list[bytes] | XaError = yield Take(queue, count)
+            if isinstance(some, XaError):
+                _check_given_up(some)
+                return some
+            taken.append((queue, some))
+            left -= len(some)
+            octets += sum(map(len, some))
+            if len(some) < count:
+                break
+    answer: Code | XaError = yield Prepare(xid)
+    if isinstance(answer, XaError):
+        _check_given_up(answer)
+        return answer
+    return taken
+
+
+def _check_given_up(error: XaError) -> None:
+    if error.code is Code.XA_RBOTHER:
+        raise BatchRefused(f"the epoch was given up, or decided without this attempt: {error}") from error

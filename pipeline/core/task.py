@@ -1,0 +1,274 @@
+"""The executors' side of a pipeline: `read` and `SinkTask`. No decision log is needed here, and none is loaded.
+
+Resource managers stay open in the process, for the tasks that come after.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import psycopg
+
+from pipeline.core import taking
+from pipeline.core.decoding import decoded
+from pipeline.core.encoding import encoded
+from pipeline.core.errors import BatchRefused, PipelineError
+from pipeline.core.naming import sink_prefix, sink_xid
+from pipeline.core.resources import PROCESS, asked, broker, database, prepared
+from pipeline.core.tabling import Table
+from pipeline.core.values import SinkReport
+from tm.effects import Call, Pause, code_of
+from tm.log import Branch
+from tm.performer import Performer
+from tm.verdicts import Verb
+from xa import TMFAIL, TMSUCCESS, Code, XaError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from pipeline.core.messages import Messages
+    from pipeline.core.resources import Resources
+    from pipeline.core.taking import Effect, Taken
+    from pipeline.core.values import AddressTarget, Attempt, SinkPlan, SourcePartition, TableTarget
+    from tm.effects import Answer
+    from tm.resources import Resource
+
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+CHUNK: Final = 10_000
+
+
+# --- the source -----------------------------------------------------------------------------------------------------
+def read(
+    partition: SourcePartition,
+    *,
+    chunk: int = CHUNK,
+    resources: Resources = PROCESS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Messages]:
+    """The messages of the partition, at most `chunk` at a time: the same ones in the same order in every attempt.
+    They are prepared, durably, before the first one is yielded. BatchRefused: the epoch was given up meanwhile."""
+    resource = resources.get(partition.resource, partition.url)
+    taken = Taker(resource, sleep).take(partition)
+    yield from decoded(_told(resource, partition) if taken is None else _pairs(taken), chunk)
+
+
+def _pairs(taken: Taken) -> Iterator[tuple[str | None, bytes]]:
+    for queue, messages in taken:
+        for octets in messages:
+            yield queue, octets
+
+
+def _told(resource: Resource, partition: SourcePartition) -> Iterator[tuple[str | None, bytes]]:
+    """What the prepared branch holds."""
+    try:
+        for page in broker(resource).retired(partition.xid, resource.rmid):
+            for octets in page:
+                yield None, octets
+    except XaError as error:
+        resource.failed(error)
+        raise BatchRefused(f"what {partition.xid} holds can't be read: {error}") from error
+
+
+class Taker:
+    """Performs the effects of `pipeline.core.taking` on a broker."""
+
+    def __init__(self, resource: Resource, sleep: Callable[[float], None]) -> None:
+        self._resource = resource
+        self._rm = broker(resource)
+        self._sleep = sleep
+
+    def take(self, partition: SourcePartition) -> Taken | None:
+        """As `taking.take`. Whatever interrupts it leaves no branch at work."""
+        steps = taking.take(partition.xid, partition.queues, partition.share)
+        try:
+            effect = next(steps)
+            while True:
+                effect = steps.send(self.perform(effect))
+        except StopIteration as end:
+            taken: Taken | None = end.value
+            return taken
+        except BaseException:
+            self._leave(partition)
+            raise
+
+    def _leave(self, partition: SourcePartition) -> None:
+        """Nobody waits for this attempt any more: what it took goes back at once."""
+        for verb, branch in ((Verb.END, TMFAIL), (Verb.ROLLBACK, 0)):
+            answer = Performer({partition.resource: self._resource}, None).perform(
+                Call(verb, (Branch(partition.resource, partition.xid),), branch)
+            )
+            if isinstance(answer[0], XaError) and verb is Verb.END:
+                return  # it is not associated, so that nothing is left of it, or another attempt's
+
+    def perform(self, effect: Effect) -> Any:
+        """The answer to `effect`."""
+        if isinstance(effect, Pause):
+            self._sleep(effect.seconds)
+            return None
+        try:
+            return asked(self._resource, type(effect).__name__.lower(), lambda: self._ask(effect))
+        except XaError as error:
+            return error
+
+    def _ask(self, effect: Effect) -> Any:
+        rm, rmid = self._rm, self._resource.rmid
+        match effect:
+            case taking.Start(xid):
+                return rm.start(xid, rmid)
+            case taking.Take(queue, count):
+                return rm.session(rmid).gather(queue, count)
+            case taking.Prepare(xid):
+                rm.end(xid, rmid, TMSUCCESS)
+                return rm.prepare_kept(xid, rmid)
+            case taking.Hold(xid):
+                next(rm.retired(xid, rmid, 1), None)
+                return Code.XA_OK
+            case taking.RollBack(xid):
+                return rm.rollback(xid, rmid)
+        raise AssertionError(effect)
+
+
+# --- the sink -------------------------------------------------------------------------------------------------------
+class SinkTask:
+    """What one attempt of one task writes: a branch for each resource manager, begun when it is first needed.
+
+    As context manager it rolls back what was not prepared.
+    """
+
+    def __init__(
+        self,
+        plan: SinkPlan,
+        attempt: Attempt,
+        *,
+        resources: Resources = PROCESS,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._plan = plan
+        self._attempt = attempt
+        self._resources = resources
+        self._random = entropy(8)
+        self._used: dict[str, Resource] = {}
+        self._tables: dict[TableTarget, Table] = {}
+        self._ended = False
+        self._rows = 0
+        self._messages = 0
+
+    def write_csv(self, target: TableTarget, columns: Sequence[str], octets: bytes, rows: int) -> None:
+        """Writes rows in PostgreSQL's CSV form (`COPY … FORMAT csv`: what is empty and not quoted is null): the fast
+        way, `pyarrow.csv` writes it. With a key every row is upserted; the last one of a key counts."""
+        if self._plan.decided:
+            return
+        self._written(target, rows, lambda table: table.csv(columns, octets))
+
+    def write_rows(self, target: TableTarget, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Writes rows of Python values, as `write_csv`."""
+        if self._plan.decided:
+            return
+        kept = list(rows)
+        self._written(target, len(kept), lambda table: table.rows(columns, kept))
+
+    def _written(self, target: TableTarget, rows: int, write: Callable[[Table], None]) -> None:
+        try:
+            write(self._table(target))
+        except psycopg.Error as error:
+            raise BatchRefused(f"{target.table}: {error}") from error
+        except XaError as error:
+            raise self._heard(target.resource, error) from error
+        self._rows += rows
+
+    def _table(self, target: TableTarget) -> Table:
+        table = self._tables.get(target)
+        if table is None:
+            resource = self._branch(target.resource)
+            rm = database(resource)
+            connection = rm.session(resource.rmid).psycopg
+            table = self._tables[target] = Table(connection, target, lambda: self._roll_back_orphans(resource))
+        return table
+
+    def send(self, target: AddressTarget, messages: Messages) -> None:
+        """Sends messages."""
+        if self._plan.decided:
+            return
+        try:
+            resource = self._branch(target.resource)
+            broker(resource).session(resource.rmid).post(target.address, encoded(messages))
+        except XaError as error:
+            raise self._heard(target.resource, error) from error
+        self._messages += len(messages)
+
+    def prepare(self) -> SinkReport:
+        """Prepares every branch; durable when it returns. BatchRefused: the batch was given up meanwhile, or what was
+        written can't be."""
+        began = time.perf_counter()
+        branches = tuple(Branch(name, self._xid) for name in self._used)
+        self._ended = True
+        performer = Performer(self._used, None)
+        answers: list[Answer] = performer.perform(Call(Verb.END, branches, TMSUCCESS)) if branches else []
+        if not any(isinstance(answer, XaError) for answer in answers) and branches:
+            answers = performer.perform(Call(Verb.PREPARE, branches))
+        wrong = [answer for answer in answers if isinstance(answer, XaError)]
+        if wrong:
+            performer.perform(Call(Verb.ROLLBACK, branches))
+            raise BatchRefused(f"the attempt could not be prepared: {'; '.join(error.message for error in wrong)}")
+        kept = tuple(
+            branch for branch, answer in zip(branches, answers, strict=True) if code_of(answer) is not Code.XA_RDONLY
+        )
+        seconds = time.perf_counter() - began
+        attempt, plan = self._attempt, self._plan
+        return SinkReport(attempt.partition, attempt.task, plan.gtrid, kept, self._rows, self._messages, seconds)
+
+    def rollback(self) -> None:
+        """Rolls back what is not prepared."""
+        if self._ended:
+            return
+        self._ended = True
+        branches = tuple(Branch(name, self._xid) for name in self._used)
+        performer = Performer(self._used, None)
+        if branches:
+            performer.perform(Call(Verb.END, branches, TMFAIL))
+            performer.perform(Call(Verb.ROLLBACK, branches))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.rollback()
+
+    @property
+    def _xid(self) -> Any:
+        return sink_xid(self._plan.gtrid, self._attempt.partition, self._attempt.task, self._random)
+
+    def _branch(self, name: str) -> Resource:
+        """The resource, with the attempt's branch begun."""
+        resource = self._used.get(name)
+        if resource is None:
+            if self._ended:
+                raise PipelineError("the attempt is prepared, or rolled back: nothing is written any more")
+            resource = self._resources.get(name, self._plan.url(name))
+            asked(resource, "start", lambda: resource.rm.start(self._xid, resource.rmid))
+            self._used[name] = resource
+        return resource
+
+    def _heard(self, name: str, error: XaError) -> BatchRefused:
+        if name in self._used:
+            self._used[name].failed(error)
+        return BatchRefused(f"{name}: {error}")
+
+    def _roll_back_orphans(self, resource: Resource) -> int:
+        """What earlier attempts at this task have prepared and Spark did not take; or, at a copy that runs beside this
+        one, what it did: the driver then finds it missing, and the batch is run again."""
+        mine = sink_prefix(self._attempt.partition)
+        gtrid = self._plan.gtrid
+        orphans = [
+            Branch(resource.name, xid)
+            for xid in prepared(resource, gtrid)
+            if xid.gtrid == gtrid and xid.bqual.startswith(mine) and xid != self._xid
+        ]
+        if orphans:
+            logger.warning("%d branches of earlier attempts at %s are rolled back", len(orphans), self._xid)
+            Performer({resource.name: resource}, None).perform(Call(Verb.ROLLBACK, tuple(orphans)))
+        return len(orphans)
