@@ -25,9 +25,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil  # type: ignore[import-untyped]
-
 from bench.e2e_client import WARM_S, Job
+from bench.process import cpu_s
 from bench.shop.backstage import Backstage
 from bench.shop.orders import AT_ONCE, orders_from
 from bench.shop.places import BROKER
@@ -148,7 +147,7 @@ class _Bench:
             for line in process.stdout or ():
                 word = line.strip()
                 if word in {"begin", "end"}:
-                    used[word] = (_cpu_s(broker), _cpu_s(postgres))
+                    used[word] = (cpu_s(broker), cpu_s(postgres))
                 else:
                     told = word
         if process.returncode:
@@ -172,17 +171,3 @@ class _Bench:
 
 def _rate(measured: dict[str, Any]) -> float:
     return float(measured["done"] / measured["seconds"])
-
-
-def _cpu_s(pid: int) -> float:
-    """The processor time of a process and of those that it started."""
-    leader = psutil.Process(pid)
-    total = 0.0
-    for process in (leader, *leader.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    ended = leader.cpu_times()
-    return total + float(ended.children_user + ended.children_system)

@@ -1,1 +1,18 @@
-"""Exactly-once pipelines on Spark Structured Streaming."""
+"""Exactly-once pipelines on Spark Structured Streaming.
+
+What needs PySpark is imported when it is first used, so that everything else works without it.
+"""
+
+from pipeline.core import BatchRefused, EpochGone, PipelineError, PipelineTaken
+from pipeline.session import epoch, register, run_jobs, session
+
+__all__ = [
+    "BatchRefused",
+    "EpochGone",
+    "PipelineError",
+    "PipelineTaken",
+    "epoch",
+    "register",
+    "run_jobs",
+    "session",
+]

@@ -12,9 +12,9 @@ from dtx.protocol.commands import MAX_PAGE, Fence, Found, Prepare, Recover
 from dtx.protocol.conditions import RefusedError
 from dtx.protocol.links import branch_address
 from dtx.protocol.replies import Recovered
-from rm_amqp.associating import Associating
 from rm_amqp.bulk import READ
 from rm_amqp.connected import refusal_error
+from rm_amqp.ending import EndingLate
 from rm_amqp.loss import AllInUse, ConnectionLost, TimedOut
 from xa import FORMAT_ID, NULL_XID, Code, XaError, xa_error
 
@@ -32,7 +32,7 @@ LOOKED: Final = 1
 """Messages that tell whether there are any."""
 
 
-class Coordinating(Associating):
+class Coordinating(EndingLate):
     """One resource manager instance, as `rm_amqp.resource` completes it."""
 
     def prepare_kept(self, xid: Xid, rmid: int) -> Code:
@@ -90,6 +90,10 @@ class Coordinating(Associating):
             return bool(next(reading, []))
         finally:
             reading.close()
+
+    def count(self, address: str, rmid: int) -> int:
+        """How many messages are available at an address now. They are all read for it."""
+        return sum(len(page) for page in self._read("browse", address, rmid, READ, None))
 
     def _read(self, verb: str, address: str, rmid: int, page: int, xid: Xid | None) -> Generator[list[bytes]]:
         """Reads an address over a channel of its own, so that the thread of control may be at work meanwhile."""

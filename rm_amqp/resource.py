@@ -11,7 +11,6 @@ from dtx.protocol.commands import MAX_PAGE, Commit, Forget, Prepare, Recover, Ro
 from dtx.protocol.replies import Recovered
 from rm_amqp.connected import R1
 from rm_amqp.coordinating import Coordinating
-from rm_amqp.ending import EndingLate
 from rm_amqp.loss import AllInUse, ConnectionLost, TimedOut
 from rm_amqp.reporting import REPORT_PAGE, diagnosed, reported
 from rm_amqp.settings import parse
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from xa.holdings import InDoubtBranch
 
 
-class AmqpResource(Coordinating, EndingLate):
+class AmqpResource(Coordinating):
     """One instance. `flags` are the switch's: TMUSEASYNC, and TMREGISTER for one that registers dynamically.
 
     An association can be resumed only in the thread of control that suspended it, whose channel it is on: end with

@@ -24,6 +24,7 @@ VIOLATIONS = {
     "no-broker": ("rm_amqp.planted", "dtx.resource"),
     "dtx": ("dtx.protocol.planted", "dtx.store"),
     "pyspark": ("tm.planted", "pyspark"),
+    "core": ("pipeline.core.planted", "pyarrow"),
     "proton": ("dtx.store.planted", "proton"),
 }
 

@@ -76,7 +76,7 @@ def commit(
         raise undecidable(_name(plan, batch), refused) from refused
     outcome = Outcome(decision, before=False)
     try:
-        yield from _after(plan, row, outcome, resources, logged=batch is None)
+        yield from _after(plan, row, outcome, resources, logged=batch is None or not row.source)
     except LogError as error:
         logger.warning("%s is decided; what could not be finished is left to recovery: %s", _name(plan, batch), error)
     return outcome

@@ -10,8 +10,8 @@ import json
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.decoding import DecodeError, decode_from, skip
 from dtx.protocol.composites import WireError
+from dtx.protocol.decoding import DecodeError, decode_from, skip
 from dtx.protocol.links import ORIGIN_QUEUE
 from dtx.protocol.messages import (
     APPLICATION_PROPERTIES,

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Final
 
 from pipeline.core import deciding, planning
 from pipeline.core.errors import PipelineError, PipelineTaken
+from pipeline.core.finishing import resolve
 from pipeline.core.identity import process_id
 from pipeline.core.ledger import Entrance
-from pipeline.core.resources import PROCESS
+from pipeline.core.resources import PROCESS, asked, broker
 from pipeline.core.shell import Shell
 from pipeline.core.values import Offset, SinkPlan, SourcePartition
 from tm.log import LogError
 from tm.log.sql_gtrids import TakenOver
+from xa import XaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +79,7 @@ class Reader:
             ledger = entrance.take(driver, process_id()) if streaming else entrance.join(driver)
         self._shell = Shell(ledger, resources.of(settings.resources), sleep)
         self._logged = -1
+        self._resolved = False
         self._limits: dict[int, int] = {}
         self._batches = 0
 
@@ -84,12 +87,31 @@ class Reader:
         """How far the next micro-batch reads: `start` when there is nothing to read. Spark has logged `start`.
         `limit`: no more rows than that (Spark's read limit), remembered for `plan`."""
         self.logged(start)
+        self._resolve()
         source = self._source
         with _told():
             epoch = self._shell.run(planning.latest(start.epoch, source.resource, source.queues))
         if limit is not None:
             self._limits = {epoch: limit}
         return Offset(epoch)
+
+    def available(self) -> int:
+        """How many messages there are to read now. All of them are read for it: for the beginning of a query."""
+        self._resolve()
+        resource = self._shell.resources[self._source.resource]
+        rm = broker(resource)
+        try:
+            return asked(resource, "browse", lambda: sum(rm.count(one, resource.rmid) for one in self._source.queues))
+        except XaError as error:
+            raise PipelineError(f"{resource.name} can't be read: {error}") from error
+
+    def _resolve(self) -> None:
+        """What others have left over is finished, once: messages that it holds are there to be read again."""
+        if self._resolved:
+            return
+        with _told():
+            self._shell.run(resolve(self._shell.own, self._shell.names, None))
+        self._resolved = True
 
     def plan(self, start: Offset, end: Offset) -> Sequence[SourcePartition]:
         """The partitions of the epoch `end`, begun as a new global transaction, or of one that is decided, to be read
@@ -101,7 +123,9 @@ class Reader:
         rows = min(source.rows, self._limits.get(end.epoch, source.rows))
         with _told():
             xids, again = shell.run(
-                planning.plan(shell.own, end.epoch, source.resource, min(source.partitions, rows), shell.names)
+                planning.plan(
+                    shell.own, start.epoch, end.epoch, source.resource, min(source.partitions, rows), shell.names
+                )
             )
         if again:
             logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, len(xids))

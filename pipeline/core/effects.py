@@ -37,7 +37,8 @@ class FindEpochOf:
 
 @dataclass(frozen=True, slots=True)
 class FindUnlogged:
-    """Answer: the EpochRows up to this number that Spark is not known to have logged."""
+    """Answer: the EpochRow of this number, and those that its checkpoint read before, as far as Spark is not known to
+    have logged them."""
 
     upto: int
 
@@ -59,6 +60,7 @@ class Plan:
     """The epoch goes by this global transaction, the last one that was planned. Answer: None."""
 
     epoch: int
+    previous: int
     gtrid: bytes
     tries: int
     source: str

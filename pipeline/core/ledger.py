@@ -60,6 +60,7 @@ class EpochRow:
     gtrid: bytes
     tries: int
     source: str
+    previous: int = 0
     sunk: bool = False
     logged: bool = False
     finished: frozenset[str] = frozenset()
@@ -108,8 +109,14 @@ class Ledger:
         return found[0] if found else None
 
     def unlogged(self, upto: int) -> Sequence[EpochRow]:
-        """The epochs up to a number that Spark is not known to have logged, oldest first."""
-        return self._epochs(EPOCH.c.epoch <= upto, EPOCH.c.logged.is_(False))
+        """This epoch, and those that its checkpoint read before, as far as Spark is not known to have logged them;
+        oldest first."""
+        found: list[EpochRow] = []
+        row = self.epoch(upto)
+        while row is not None and not row.logged:
+            found.append(row)
+            row = self.epoch(row.previous)
+        return found[::-1]
 
     def batch(self, query: str) -> BatchRow | None:
         """The last micro-batch of a query."""
@@ -132,11 +139,12 @@ class Ledger:
     def _update(self, epoch: Any) -> Any:
         return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(epoch=epoch)
 
-    def plan(self, epoch: int, gtrid: bytes, tries: int, source: str) -> None:
-        """The epoch goes by this global transaction from now on, and it is the one that was planned last."""
+    def plan(self, epoch: int, previous: int, gtrid: bytes, tries: int, source: str) -> None:
+        """The epoch, which follows `previous`, goes by this global transaction from now on: the one planned last."""
         insert = self._database.insert(EPOCH).values(
             pipeline=self.pipeline,
             epoch=epoch,
+            previous=previous,
             gtrid=gtrid,
             tries=tries,
             source=source,
@@ -201,14 +209,16 @@ class Ledger:
 
         return self._change("what is finished", change)
 
-    def purge(self) -> int:
-        """Removes gtrids that nobody asks for any more."""
-        needed = select(EPOCH.c.gtrid).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.logged.is_(False))
+    def purge(self, older_than_s: float = KEEP_S) -> int:
+        """Removes gtrids that nobody asks for any more; how many."""
+        needed = select(EPOCH.c.gtrid).where(
+            EPOCH.c.pipeline == self.pipeline, EPOCH.c.logged.is_(False), EPOCH.c.source != ""
+        )
         last = select(BATCH.c.gtrid).where(BATCH.c.pipeline == self.pipeline)
         keep = [
             bytes(row[0]) for row in (*self._told(lambda: self._rows(needed)), *self._told(lambda: self._rows(last)))
         ]
-        return self.log.purge(older_than_s=KEEP_S, keep=keep)
+        return self.log.purge(older_than_s=older_than_s, keep=keep)
 
     # --- statements ---------------------------------------------------------------------------------------------
     def _epochs(self, *where: Any) -> Sequence[EpochRow]:
@@ -268,6 +278,7 @@ def _epoch_row(row: Any) -> EpochRow:
         bytes(row.gtrid),
         row.tries,
         row.source,
+        row.previous,
         bool(row.sunk),
         bool(row.logged),
         frozenset(row.finished.split()),

@@ -87,7 +87,7 @@ def allotted(epoch: int) -> Steps[PipelineRow]:
 
 # --- what Spark has logged --------------------------------------------------------------------------------------------
 def logged(upto: int, resources: Collection[str]) -> Steps[None]:
-    """Spark has logged every batch up to an epoch: from now on none of them is read again."""
+    """Spark has logged every batch up to an epoch, of its checkpoint: from now on none of them is read again."""
     if upto:
         yield from allotted(upto)
     rows: Sequence[EpochRow] = yield FindUnlogged(upto)
@@ -148,7 +148,7 @@ def allot() -> Steps[int]:
 
 
 def plan(
-    own: Own, end: int, resource: str, partitions: int, resources: Collection[str]
+    own: Own, start: int, end: int, resource: str, partitions: int, resources: Collection[str]
 ) -> Steps[tuple[list[Xid], bool]]:
     """The branches of the epoch's partitions, and whether they are to be read again. EpochGone: they are finished."""
     standing = yield from allotted(end)
@@ -170,7 +170,7 @@ def plan(
         return (yield from _again(row, entry.decision, resource)), True
     tries = row.tries + 1 if row is not None else 1
     gtrid = own.gtrid(end, tries)
-    yield Plan(end, gtrid, tries, resource)
+    yield Plan(end, start, gtrid, tries, resource)
     yield from _begin(gtrid)
     advance(EPOCH, state, EpochVerb.PLAN)
     return [source_xid(gtrid, index) for index in range(partitions)], False
@@ -229,7 +229,7 @@ def plan_sink(own: Own, resources: Collection[str]) -> Steps[tuple[bytes, int, b
             return current, epoch_of(current), True
     epoch: int = yield Allot()
     gtrid = own.gtrid(epoch, 1)
-    yield Plan(epoch, gtrid, 1, "")
+    yield Plan(epoch, 0, gtrid, 1, "")
     yield from _begin(gtrid)
     yield Sink(gtrid)
     return gtrid, epoch, False

@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from pipeline.core.errors import PipelineError
+from pipeline.core.secrets import expanded
 from rm_amqp import AmqpResource
 from rm_db import PostgresResource
 from tm.resources import ConfigurationError, Resource, ResourceConfig, redacted
@@ -72,7 +73,7 @@ PROCESS: Final = Resources()
 
 def _made(name: str, url: str) -> Resource:
     try:
-        resource = Resource(name, RMID, ResourceConfig(url), _NoRegistrar())
+        resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), _NoRegistrar())
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
     if not isinstance(resource.rm, (AmqpResource, PostgresResource)):

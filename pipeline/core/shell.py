@@ -119,7 +119,9 @@ _PERFORM: Final[dict[type, Callable[[Shell, Any], Any]]] = {
     effects.FindUnlogged: lambda shell, effect: shell.ledger.unlogged(effect.upto),
     effects.FindBatch: lambda shell, effect: shell.ledger.batch(effect.query),
     effects.Allot: lambda shell, _: shell.ledger.allot(),
-    effects.Plan: lambda shell, effect: shell.ledger.plan(effect.epoch, effect.gtrid, effect.tries, effect.source),
+    effects.Plan: lambda shell, effect: shell.ledger.plan(
+        effect.epoch, effect.previous, effect.gtrid, effect.tries, effect.source
+    ),
     effects.PlanAgain: lambda shell, effect: shell.ledger.plan_again(effect.gtrid),
     effects.Replayed: lambda shell, _: shell.ledger.replayed(),
     effects.Sink: lambda shell, effect: shell.ledger.sink(effect.gtrid),

@@ -14,6 +14,7 @@
         incarnation           the last one that it had
     xabridge_pipeline_epoch   a row for each epoch that was planned
         pipeline, epoch       primary key
+        previous              the epoch that the same checkpoint read before; 0 for none
         gtrid, tries          its present global transaction, and how many it has had
         source                the resource that it reads; empty for a batch that reads nothing
         sunk                  whether a sink of ours was planned for it
@@ -59,6 +60,7 @@ EPOCH: Final = Table(
     METADATA,
     Column("pipeline", String(32), primary_key=True),
     Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("previous", BigInteger, nullable=False),
     Column("gtrid", LargeBinary(64), nullable=False),
     Column("tries", Integer, nullable=False),
     Column("source", String(48), nullable=False),

@@ -3,7 +3,8 @@
  1. Start the branch, which is the same in every attempt, take messages up to the share, end, and prepare it, also where
     it took nothing: durable before the first message is told.
  2. Where the branch is known: it is prepared, and what it holds is read; or another attempt is at it, which is waited
-    for; or that attempt is gone, and what is left of it is rolled back.
+    for; or that attempt is gone. Then the branch is asked to prepare: if that attempt had ended it, it is complete, and
+    else the answer is that it is rolled back. (It is never told to roll back: it may have been prepared since.)
 
 What the branch took is told from memory by the attempt that took it; the broker keeps the same order.
 """
@@ -20,7 +21,6 @@ from xa import ROLLBACK_CODES, Code, XaError
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from tm.effects import Answer
     from xa import Xid
 
 AT_ONCE: Final = 10_000
@@ -62,13 +62,14 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class RollBack:
-    """Roll back an unprepared branch that nobody is associated with. Answer: Answer."""
+class Adopt:
+    """Prepare a branch that another attempt began, and that nobody is associated with any more. Answer: XA_OK, or the
+    XaError: XA_RB* when it was rolled back, XAER_PROTO when somebody is, or it is prepared."""
 
     xid: Xid
 
 
-Effect: TypeAlias = Start | Take | Prepare | Hold | RollBack | Pause
+Effect: TypeAlias = Start | Take | Prepare | Hold | Adopt | Pause
 Taken: TypeAlias = list[tuple[str, list[bytes]]]
 """Messages as octets, with the queue that they were taken from."""
 Steps: TypeAlias = "Generator[Effect, Any, Taken | None]"
@@ -100,8 +101,11 @@ def take(xid: Xid, queues: Sequence[str], share: int) -> Steps:
         if held.code is Code.XAER_NOTA and not share:
             raise BatchRefused(f"what {xid} held can't be read again: it was finished meanwhile")
         if held.code is Code.XAER_PROTO and share:
-            answer: Answer = yield RollBack(xid)
-            if not isinstance(answer, XaError) or answer.code in ROLLBACK_CODES:
+            answer: Code | XaError = yield Adopt(xid)
+            if not isinstance(answer, XaError):
+                continue
+            _check_given_up(answer)
+            if answer.code in ROLLBACK_CODES:
                 continue
             last = answer
         yield Pause(PAUSE_S)

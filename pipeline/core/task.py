@@ -96,13 +96,10 @@ class Taker:
             raise
 
     def _leave(self, partition: SourcePartition) -> None:
-        """Nobody waits for this attempt any more: what it took goes back at once."""
-        for verb, branch in ((Verb.END, TMFAIL), (Verb.ROLLBACK, 0)):
-            answer = Performer({partition.resource: self._resource}, None).perform(
-                Call(verb, (Branch(partition.resource, partition.xid),), branch)
-            )
-            if isinstance(answer[0], XaError) and verb is Verb.END:
-                return  # it is not associated, so that nothing is left of it, or another attempt's
+        """Nobody waits for this attempt any more: what it took goes back at once. The branch is not told to roll back,
+        as it may be another attempt's by then: after an end in failure nothing of this one can be prepared."""
+        branch = Branch(partition.resource, partition.xid)
+        Performer({partition.resource: self._resource}, None).perform(Call(Verb.END, (branch,), TMFAIL))
 
     def perform(self, effect: Effect) -> Any:
         """The answer to `effect`."""
@@ -127,8 +124,8 @@ class Taker:
             case taking.Hold(xid):
                 next(rm.retired(xid, rmid, 1), None)
                 return Code.XA_OK
-            case taking.RollBack(xid):
-                return rm.rollback(xid, rmid)
+            case taking.Adopt(xid):
+                return rm.prepare_kept(xid, rmid)
         raise AssertionError(effect)
 
 

@@ -1,0 +1,165 @@
+"""The Spark format `xa`: rows into a table and to an address, decided with what was read for them.
+
+Spark makes a writer where it plans the sink, pickles it to the tasks, and makes another one in another process to
+commit or abort. The plan is therefore made when a writer is pickled, which happens in the planning process alone; it
+comes back to the driver with what the tasks report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from pipeline.core import Attempt, Batch, BatchRefused, PipelineError
+from pipeline.core.driver import Writer
+from pipeline.core.identity import driver_id
+from pipeline.options import sink_options
+from pipeline.writing import TaskWriter, layout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from pipeline.core import SinkPlan, SinkReport
+    from pipeline.options import SinkOptions
+
+QUERY: Final = "sql.streaming.queryId"
+"""The local property with the id of the query, which stands in its checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written(WriterCommitMessage):
+    """What a task tells the driver: its report, and for which query and plan."""
+
+    report: SinkReport
+    plan: SinkPlan
+    query: str
+
+
+class XaSink(DataSource):
+    """`writeStream.format("xa")` and `write.format("xa")`. Options: `pipeline.options.SINK`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As Spark knows it."""
+        return "xa"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> XaStreamWriter:
+        """As Spark calls it, for each micro-batch, and again to commit or abort. `overwrite`: output mode complete."""
+        options = sink_options(self.options)
+        if overwrite and options.table is not None and not options.table.key:
+            raise PipelineError(
+                f"table {options.table.resource}:{options.table.table}: output mode complete gives every row again "
+                "with each micro-batch; name the columns that tell rows apart by the option key, or use another mode"
+            )
+        return XaStreamWriter(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> XaBatchWriter:
+        """As Spark calls it."""
+        if overwrite:
+            raise PipelineError("format xa: a table is never emptied; write with mode('append')")
+        return XaBatchWriter(sink_options(self.options), schema)
+
+
+class _Planned:
+    """A writer that makes its plan when it is pickled."""
+
+    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._tasks: TaskWriter | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._tasks is None:
+            rows = {field.name: field.dataType.simpleString() for field in self._schema.fields}
+            fitting = layout(self._options, rows)
+            writer = self.open()
+            try:
+                self._tasks = TaskWriter(fitting, writer.plan())
+            finally:
+                writer.close()
+        return {"_options": self._options, "_schema": self._schema, "_tasks": self._tasks}
+
+    def open(self) -> Writer:
+        """The core's writer, on the driver's host."""
+        return Writer(self._options.settings, driver_id())
+
+    def run(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """One attempt of one task."""
+        if self._tasks is None:
+            raise PipelineError("format xa: Spark asked a writer to write that it did not plan")
+        context = TaskContext.get()
+        if context is None:
+            raise PipelineError("format xa: this is no task of Spark's")
+        attempt = Attempt(context.partitionId(), context.taskAttemptId())
+        report = self._tasks.write(iterator, attempt)
+        return Written(report, self._tasks.plan, context.getLocalProperty(QUERY) or "")
+
+
+class XaStreamWriter(_Planned, DataSourceStreamArrowWriter):
+    """The writer of one micro-batch."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """As Spark calls it, in a task."""
+        return self.run(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 — Spark's
+        """As Spark calls it when every task has written: the micro-batch is decided here."""
+        decide(self.open(), messages, batchId)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 — Spark's
+        """As Spark calls it when a task failed for good, and also when `commit` raised."""
+        give_up(self.open(), messages, batchId)
+
+
+class XaBatchWriter(_Planned, DataSourceArrowWriter):
+    """The writer of a job without streaming."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """As Spark calls it, in a task."""
+        return self.run(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """As Spark calls it when every task has written: the job is decided here."""
+        decide(self.open(), messages, None)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """As Spark calls it when the job failed."""
+        give_up(self.open(), messages, None)
+
+
+def decide(writer: Writer, messages: Sequence[WriterCommitMessage | None], number: int | None) -> None:
+    """Decides what the tasks have written, and closes `writer`. BatchRefused: it is not decided."""
+    written = [message for message in messages if isinstance(message, Written)]
+    try:
+        if not written:
+            raise BatchRefused("no task has reported anything: nothing was decided, and the query has to run again")
+        first = written[0]
+        writer.commit(first.plan, _batch(first, number), [one.report for one in written])
+    finally:
+        writer.close()
+
+
+def give_up(writer: Writer, messages: Sequence[WriterCommitMessage | None], number: int | None) -> None:
+    """Rolls back what the tasks have written, unless it is decided, and closes `writer`. Where no task has come so far,
+    what is planned now is what failed."""
+    written = [message for message in messages if isinstance(message, Written)]
+    try:
+        plan = written[0].plan if written else writer.plan()
+        writer.abort(plan, _batch(written[0], number) if written else None, [one.report for one in written])
+    finally:
+        writer.close()
+
+
+def _batch(written: Written, number: int | None) -> Batch | None:
+    return None if number is None or not written.query else Batch(written.query, number)

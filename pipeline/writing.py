@@ -1,0 +1,111 @@
+"""What a task writes: the columns of its rows into the table, or the messages that they are to the address, or both.
+
+`Layout` says which column goes where; it is made, and checked, when the query starts. `TaskWriter` is pickled to the
+tasks with it, and writes the rows of one attempt on branches of its own, which are prepared when it returns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.core import Attempt, PipelineError, SinkReport
+from pipeline.core.task import SinkTask
+from pipeline.rows import COLUMNS, RECEIVED, SENT, messages_of
+from pipeline.tables import check_rows, csv_of, look_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import pyarrow as pa
+
+    from pipeline.core import AddressTarget, SinkPlan, TableTarget
+    from pipeline.options import SinkOptions
+    from pipeline.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the rows go. `columns` are those of the table; without an address no messages are sent."""
+
+    table: TableTarget | None
+    columns: tuple[str, ...]
+    address: AddressTarget | None
+
+
+def layout(options: SinkOptions, rows: Mapping[str, str], *, table: Table | None = None) -> Layout:
+    """The layout of rows with these columns (name → Spark type). `table` is what the database says of the table, which
+    is looked up otherwise. PipelineError: the rows don't fit."""
+    columns: tuple[str, ...] = ()
+    if options.address is not None:
+        _check_messages(options.address, rows, alone=options.table is None)
+    if options.table is not None:
+        columns = options.columns or tuple(name for name in rows if options.address is None or name not in COLUMNS)
+        for name in columns:
+            if name not in rows:
+                raise PipelineError(
+                    f"format xa, option columns: the query has no column {name!r}; it has {_list(rows)}"
+                )
+        if not columns:
+            raise PipelineError("format xa: every column of the query is a message's; name the table's by columns")
+        table = table or look_up(options.table, options.settings.url(options.table.resource))
+        check_rows(options.table, table, {name: rows[name] for name in columns})
+    return Layout(options.table, columns, options.address)
+
+
+def _check_messages(target: AddressTarget, rows: Mapping[str, str], *, alone: bool) -> None:
+    where = f"address {target.resource}:{target.address}"
+    if "body" not in rows:
+        raise PipelineError(f"{where}: the query has no column body, which would be the messages' ({_list(rows)})")
+    for name, type_ in rows.items():
+        if name not in COLUMNS:
+            if alone:
+                raise PipelineError(
+                    f"{where}: a message has no {name}; drop the column, or make it an application property: "
+                    f"map('{name}', {name}) as application_properties. There are {', '.join(SENT)}"
+                )
+        elif name not in RECEIVED and type_ not in _accepted(name):
+            raise PipelineError(f"{where}: the column {name} has to be {' or '.join(_accepted(name))}, not {type_}")
+
+
+def _accepted(name: str) -> tuple[str, ...]:
+    """The Spark types that a message's column may have."""
+    if name == "body":
+        return ("binary", "string")
+    if name == "priority":
+        return ("int", "tinyint", "smallint", "bigint")
+    return (COLUMNS[name],)
+
+
+def _list(rows: Mapping[str, str]) -> str:
+    return ", ".join(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWriter:
+    """Writes the rows of one attempt of one task."""
+
+    layout: Layout
+    plan: SinkPlan
+
+    def write(self, batches: Iterable[pa.RecordBatch], attempt: Attempt) -> SinkReport:
+        """Writes and prepares. Where the micro-batch is decided already, its rows are read and nothing is written:
+        what Spark keeps as state comes of reading them."""
+        if self.plan.decided:
+            for _ in batches:
+                pass
+            return SinkReport(attempt.partition, attempt.task, self.plan.gtrid, ())
+        with SinkTask(self.plan, attempt) as task:
+            for batch in batches:
+                if len(batch):
+                    self._write(task, batch)
+            return task.prepare()
+
+    def _write(self, task: SinkTask, batch: pa.RecordBatch) -> None:
+        if self.layout.table is not None:
+            octets = csv_of(batch, self.layout.columns)
+            task.write_csv(self.layout.table, self.layout.columns, octets, len(batch))
+        if self.layout.address is not None:
+            messages = messages_of(batch)
+            if len(messages):
+                task.send(self.layout.address, messages)

@@ -1,0 +1,133 @@
+"""Mutants of the pipeline's core: each makes one classic mistake. The checker has to see every one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core import deciding, planning, taking
+from pipeline.core.effects import Abort, Fence, FindEpochOf, Scan
+from pipeline.core.naming import Own
+from tests.simulation.pipeline.world import Cores
+from tm.effects import Force
+from tm.log import LogError
+from tm.log.sql_states import GtridState
+from xa import FORMAT_ID, Code, Gtrid, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    Bend = Callable[[Any], Generator[Any, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A name, and what it puts in the place of the right thing."""
+
+    name: str
+    cores: Cores
+
+
+def bent(steps: Callable[..., Any], bend_of: Callable[[], Bend]) -> Callable[..., Any]:
+    """The steps; every effect goes through a bend, which yields what is really asked and returns what is heard."""
+
+    def run(*arguments: Any) -> Generator[Any, Any, Any]:
+        inner, bend = steps(*arguments), bend_of()
+        answer: Any = None
+        error: LogError | None = None
+        while True:
+            try:
+                effect = inner.throw(error) if error is not None else inner.send(answer)
+            except StopIteration as stop:
+                return stop.value
+            error = None
+            try:
+                answer = yield from bend(effect)
+            except LogError as raised:
+                error = raised
+
+    return run
+
+
+def _without(kind: type, answer: Any) -> Callable[[], Bend]:
+    """One kind of effect is not carried out."""
+
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        if isinstance(effect, kind):
+            return answer
+        return (yield effect)
+
+    return lambda: bend
+
+
+def _no_scan_after_the_decision() -> Bend:
+    decided = False
+
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        nonlocal decided
+        decided = decided or isinstance(effect, Force)
+        if decided and isinstance(effect, Scan):
+            return frozenset()
+        return (yield effect)
+
+    return bend
+
+
+def _as_if_logged(effect: Any) -> Generator[Any, Any, Any]:
+    answer = yield effect
+    return replace(answer, logged=True) if isinstance(effect, FindEpochOf) and answer is not None else answer
+
+
+class _Forgetful(Own):
+    """Its gtrids say nothing of incarnation and try."""
+
+    def gtrid(self, epoch: int, tries: int) -> bytes:
+        del tries
+        return Gtrid(self.pipeline, self.log_id, 0, epoch << 16).encode()
+
+    def planned(self, gtrid: bytes) -> bool:
+        return self.owns(gtrid)
+
+
+def _one_sink_for_all(gtrid: bytes, partition: int, task: int, random: bytes) -> Xid:
+    del task, random
+    return Xid(FORMAT_ID, gtrid, b"snk/%d" % partition)
+
+
+def _at_once(effect: Any) -> Generator[Any, Any, Any]:
+    """What was taken is yielded first; when it should be prepared, the task is over."""
+    if isinstance(effect, taking.Prepare):
+        return Code.XA_OK
+    return (yield effect)
+
+
+def _rolled_back(effect: Any) -> Generator[Any, Any, Any]:
+    """What is not prepared at first sight is rolled back."""
+    return (yield Roll(effect.xid) if isinstance(effect, taking.Adopt) else effect)
+
+
+@dataclass(frozen=True)
+class Roll:
+    """Tell the branch to roll back, whatever it is."""
+
+    xid: Xid
+
+
+_NO_SWEEP = Cores(
+    plan=bent(planning.plan, _without(Scan, frozenset())),
+    plan_sink=bent(planning.plan_sink, _without(Scan, frozenset())),
+    commit=bent(deciding.commit, _no_scan_after_the_decision),
+)
+MUTANTS = (
+    Mutant("abort without asking the log", Cores(abort=bent(deciding.abort, _without(Abort, GtridState.ABORTED)))),
+    Mutant("gtrid without incarnation and try", Cores(own=_Forgetful)),
+    Mutant("bqual without attempt and random", Cores(sink_xid=_one_sink_for_all)),
+    Mutant("yield before prepare", Cores(take=bent(taking.take, lambda: _at_once))),
+    Mutant("no sweep", _NO_SWEEP),
+    Mutant(
+        "no fence",
+        Cores(commit=bent(deciding.commit, _without(Fence, None)), abort=bent(deciding.abort, _without(Fence, None))),
+    ),
+    Mutant("sources finished with the decision", Cores(commit=bent(deciding.commit, lambda: _as_if_logged))),
+    Mutant("what another attempt is at is rolled back", Cores(take=bent(taking.take, lambda: _rolled_back))),
+)

@@ -1,0 +1,559 @@
+"""A pipeline in a world of models: Spark as far as the core can tell, executors, a broker, a database, and a book.
+
+Every effect of every actor is a step; which actor makes the next one is drawn. Drivers die before and after any effect
+of theirs, attempts fail, come late and run twice, replies are lost, places are away for a while, a commit raises and is
+aborted, other drivers take the pipeline. Then that ends, each checkpoint is run to its end, and the checker looks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from pipeline.core import deciding, effects, planning, taking
+from pipeline.core.errors import BatchRefused, PipelineError
+from pipeline.core.naming import Own, sink_xid
+from pipeline.core.values import Batch, SinkPlan, SinkReport
+from tests.simulation.pipeline.book import Book
+from tests.simulation.pipeline.places import Place
+from tm.effects import Call, End, Force, Note, Pause
+from tm.log import Branch, DecisionRefused, LogError, LogStopped
+from tm.log.sql_gtrids import TakenOver
+from tm.verdicts import Verb
+from xa import Code, XaError, Xid, log_prefix, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    Steps = Generator[Any, Any, Any]
+
+INPUTS = 12
+PARTITIONS = 2
+BUDGET = 400
+"""Steps with faults."""
+LIMIT = 20_000
+"""Steps in all; what is not done by then never will be."""
+PLACES = ("broker", "shop")
+
+
+class Crash(Exception):
+    """The actor is dead."""
+
+
+class Failed(Exception):
+    """The attempt failed."""
+
+
+@dataclass(frozen=True)
+class Cores:
+    """What is tested; a mutant has something else in the place of one."""
+
+    logged: Callable[..., Steps] = planning.logged
+    latest: Callable[..., Steps] = planning.latest
+    plan: Callable[..., Steps] = planning.plan
+    plan_sink: Callable[..., Steps] = planning.plan_sink
+    commit: Callable[..., Steps] = deciding.commit
+    abort: Callable[..., Steps] = deciding.abort
+    take: Callable[..., Steps] = taking.take
+    sink_xid: Callable[..., Xid] = sink_xid
+    own: Callable[..., Own] = Own
+
+
+@dataclass(frozen=True)
+class Do:
+    """An effect that the world carries out by calling this."""
+
+    what: str
+    call: Callable[[], Any]
+
+
+@dataclass
+class Checkpoint:
+    """What Spark keeps: the offsets of each batch, which are done, and what they had read: the query's state."""
+
+    query: str
+    offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
+    done: dict[int, list[int]] = field(default_factory=dict)
+
+
+@dataclass
+class Actor:
+    """Somebody who makes steps. `incarnation`: of a driver."""
+
+    number: int
+    name: str
+    steps: Steps
+    answer: Any = None
+    error: BaseException | None = None
+    waits: Callable[[], bool] | None = None
+
+
+@dataclass
+class Task:
+    """A task of a job: its attempts, and what came of the first that went well."""
+
+    index: int
+    make: Callable[[int, int], Steps]
+    report: tuple[SinkReport, list[int]] | None = None
+    failures: int = 0
+    running: int = 0
+
+
+def _octets(taken: list[int] | XaError) -> list[bytes] | XaError:
+    return taken if isinstance(taken, XaError) else [b"%d" % number for number in taken]
+
+
+def _check_all(reports: list[SinkReport], tasks: list[Task]) -> None:
+    if len(reports) < len(tasks):
+        raise Failed("the job")
+
+
+class World:
+    """One schedule."""
+
+    def __init__(self, seed: int, cores: Cores | None = None) -> None:
+        self.random = Random(seed)
+        self.cores = cores or Cores()
+        self.book = Book()
+        self.places = {"broker": Place("broker", fences=True), "shop": Place("shop", fences=False)}
+        self.checkpoints = [Checkpoint("a")]
+        self.actors: dict[int, Actor] = {}
+        self.trace: list[str] = []
+        self.told: dict[Xid, list[int]] = {}
+        self.wrong: list[str] = []
+        self.numbers = 0
+        self.attempts = 0
+        self.faults = True
+        self.steps = 0
+        self.nodata: set[str] = set()
+        self.settled: set[bytes] = set()
+        self.unfenced: set[bytes] = set()
+        """Global transactions whose commit or abort came to its end, and whose fence may be missing all the same."""
+        self.dying: list[int] = []
+        self.away: str | None = None
+        self.queued = 0
+
+    # --- running --------------------------------------------------------------------------------------------------
+    def run(self) -> None:
+        """The schedule, to its end."""
+        self._put(INPUTS // 2)
+        driver = self._drive(self.checkpoints[0])
+        while self.steps < BUDGET:
+            self._step()
+            if driver not in self.actors:
+                driver = self._drive(self._checkpoint())
+            elif self.random.random() < 0.004:
+                self._drive(self._checkpoint())  # by mistake, while another one runs
+            if self.random.random() < 0.02:
+                self._put(2)
+        self._finish()
+
+    def _checkpoint(self) -> Checkpoint:
+        if len(self.checkpoints) < 2 and self.random.random() < 0.15:
+            self.checkpoints.append(Checkpoint("b"))
+        return self.random.choice(self.checkpoints)
+
+    def _finish(self) -> None:
+        """Faults end. Each checkpoint is run until nothing is left to do; then those who are late have their say."""
+        self._put(INPUTS)
+        self.faults, self.away = False, None
+        for number in [number for number, actor in self.actors.items() if actor.name.startswith("driver")]:
+            self._die(number)
+        for actor in self.dying:
+            self._forget(actor)
+        for checkpoint in (*self.checkpoints, *self.checkpoints):
+            driver = self._drive(checkpoint)
+            while driver in self.actors and self.steps < LIMIT:
+                self._step()
+        while self.actors and self.steps < LIMIT:
+            self._step()
+        if self.actors:
+            self.wrong.append("it never comes to an end")
+        for xid in self.places["broker"].prepared:
+            if xid.gtrid in self.settled - self.unfenced:
+                self.wrong.append(f"prepared at the broker, behind the fence: {xid}")
+        self.places["broker"].expire()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """The next plan."""
+        own = self.cores.own("p", self.book.log_id, self.book.take("last"))
+        steps = self.cores.plan_sink(own, PLACES)
+        self._actor("sweep", self._core("plan_sink", steps, own.incarnation))
+        while self.actors and self.steps < LIMIT:
+            self._step()
+
+    def _put(self, count: int) -> None:
+        for _ in range(count):
+            if self.queued < INPUTS:
+                self.places["broker"].queue.append(self.queued)
+                self.queued += 1
+
+    def _actor(self, name: str, steps: Steps) -> int:
+        self.numbers += 1
+        self.actors[self.numbers] = Actor(self.numbers, f"{name}-{self.numbers}", steps)
+        return self.numbers
+
+    def _drive(self, checkpoint: Checkpoint) -> int:
+        number = self.numbers + 1
+        return self._actor("driver", self._spark(f"driver-{number}", checkpoint))
+
+    def _step(self) -> None:
+        self.steps += 1
+        ready = [actor for actor in self.actors.values() if actor.waits is None or actor.waits()]
+        if self.dying and self.random.random() < 0.1:
+            self._forget(self.dying.pop(0))
+        if self.faults and self.random.random() < 0.01:
+            self.away = self.random.choice((None, None, *PLACES))
+        if not ready:
+            if self.dying:
+                self._forget(self.dying.pop(0))
+            return
+        actor = self.random.choice(ready)
+        actor.waits = None
+        error, actor.error = actor.error, None
+        try:
+            effect = actor.steps.throw(error) if error is not None else actor.steps.send(actor.answer)
+        except (StopIteration, Crash, Failed, PipelineError, LogError) as end:
+            why = "" if isinstance(end, StopIteration) else f"{type(end).__name__} {end}"
+            self.trace.append(f"{actor.name} ends: {why}")
+            self._die(actor.number)
+            return
+        self.trace.append(f"{actor.name}: {effect}")
+        if self.faults and self.random.random() < 0.01:
+            self._die(actor.number)
+            return
+        try:
+            actor.answer = self._perform(actor, effect)
+        except (LogError, PipelineError, Failed) as raised:
+            actor.error = raised
+        if self.faults and self.random.random() < 0.01:
+            self._die(actor.number)
+
+    def _die(self, number: int) -> None:
+        """The actor's process ends. Its connections are dropped at once, or when the places notice."""
+        actor = self.actors.pop(number)
+        self.trace.append(f"{actor.name} is gone")
+        if self.random.random() < 0.5 and self.faults:
+            self.dying.append(number)
+        else:
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        for place in self.places.values():
+            place.drop(number)
+
+    # --- Spark ----------------------------------------------------------------------------------------------------
+    def _spark(self, driver: str, checkpoint: Checkpoint) -> Steps:
+        incarnation: int = yield Do("take", lambda: self.book.take(driver))
+        while True:
+            number = max(checkpoint.offsets, default=-1)
+            if number not in checkpoint.done and number >= 0:
+                start, end = checkpoint.offsets[number]
+            else:
+                start = checkpoint.offsets[number][1] if number >= 0 else 0
+                yield from self._core("logged", self.cores.logged(start, ("broker",)), incarnation)
+                end = yield from self._core("latest", self.cores.latest(start, "broker", ("orders",)), incarnation)
+                number += 1
+                if start == end and not self._nodata(checkpoint, number):
+                    return
+                yield Do("offsets", partial(checkpoint.offsets.__setitem__, number, (start, end)))
+            yield from self._batch(driver, checkpoint, number, start, end, incarnation)
+
+    def _nodata(self, checkpoint: Checkpoint, number: int) -> bool:
+        """Whether a batch without data is to be run: not behind another one."""
+        last = checkpoint.offsets.get(number - 1)
+        return last is not None and last[0] != last[1] and self.random.random() < 0.7
+
+    def _batch(self, driver: str, checkpoint: Checkpoint, number: int, start: int, end: int, incarnation: int) -> Steps:
+        own = self.cores.own("p", self.book.log_id, incarnation)
+        xids: list[Xid] = []
+        again = False
+        if start != end:
+            yield from self._core("logged", self.cores.logged(start, ("broker",)), incarnation)
+            planning = self.cores.plan(own, start, end, "broker", PARTITIONS, ("broker",))
+            xids, again = yield from self._core("plan", planning, incarnation)
+        joined: int = yield Do("join", lambda: self.book.join(driver))
+        sink = self.cores.own("p", self.book.log_id, joined)
+        gtrid, epoch, decided = yield from self._core("plan_sink", self.cores.plan_sink(sink, PLACES), joined)
+        plan = SinkPlan("p", gtrid, epoch, joined, (), decided=decided)
+        token = [f"nodata-{checkpoint.query}-{number}"] if start == end else []
+        tasks = [self._task(index, xid, 0 if again else 2, plan, token) for index, xid in enumerate(xids)]
+        tasks = tasks or [self._task(0, None, 0, plan, token)]
+        yield from self._job(tasks)
+        reports = [task.report[0] for task in tasks if task.report is not None]
+        rows = sorted(row for task in tasks if task.report is not None for row in task.report[1])
+        batch = Batch(checkpoint.query, number)
+        try:
+            _check_all(reports, tasks)
+            yield Do("join", lambda: self.book.join(driver, joined))
+            yield from self._core("commit", self.cores.commit(sink, plan, batch, reports, PLACES), joined, raises=True)
+        except (Failed, PipelineError, LogError):
+            yield Do("join", lambda: self.book.join(driver, joined))
+            yield from self._core("abort", self.cores.abort(plan, PLACES), joined)
+            self.settled.add(gtrid)
+            raise
+        self.settled.add(gtrid)
+        if token:
+            self.nodata.add(token[0])
+        yield Do("commits", lambda: checkpoint.done.__setitem__(number, rows))
+
+    def _core(self, _name: str, steps: Steps, incarnation: int, *, raises: bool = False) -> Steps:
+        """The steps of the core, as the shell runs them: what the book raises is raised in them. With `raises` they may
+        be broken off, as by a process that dies where Spark's lives on."""
+        answer: Any = None
+        error: LogError | None = None
+        while True:
+            try:
+                effect = steps.throw(error) if error is not None else steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            error = None
+            if raises and self.faults and self.random.random() < 0.01:
+                raise Failed("commit was broken off")
+            try:
+                answer = yield (effect, incarnation)
+            except LogError as raised:
+                error = raised
+                self.unfenced |= {self.book.current} if self.book.current is not None else set()
+            if raises and self.faults and self.random.random() < 0.01:
+                raise Failed("commit was broken off")
+
+    def _job(self, tasks: list[Task]) -> Steps:
+        for task in tasks:
+            self._attempt(task)
+        while any(task.report is None for task in tasks):
+            for task in tasks:
+                if task.report is None and task.running == 0:
+                    if task.failures > 3:
+                        return
+                    self._attempt(task)
+                elif task.report is None and self.random.random() < 0.1 and task.running < 2:
+                    self._attempt(task)  # a copy
+            yield Do("wait", lambda: None)
+
+    # --- executors ------------------------------------------------------------------------------------------------
+    def _task(self, index: int, xid: Xid | None, share: int, plan: SinkPlan, rows: list[str]) -> Task:
+        def make(actor: int, attempt: int) -> Steps:
+            return self._work(actor, xid, share, plan, rows, index, attempt)
+
+        return Task(index, make)
+
+    def _attempt(self, task: Task) -> None:
+        self.attempts += 1
+        number, attempt = self.numbers + 1, self.attempts
+        task.running += 1
+
+        def run() -> Steps:
+            try:
+                report, rows = yield from task.make(number, attempt)
+                if task.report is None:
+                    task.report = report, rows
+            except (Failed, PipelineError):
+                task.failures += 1
+                raise
+            finally:
+                task.running -= 1
+
+        self._actor(f"task-{task.index}", run())
+
+    def _work(
+        self, actor: int, xid: Xid | None, share: int, plan: SinkPlan, rows: list[str], index: int, attempt: int
+    ) -> Steps:
+        read: list[int] = []
+        if xid is not None:
+            read = yield from self._read(xid, share)
+            rows = [str(row) for row in read]
+        if plan.decided or not rows:
+            return SinkReport(index, attempt, plan.gtrid, ()), read
+        mine = self.cores.sink_xid(plan.gtrid, index, attempt, b"%d" % attempt)
+        branches = tuple(Branch(name, mine) for name in PLACES)
+        verbs: list[Callable[[Place], Any]] = [
+            lambda place: place.start(mine, actor),
+            lambda place: place.post(mine, actor, rows),
+            lambda place: place.end(mine, actor),
+            lambda place: place.prepare(mine),
+        ]
+        for verb in verbs:
+            for branch in branches:
+                answer = yield Do("sink", partial(verb, self.places[branch.resource]))
+                if isinstance(answer, XaError):
+                    for other in branches:
+                        yield Do("undo", partial(self.places[other.resource].roll_back, mine, actor))
+                    raise Failed(answer.message)
+        return SinkReport(index, attempt, plan.gtrid, branches), read
+
+    def _read(self, xid: Xid, share: int) -> Steps:
+        taken = yield from self.cores.take(xid, ("orders",), share)
+        if taken is None:
+            read = yield Do("browse", lambda: self._browse(xid))
+        else:
+            read = [int(octets) for _, some in taken for octets in some]
+        if xid in self.places["broker"].prepared and self.told.setdefault(xid, read) != read:
+            self.wrong.append(f"{xid} told {self.told[xid]}, and then {read}")
+        return read
+
+    def _browse(self, xid: Xid) -> list[int]:
+        branch = self.places["broker"].prepared.get(xid)
+        if branch is None:
+            raise BatchRefused("gone")
+        return list(branch.taken)
+
+    # --- effects --------------------------------------------------------------------------------------------------
+    def _perform(self, actor: Actor, effect: Any) -> Any:
+        if isinstance(effect, Do):
+            return effect.call()
+        if isinstance(effect, tuple):
+            return self._driver(*effect)
+        return self._executor(actor, effect)
+
+    def _lost(self) -> bool:
+        return self.faults and self.random.random() < 0.02
+
+    def _reached(self, name: str, call: Callable[[], Any]) -> Any:
+        """What a place answers; XAER_RMFAIL where it is away, or the reply is lost."""
+        if self.away == name:
+            return xa_error(Code.XAER_RMFAIL, f"{name} is away")
+        answer = call()
+        return xa_error(Code.XAER_RMFAIL, "the reply is lost") if self._lost() else answer
+
+    def _executor(self, actor: Actor, effect: Any) -> Any:
+        broker = self.places["broker"]
+        number = actor.number
+        match effect:
+            case taking.Start(xid):
+                return self._or_gone(number, lambda: broker.start(xid, number))
+            case taking.Take(_, count):
+                return self._or_gone(number, lambda: _octets(broker.take(number, count)))
+            case taking.Prepare(xid):
+                ended = self._or_gone(number, lambda: broker.end(xid, number))
+                return ended if isinstance(ended, XaError) else self._or_gone(number, lambda: broker.prepare(xid))
+            case taking.Hold(xid):
+                return self._or_gone(number, lambda: broker.hold(xid))
+            case taking.Adopt(xid):
+                return self._or_gone(number, lambda: broker.prepare(xid))
+            case Pause():
+                return None
+        return self._or_gone(number, lambda: broker.roll_back(effect.xid))  # a mutant's
+
+    def _or_gone(self, number: int, call: Callable[[], Any]) -> Any:
+        """Who hears XAER_RMFAIL has lost its connection, and what it was at."""
+        answer = self._reached("broker", call)
+        if isinstance(answer, XaError) and answer.code is Code.XAER_RMFAIL:
+            self.places["broker"].drop(number)
+        return answer
+
+    def _driver(self, effect: Any, incarnation: int) -> Any:
+        match effect:
+            case Call(verb, branches, _):
+                return [self._call(verb, branch) for branch in branches]
+            case effects.Scan(resource):
+                prefix = log_prefix("p", self.book.log_id)
+                found = self.places[resource].prepared
+                return self._reached(resource, lambda: frozenset(xid for xid in found if xid.gtrid.startswith(prefix)))
+            case effects.Fence(resource, gtrid):
+                answer = self._reached(resource, lambda: self.places[resource].fence(gtrid))
+                if isinstance(answer, XaError):
+                    self.unfenced.add(gtrid)
+                return answer
+            case effects.HasMessages(resource, _):
+                return self._reached(resource, lambda: bool(self.places[resource].queue))
+            case Pause() | Note():
+                return None
+            case End(decision):
+                if self.random.random() < 0.7 or not self.faults:  # lazy
+                    self.book.end(decision.gtrid)
+                return None
+        return self._written(effect, incarnation)
+
+    def _call(self, verb: Verb, branch: Branch) -> Any:
+        place = self.places[branch.resource]
+        if verb is Verb.ROLLBACK:
+            return self._reached(branch.resource, lambda: place.roll_back(branch.xid))
+        assert verb is Verb.COMMIT_AGAIN, verb
+        return self._reached(branch.resource, lambda: place.commit(branch.xid))
+
+    def _written(self, effect: Any, incarnation: int) -> Any:
+        """The book; in doubt, it has it or not."""
+        doubt = self._lost()
+        if doubt and self.random.random() < 0.5:
+            return self._in_doubt(effect)
+        try:
+            answer = self._book(effect, incarnation)
+        except TakenOver as error:
+            if isinstance(effect, Force):
+                return error
+            raise
+        except DecisionRefused as error:
+            return error
+        return self._in_doubt(effect) if doubt else answer
+
+    @staticmethod
+    def _in_doubt(effect: Any) -> LogStopped:
+        error = LogStopped("the database can't be reached")
+        if isinstance(effect, Force):
+            return error
+        raise error
+
+    def _book(self, effect: Any, incarnation: int) -> Any:  # noqa: C901, PLR0912 — one line for each effect
+        book = self.book
+        match effect:
+            case effects.Standing():
+                return book.standing(incarnation)
+            case effects.FindEpoch(epoch):
+                return book.epoch(epoch)
+            case effects.FindEpochOf(gtrid):
+                return book.epoch_of(gtrid)
+            case effects.FindUnlogged(upto):
+                return book.unlogged(upto)
+            case effects.FindBatch(query):
+                return book.batch(query)
+            case effects.Allot():
+                return book.allot(incarnation)
+            case effects.Plan(epoch, previous, gtrid, tries, source):
+                return book.plan(incarnation, epoch, previous, gtrid, tries, source)
+            case effects.PlanAgain(gtrid):
+                return book.plan_again(incarnation, gtrid)
+            case effects.Replayed():
+                return book.replayed(incarnation)
+            case effects.Sink(gtrid):
+                return book.sink(incarnation, gtrid)
+            case effects.Bind(query, batch, gtrid):
+                return book.bind(incarnation, query, batch, gtrid)
+            case effects.Log(epochs):
+                return book.logged(incarnation, epochs)
+            case effects.Finished(epoch, words):
+                return book.finished(incarnation, epoch, words)
+            case effects.Begin(gtrid):
+                return book.begin(incarnation, gtrid)
+            case effects.Abort(gtrid):
+                return book.abort(incarnation, gtrid)
+            case effects.Look(gtrid):
+                return book.entry(gtrid)
+            case effects.Undone():
+                return book.decisions(incarnation)
+            case Force(decision):
+                return book.decide(incarnation, decision)
+        raise AssertionError(effect)
+
+    # --- the checker ----------------------------------------------------------------------------------------------
+    def violations(self) -> list[str]:
+        """What is not as it has to be."""
+        wrong = list(self.wrong)
+        inputs = Counter({str(number): 1 for number in range(INPUTS)})
+        tokens = Counter(dict.fromkeys(self.nodata, 1))
+        for name, place in self.places.items():
+            found = Counter(place.output)
+            if found != inputs + tokens:
+                wrong.append(f"{name}: missing {inputs + tokens - found}, too many {found - inputs - tokens}")
+            if place.prepared or place.active or place.ended:
+                wrong.append(f"{name}: left {list(place.prepared)} {list(place.active)} {list(place.ended)}")
+        if self.places["broker"].queue:
+            wrong.append(f"still queued: {self.places['broker'].queue}")
+        state = Counter(str(row) for one in self.checkpoints for rows in one.done.values() for row in rows)
+        if state != inputs:
+            wrong.append(f"state: missing {inputs - state}, too many {state - inputs}")
+        return wrong
