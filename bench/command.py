@@ -25,6 +25,7 @@ BENCHMARKS: Final[dict[str, str]] = {
     "db": "bench.databases",
     "e2e": "bench.e2e",
     "log": "bench.log",
+    "pipeline": "bench.pipelines.benchmark",
     "recovery": "bench.recovery",
     "tm": "bench.transactions",
     "xa": "bench.contract",

@@ -12,6 +12,7 @@ import logging
 import shutil
 import signal
 import sys
+import sysconfig
 import threading
 import time
 from contextlib import ExitStack
@@ -38,9 +39,11 @@ STUCK_S: Final = 60.0
 MARK: Final = ".xabridge-demo"
 EXIT_WRONG: Final = 1
 EXIT_USAGE: Final = 2
+GUIDES: Final = Path(__file__).parents[1] / "docs", Path(sysconfig.get_path("data")) / "share" / "doc" / "xabridge"
+"""Where the guides are: in a clone, and where it is installed."""
 NEXT: Final = (
-    "next: docs/start.md, the same with your own broker and database;",
-    "      docs/guarantees.md, what is promised, and what it costs",
+    "next: {}/start.md, the same with your own broker and database;",
+    "      {}/guarantees.md, what is promised, and what it costs",
 )
 
 
@@ -65,9 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.orders < 1 or arguments.workers < 1:
         print("xabridge demo: --orders and --workers are at least 1", file=sys.stderr)
         return EXIT_USAGE
-    display = Display(
-        arguments.orders, live=sys.stdout.isatty() and not arguments.plain and not arguments.json, quiet=arguments.json
-    )
+    display = Display(live=sys.stdout.isatty() and not arguments.plain and not arguments.json, quiet=arguments.json)
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # stopped or interrupted: nothing is left running
     try:
         folder = scratch(arguments.folder)
@@ -140,7 +141,7 @@ class Demo:
         seconds = time.monotonic() - began
         self._tell_events()
         proof = Audit(self._shop, self._front).prove(self._placed(), self._gauge.look().in_doubt)
-        self._display.show(figures)
+        self._show(figures)
         self._display.keep()
         self._tell(proof, seconds)
         return {
@@ -153,6 +154,9 @@ class Demo:
     def _placed(self) -> Iterator[Order]:
         return islice(orders_from(SEED), self._orders)
 
+    def _show(self, figures: Figures) -> None:
+        self._display.show(figures.rows / self._orders, figures.told(self._orders))
+
     def _follow(self) -> Figures:
         """Shows what happens, and kills, until every order is a row and nothing is in doubt."""
         kills = [self._kill_worker, self._kill_broker, self._kill_database] if self._kill else []
@@ -161,7 +165,7 @@ class Demo:
         while True:
             figures = self._gauge.look()
             self._tell_events()
-            self._display.show(figures)
+            self._show(figures)
             if kills and figures.whole and figures.rows >= moments[0]:
                 moments.pop(0)
                 kills.pop(0)()
@@ -195,7 +199,7 @@ class Demo:
     def _killed(self, what: str) -> None:
         self._faults.append(what)
         figures = self._gauge.look()
-        self._display.show(figures)
+        self._show(figures)
         self._display.event(f"kill -9 {what}")
 
     def _tell_events(self) -> None:
@@ -224,8 +228,11 @@ class Demo:
         told = f"{len(self._faults)} × kill -9 ({faults})" if faults else "none"
         say(f"  faults: {told}")
         say(f"  {self._orders / seconds:,.0f} transactions/s, outages included")
+        guides = next((folder for folder in GUIDES if folder.is_dir()), Path("docs"))
+        if guides.is_relative_to(Path.cwd()):
+            guides = guides.relative_to(Path.cwd())
         for line in NEXT:
-            say(f"  {line}")
+            say(f"  {line.format(guides)}")
 
 
 def _did(event: dict[str, Any]) -> str:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from bench.shop import Figures
+from typing import Final
 
 BAR: Final = 20
 EVERY_S: Final = 1.0
@@ -16,8 +13,7 @@ EVERY_S: Final = 1.0
 class Display:
     """`live`: a terminal that understands escapes; `quiet`: nothing at all."""
 
-    def __init__(self, orders: int, *, live: bool, quiet: bool) -> None:
-        self._orders = orders
+    def __init__(self, *, live: bool, quiet: bool) -> None:
         self._live = live
         self._quiet = quiet
         self._began = time.monotonic()
@@ -34,10 +30,9 @@ class Display:
         if self._live:
             self._draw(f"  {text} …")
 
-    def show(self, figures: Figures) -> None:
-        """How it stands."""
-        done = min(BAR * figures.rows // self._orders, BAR)
-        counts = f"rows {figures.rows:,}/{self._orders:,} invoices {figures.invoices:,} in doubt {figures.in_doubt}"
+    def show(self, part: float, counts: str) -> None:
+        """How it stands: what part of it is done, and in figures."""
+        done = min(int(BAR * part), BAR)
         if self._live:
             self._draw(f"  {'█' * done}{'░' * (BAR - done)}  {counts}")
             return

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
+
 
 class BrokerProcess:
     """A broker on a free port of this machine. `flags` are those of `xabridge broker`."""
@@ -86,3 +88,17 @@ class BrokerProcess:
         """Its resident memory."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def cpu_s(pid: int) -> float:
+    """The processor time of a process and of those that it started."""
+    leader = psutil.Process(pid)
+    total = 0.0
+    for process in (leader, *leader.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    ended = leader.cpu_times()
+    return total + float(ended.children_user + ended.children_system)

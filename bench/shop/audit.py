@@ -42,6 +42,10 @@ class Figures:
     in_doubt: int = 0
     whole: bool = False
 
+    def told(self, orders: int) -> str:
+        """In words, of so many orders."""
+        return f"rows {self.rows:,}/{orders:,} invoices {self.invoices:,} in doubt {self.in_doubt}"
+
 
 class Gauge:
     """Looks at a shop again and again, whether its broker and its database are there or not."""

@@ -76,14 +76,14 @@ def _generate(arguments: argparse.Namespace) -> int:
         audit = Audit(shop, manager)
         if not audit.began():
             place(manager, orders())
-        display = Display(arguments.orders, live=sys.stdout.isatty(), quiet=False)
+        display = Display(live=sys.stdout.isatty(), quiet=False)
         deadline = time.monotonic() + arguments.wait
         while (figures := _look(shop, manager)).rows < arguments.orders or figures.in_doubt:
-            display.show(figures)
+            display.show(figures.rows / arguments.orders, figures.told(arguments.orders))
             if time.monotonic() > deadline:
                 break
             time.sleep(LOOK_S)
-        display.show(figures)
+        display.show(figures.rows / arguments.orders, figures.told(arguments.orders))
         display.keep()
         proof = audit.prove(orders(), figures.in_doubt)
     verdict = "every order once as a row and once as an invoice" if proof.exact else "NOT EXACT"

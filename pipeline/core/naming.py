@@ -71,6 +71,11 @@ def is_source(xid: Xid) -> bool:
     return xid.bqual.startswith(_SOURCE)
 
 
+def is_sink(xid: Xid) -> bool:
+    """Whether a task's of a sink."""
+    return xid.bqual.startswith(_SINK) and xid.bqual.count(b"/") == 3
+
+
 def source_index(xid: Xid) -> int:
     """The source partition of a branch."""
     return int(xid.bqual[len(_SOURCE) :])

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,13 @@ ELSEWHERE = {
     "wire": "tests/dtx/protocol/test_wire.py encodes and decodes it",
     "text": "what is shown, no code",
 }
-WITH_PYTHON = [page for page in pages() if any(block.language in {"python", "sql"} for block in blocks(page))]
+ON_SPARK = "pipeline.md"
+"""The page whose Python needs a process of its own: Spark's."""
+WITH_PYTHON = [
+    page
+    for page in pages()
+    if page.name != ON_SPARK and any(block.language in {"python", "sql"} for block in blocks(page))
+]
 
 
 class Surroundings:
@@ -46,11 +54,16 @@ class Surroundings:
         self._database = database
         self._namespace: dict[str, Any] = {"__name__": "guide"}
 
-    def execute(self, block: Block) -> None:
-        """Does what the block says."""
+    def code(self, block: Block) -> str:
+        """What the block says, of this machine."""
         code = block.code
         for old, new in self._places.items():
             code = code.replace(old, new)
+        return code
+
+    def execute(self, block: Block) -> None:
+        """Does what the block says."""
+        code = self.code(block)
         if block.language == "python":
             exec(compile("\n" * (block.line - 1) + code, block.page, "exec", dont_inherit=True), self._namespace)  # noqa: S102 — our own
         elif block.language == "sql":
@@ -71,6 +84,26 @@ def test_the_blocks_run(page: Path, postgres: Postgres, tmp_path: Path, monkeypa
     try:
         for block in sorted(blocks(page), key=lambda block: block.language != "sql"):
             surroundings.execute(block)
+        assert broker.left() == []
+    finally:
+        broker.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_blocks_on_spark_run(postgres: Postgres, tmp_path: Path) -> None:
+    broker = EmbeddedBroker(tmp_path)
+    surroundings = Surroundings(tmp_path, broker.address, postgres.create_database())
+    script = []
+    try:
+        for block in sorted(blocks(ROOT / "docs" / ON_SPARK), key=lambda block: block.language != "sql"):
+            if block.language == "python":
+                script.append(surroundings.code(block))
+            else:
+                surroundings.execute(block)
+        command = [sys.executable, "-c", "\n".join(script)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-4000:]
         assert broker.left() == []
     finally:
         broker.stop()

@@ -48,6 +48,7 @@ def transaction_value(view: TransactionView) -> dict[str, Any]:
         "decision": view.decision.value,
         "decider": view.decider,
         "why": view.why,
+        "origin": view.origin.transaction if view.origin is not None else None,
         "branches": [_branch(branch) for branch in view.branches],
     }
 
@@ -73,6 +74,7 @@ def _branch(branch: BranchView) -> dict[str, Any]:
         ],
         "omitted": branch.omitted,
         "configured": branch.configured,
+        "origin": branch.origin.branch if branch.origin is not None else None,
     }
 
 

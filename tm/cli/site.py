@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from tm.cli.origins import installed
 from tm.log import LogError, LogMissing
 from tm.log.opening import look_at_log, open_log
 from tm.recoverer import PAGE, decisions_in
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from tm.cli.origins import Describe
     from tm.cli.progress import Progress
     from tm.config import Configuration
     from tm.log import Decision, DecisionLog, LogImage
@@ -60,7 +62,8 @@ class Scanned:
 class Seen:
     """What was seen of a site at one moment. `log` is None where there is none (yet), and the error where it can't be
     read; `deciding` are the resources that decide, `deciders` maps the id of each that was reached to its name,
-    `decided` that name to its decisions; `unreachable` maps a resource's name to what kept it from being asked."""
+    `decided` that name to its decisions; `unreachable` maps a resource's name to what kept it from being asked;
+    `origins` know of branches that no application's transaction manager made."""
 
     node: str
     configured: tuple[str, ...]
@@ -70,6 +73,7 @@ class Seen:
     deciders: Mapping[bytes, str]
     decided: Mapping[str, Mapping[bytes, Decision]]
     unreachable: Mapping[str, str]
+    origins: tuple[Describe, ...] = ()
 
 
 class Site:
@@ -123,8 +127,9 @@ class Site:
         deciders = {self.resources[name].decider.decider_id: name for name in decided}
         deciding = tuple(resource.name for resource in asked if resource.decides)
         return Seen(
-            self.configuration.node, tuple(self.resources), log, scanned, deciding, deciders, decided, unreachable
-        )
+            self.configuration.node, tuple(self.resources), log, scanned, deciding, deciders, decided, unreachable,
+            installed(),
+        )  # fmt: skip
 
     def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
         """What `question` comes to for each of the resource managers, in their order; asked all at once."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from tm.cli.origins import origin_of
 from tm.cli.text import listed, transaction_name
 from tm.log import LogError
 from tm.recovery import Ownership, why_not_ours
@@ -16,6 +17,7 @@ from xa import FORMAT_ID, Code, Gtrid, Xid
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from tm.cli.origins import Origin
     from tm.cli.site import Seen
     from tm.log import Decision
     from xa.holdings import Holding, InDoubtBranch
@@ -66,6 +68,7 @@ class BranchView:
     omitted: int = 0
     noted: Code | None = None
     configured: bool = True
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,11 @@ class TransactionView:
     branches: tuple[BranchView, ...]
     in_log: bool = False
     decider: str | None = None
+
+    @property
+    def origin(self) -> Origin | None:
+        """Who made it, where that is known."""
+        return next((branch.origin for branch in self.branches if branch.origin is not None), None)
 
     @property
     def name(self) -> str:
@@ -188,7 +196,7 @@ class _Surveyor:
         state = State.HEURISTIC if outcome is not None else State.PREPARED if tells else State.IN_DOUBT
         return BranchView(
             resource, branch.xid, state, branch.age_s, branch.owner, outcome, branch.holdings, branch.omitted,
-            note.code if note is not None else None,
+            note.code if note is not None else None, origin=origin_of(branch.xid, self._seen.origins),
         )  # fmt: skip
 
     def _noted_only(self, listed: set[Xid]) -> Iterator[BranchView]:
@@ -222,6 +230,10 @@ class _Surveyor:
             why = f"another transaction manager's (format id {format_id}): its log is not here"
             return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
         why_not = why_not_ours(ours, self._ownership)
+        origin = next((branch.origin for branch in rows if branch.origin is not None), None)
+        if why_not is not None and origin is not None:
+            why = f"{origin.transaction}: its own log decides (log {ours.log_id.hex()})"
+            return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
         if why_not is not None:
             return TransactionView(format_id, gtrid, Known.UNKNOWN, self._explained(ours, why_not), rows)
         in_log = self._image is not None and ours.log_id == self._image.log_id

@@ -143,6 +143,8 @@ def details(view: TransactionView, survey: Survey) -> list[str]:
         mine = " (this one)" if ours.node == survey.node else ""
         facts.append(("node", f"{ours.node}{mine}"))
         facts.append(("log", f"{ours.log_id.hex()}, opening {ours.incarnation}, number {ours.sequence}"))
+        if view.origin is not None:
+            facts.append(("made by", view.origin.transaction))
     else:
         facts.append(("made by", f"another transaction manager (format id {view.format_id})"))
     facts.append(("decision", f"{view.decision.value}: {view.why}"))
@@ -164,6 +166,8 @@ def _branch_facts(branch: BranchView) -> Iterator[tuple[str, str]]:
     since = f" for {age(branch.age_s)}" if branch.age_s is not None else ""
     owner = f", made by {printable(branch.owner)}" if branch.owner else ""
     yield branch.resource, f"{state_of(branch)}{since}{owner}"
+    if branch.origin is not None:
+        yield "", branch.origin.branch
     for holding in branch.holdings:
         note = f" ({printable(holding.note)})" if holding.note else ""
         yield "", f"holds {held([holding])}{note}"
@@ -192,4 +196,6 @@ def advice(view: TransactionView) -> str:
         return "xabridge recover run, unless the transaction manager of this node runs: it recovers by itself"
     if view.ours is None:
         return "ask the transaction manager that made it"
+    if view.origin is not None:
+        return f"its driver resolves it when it runs: {view.origin.command}"
     return f"xabridge recover run on node {view.ours.node}; only if its log is lost for good, decide yourself"

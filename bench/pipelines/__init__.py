@@ -1,0 +1,1 @@
+"""The pipeline on Spark, shown and measured: `xabridge pipeline`, `xabridge bench pipeline`."""

@@ -1,0 +1,172 @@
+"""`xabridge bench pipeline`: messages of 200 bytes, each made a row in PostgreSQL and a message to another queue.
+
+Embedded broker on its durable store, PostgreSQL at its default durability, Spark on local[2] with a session that was
+warmed by a run of each job; everything on this machine. A round is each job once, on a queue of its own.
+
+exactly_once_rows_per_s    `amqp` and `xa`: one decision per micro-batch (the median of the rounds)
+at_least_once_rows_per_s   the same job without distributed transactions: proton, COPY, accept after write
+ratio                      the first by the second, the median of those within one round
+batch_ms                   milliseconds of a micro-batch of one message per task, `exact` and `plain`; `spark`: with a
+                           source that makes rows of nothing, and a sink that drops them
+batch_overhead_ms          `exact` beyond `spark`
+workers_2_over_1           exactly once on a standalone cluster of two workers with one core each, by one of one
+cpu_us                     processor time of one message, by process
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from bench.pipelines.cluster import Cluster
+from bench.pipelines.job import Job, Spark
+from bench.pipelines.stage import Stage
+from bench.process import cpu_s
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bench.pipelines.job import Kind, Run
+
+SUMMARY: Final = "the pipeline on Spark, exactly once against at least once"
+FOLDER: Final = Path(".bench")
+SIZE: Final = 200
+_TABLE: Final = b"CREATE TABLE copied (number bigint NOT NULL, content text NOT NULL)"
+_COUNTS: Final = b"SELECT count(*), count(DISTINCT number) FROM copied"
+_EMPTIED: Final = b"TRUNCATE copied"
+KINDS: Final[tuple[Kind, ...]] = ("exact", "plain")
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """As `bench.command.Benchmark` says."""
+    messages, per_batch, small, rounds = (6_000, 3_000, 6, 1) if quick else (100_000, 25_000, 30, 3)
+    FOLDER.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=FOLDER))).absolute()
+        bench = _Bench(stack.enter_context(Stage(folder)), folder, messages, per_batch)
+        local, spent = _rates(bench, rounds)
+        batches = _batches(bench, small)
+        bench.close()
+        workers = {count: bench.on_cluster(count) for count in (1, 2)}
+    ratio = statistics.median(one / other for one, other in zip(local["exact"], local["plain"], strict=True))
+    return {
+        "messages": messages,
+        "rows_per_batch": per_batch,
+        "exactly_once_rows_per_s": round(statistics.median(local["exact"])),
+        "at_least_once_rows_per_s": round(statistics.median(local["plain"])),
+        "ratio": round(ratio, 3),
+        "cpu_us": spent,
+        "batch_ms": batches,
+        "batch_overhead_ms": batches["exact"] - batches["spark"],
+        "workers_rows_per_s": {str(count): round(rate) for count, rate in workers.items()},
+        "workers_2_over_1": round(workers[2] / workers[1], 2),
+    }
+
+
+def _rates(bench: _Bench, rounds: int) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
+    """Rows a second of each job, by round, and the processor time of a message in the last one. The first run warms."""
+    bench.open("local[2]")
+    for kind in KINDS:
+        bench.run(kind)
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    spent: dict[str, dict[str, float]] = {}
+    for number in range(rounds):
+        for kind in KINDS if number % 2 == 0 else reversed(KINDS):
+            rate = bench.run(kind).rows_per_s
+            found[kind].append(rate)
+            spent[kind] = bench.cpu_us
+            print(f"  round {number + 1}: {kind}: {rate:,.0f} rows/s", file=sys.stderr)
+    return found, spent
+
+
+def _batches(bench: _Bench, small: int) -> dict[str, float]:
+    """Milliseconds of a batch with one row per task: the median, without the first three."""
+    found: dict[str, float] = {}
+    for kind in (*KINDS, "spark"):
+        ms = bench.run(kind, messages=2 * (small + 3), rows=2).ms[3:]
+        found[kind] = round(statistics.median(ms), 1)
+        print(f"  small batches: {kind}: {found[kind]:,.0f} ms", file=sys.stderr)
+    return found
+
+
+class _Bench:
+    """Runs on one stage."""
+
+    def __init__(self, stage: Stage, folder: Path, messages: int, rows: int) -> None:
+        self._stage = stage
+        self._folder = folder
+        self._messages = messages
+        self._rows = rows
+        self._numbers = itertools.count(1)
+        self._log = stage.postgres.create_database("decisions")
+        self._spark: Spark | None = None
+        self.cpu_us: dict[str, float] = {}
+        """Of a message of the latest run, by process."""
+        with psycopg.connect(stage.database, autocommit=True) as database:
+            database.execute(_TABLE)
+
+    def open(self, master: str) -> None:
+        """Starts the application on `master`."""
+        self._spark = Spark(self._folder, master)
+
+    def close(self) -> None:
+        """Ends it."""
+        if self._spark is not None:
+            self._spark.close()
+
+    def on_cluster(self, workers: int) -> float:
+        """Rows a second of the exact job on so many workers."""
+        with Cluster(self._folder / f"cluster-{workers}", workers) as cluster:
+            self.open(cluster.url)
+            try:
+                self.run("exact", partitions=workers)
+                rate = self.run("exact", partitions=workers).rows_per_s
+            finally:
+                self.close()
+        print(f"  {workers} workers: {rate:,.0f} rows/s", file=sys.stderr)
+        return rate
+
+    def run(self, kind: Kind, *, messages: int = 0, rows: int = 0, partitions: int = 2) -> Run:
+        """One run over a queue of its own; what it wrote is counted."""
+        if self._spark is None:
+            raise RuntimeError("there is no Spark")
+        messages, rows, name = messages or self._messages, rows or self._rows, f"{kind}-{next(self._numbers)}"
+        if kind != "spark":
+            self._stage.post(name, _bodies(messages))
+        job = Job(
+            kind, name, f"{name}-copied", rows, partitions, self._stage.address, self._stage.database, self._log,
+            str(self._folder / name), messages // rows,
+        )  # fmt: skip
+        before = self._cpu_s()
+        done = self._spark.run(job)
+        self.cpu_us = {name: round((after - before[name]) / messages * 1e6, 1) for name, after in self._cpu_s().items()}
+        if kind != "spark":
+            self._check(name, messages)
+        return done
+
+    def _cpu_s(self) -> dict[str, float]:
+        """The processor time of each part so far."""
+        spark = self._spark.cpu_s() if self._spark is not None else 0.0
+        postgres = cpu_s(self._stage.postgres.pid)
+        return {"spark": spark, "broker": self._stage.broker.cpu_s(), "database": postgres}
+
+    def _check(self, name: str, messages: int) -> None:
+        """RuntimeError: not everything was written once. (Nothing was killed: at least once is once.)"""
+        with psycopg.connect(self._stage.database, autocommit=True) as database:
+            row = database.execute(_COUNTS).fetchone()
+            database.execute(_EMPTIED)
+        sent = self._stage.depth(f"{name}-copied")
+        if row != (messages, messages) or sent != messages:
+            raise RuntimeError(f"{name}: of {messages} messages came {row} rows, and {sent} messages")
+
+
+def _bodies(count: int) -> Iterator[bytes]:
+    for number in range(count):
+        yield (b"%08d" % number).ljust(SIZE, b"x")

@@ -1,0 +1,25 @@
+"""What `xabridge recover` says of a pipeline's branches (`tm.cli.origins`)."""
+
+from __future__ import annotations
+
+from pipeline.core.naming import TRY_BITS, is_sink, is_source, source_index
+from tm.cli.origins import Origin
+from xa import Gtrid, Xid
+
+
+def describe(xid: Xid) -> Origin | None:
+    """A branch of a pipeline, in words."""
+    ours = Gtrid.of(xid)
+    if ours is None or not (is_source(xid) or is_sink(xid)):
+        return None
+    epoch, tries = divmod(ours.sequence, 1 << TRY_BITS)
+    again = f", try {tries}" if tries > 1 else ""
+    command = f"xabridge pipeline status {ours.node}"
+    return Origin(f"pipeline {ours.node}, epoch {epoch}{again}", _branch(xid), command)
+
+
+def _branch(xid: Xid) -> str:
+    if is_source(xid):
+        return f"what source partition {source_index(xid)} took"
+    _, partition, task, *_ = xid.bqual.decode("ascii", "replace").split("/")
+    return f"what task {task} wrote as partition {partition}"
