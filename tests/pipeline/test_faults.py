@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.pipeline.stage import Stage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 FULL: Final = os.environ.get("XABRIDGE_SPARK_FAULTS") == "all"
 N: Final = 700
