@@ -11,6 +11,7 @@ COPY rm_db rm_db
 COPY tm tm
 COPY pipeline pipeline
 COPY bench bench
+COPY docs docs
 RUN python -m pip wheel --no-cache-dir --wheel-dir /wheels .
 
 FROM python:3.11-slim

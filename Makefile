@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= 2
 
-.PHONY: help setup demo test check bench docs lock clean
+.PHONY: help setup demo test check bench docs lock artemis clean
 
 help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
 	@echo "make docs    the generated parts of docs/"
 	@echo "make lock    the locked versions anew, from pyproject.toml"
+	@echo "make artemis ActiveMQ Artemis, into .artemis/, for the tests against it (needs Maven and Java)"
 
 setup: $(STAMP)
 
@@ -52,5 +53,9 @@ lock:
 	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --group dev --all-extras \
 	  --custom-compile-command "make lock" -o requirements.lock pyproject.toml
 
+artemis:
+	mvn -q -B -f tests/interop/artemis/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.artemis
+	@echo "now: XABRIDGE_ARTEMIS=.artemis $(BIN)/python -m pytest tests/interop/test_artemis.py"
+
 clean:
-	rm -rf .venv .demo .bench .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .bench .artemis .mypy_cache .pytest_cache .ruff_cache .hypothesis

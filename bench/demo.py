@@ -12,6 +12,7 @@ import logging
 import shutil
 import signal
 import sys
+import sysconfig
 import threading
 import time
 from contextlib import ExitStack
@@ -38,9 +39,11 @@ STUCK_S: Final = 60.0
 MARK: Final = ".xabridge-demo"
 EXIT_WRONG: Final = 1
 EXIT_USAGE: Final = 2
+GUIDES: Final = Path(__file__).parents[1] / "docs", Path(sysconfig.get_path("data")) / "share" / "doc" / "xabridge"
+"""Where the guides are: in a clone, and where it is installed."""
 NEXT: Final = (
-    "next: docs/start.md, the same with your own broker and database;",
-    "      docs/guarantees.md, what is promised, and what it costs",
+    "next: {}/start.md, the same with your own broker and database;",
+    "      {}/guarantees.md, what is promised, and what it costs",
 )
 
 
@@ -225,8 +228,11 @@ class Demo:
         told = f"{len(self._faults)} × kill -9 ({faults})" if faults else "none"
         say(f"  faults: {told}")
         say(f"  {self._orders / seconds:,.0f} transactions/s, outages included")
+        guides = next((folder for folder in GUIDES if folder.is_dir()), Path("docs"))
+        if guides.is_relative_to(Path.cwd()):
+            guides = guides.relative_to(Path.cwd())
         for line in NEXT:
-            say(f"  {line}")
+            say(f"  {line.format(guides)}")
 
 
 def _did(event: dict[str, Any]) -> str:

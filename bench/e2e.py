@@ -3,7 +3,8 @@
 Everything is forced: SQLite's WAL at each group of the broker, PostgreSQL at its default durability, the decision log.
 Broker, PostgreSQL and the client are processes of this machine, and share its processors.
 
-two_phase, decider .{1,16}.tx_per_s   orders handled one in a transaction, by so many workers of one process
+two_phase, decider .{1,16}.tx_per_s   orders handled one in a transaction, by so many workers of one process, with the
+                                      open string of docs/consumers.md (ahead, prefetch)
 batch100.msgs_per_s                   100 in a transaction (two-phase)
 floor.{1,16}.tx_per_s                 INSERT, PREPARE TRANSACTION, COMMIT PREPARED from as many threads, plain psycopg
 two_phase_of_floor_1, decider_gain    the ratios, each the median of those within one round
@@ -41,7 +42,8 @@ BATCH: Final = 100
 FASTEST: Final = 1_500
 """Orders a second that no run will handle: so many wait for each second of one."""
 FASTEST_IN_BATCHES: Final = 8_000
-PREFETCH: Final = 200
+OPTIONS: Final = {1: "ahead=true&prefetch=20", BATCH: "ahead=true&prefetch=200"}
+"""What docs/consumers.md says that a consumer of one message, or of many in a transaction, should ask for."""
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
@@ -123,7 +125,7 @@ class _Bench:
             queue = self._fill(int((self._seconds + 2 * WARM_S) * (FASTEST_IN_BATCHES if batch > 1 else FASTEST)))
         job = Job(
             "floor" if kind == "floor" else "consume",
-            f"{self._shop.broker}{'&' if '?' in self._shop.broker else '/?'}prefetch={PREFETCH if batch > 1 else 0}",
+            f"{self._shop.broker}{'&' if '?' in self._shop.broker else '/?'}{OPTIONS[batch]}",
             self._shop.database,
             "" if mode == "decider" else self._log,
             queue,

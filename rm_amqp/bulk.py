@@ -46,7 +46,7 @@ class BulkChannel(Channel):
     def browser(self, address: str, association: Association | None, deadline: float) -> Steps[Receiver]:
         """A link that reads an address without taking anything from it."""
         self.check_work(association)
-        receiver = Receiver(self.core, address, settled=True, browse=True, name="browse")
+        receiver = self.receives(self.core, address, settled=True, browse=True, name="browse")
         yield from self._attached(receiver, deadline)
         return receiver
 
@@ -97,13 +97,11 @@ class BulkChannel(Channel):
         if sender.max_octets and longest > sender.max_octets:
             told = f"a message of {longest} octets; the broker takes at most {sender.max_octets} for {address}"
             raise refused(Code.XAER_INVAL, told, condition=Condition.MESSAGE_SIZE)
-        association.senders.add(sender)
-        state = association.stateful()
         sent = 0
         while sent < len(messages):
             credit = sender.credit
             for octets in messages[sent : sent + credit]:
-                sender.send(octets, state, settled=True)
+                self._post(sender, octets, association)
             sent += credit
             if sent >= len(messages):
                 break

@@ -10,11 +10,11 @@ of a branch in which anything that was sent settled went wrong.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from dtx.protocol.commands import Declare, Discharge, End, Start
 from dtx.protocol.conditions import Condition, RefusedError, refused
-from dtx.protocol.links import DISTRIBUTED, TXN_ID
+from dtx.protocol.links import DISTRIBUTED, LOCAL, TXN_ID
 from dtx.protocol.replies import ACCEPTED
 from rm_amqp.core import until
 from rm_amqp.links import Control, Receiver, Sender
@@ -46,10 +46,16 @@ class Channel:
     """One transactional channel. `settings` are the resource manager's. It is made inside of steps, as everything is
     done that touches the engine."""
 
+    wanted: ClassVar[tuple[str, ...]] = (LOCAL, DISTRIBUTED)
+    """What the coordinator is asked for."""
+    sends: ClassVar[type[Sender]] = Sender
+    receives: ClassVar[type[Receiver]] = Receiver
+    """What links to addresses are."""
+
     def __init__(self, core: Core, settings: Settings) -> None:
         self.core = core
         self._settings = settings
-        self._control = Control(core)
+        self._control = Control(core, self.wanted)
         self._senders: dict[str, Sender] = {}
         self._receivers: dict[tuple[str, bool], Receiver] = {}
         self._txn_number = 0
@@ -83,8 +89,12 @@ class Channel:
                 f"{broker} offers no transactions ({why.condition}: {why.description}); amqp:distributed-transactions "
                 "are needed for two phases, amqp:local-transactions for a broker that decides"
             )
-        if DISTRIBUTED not in control.offered:
-            offers = ", ".join(control.offered) or "nothing that it names"
+        self._verify(broker, control.offered)
+
+    def _verify(self, broker: str, offered: tuple[str, ...]) -> None:
+        """Refuses a coordinator that does not offer what is needed."""
+        if DISTRIBUTED not in offered:
+            offers = ", ".join(offered) or "nothing that it names"
             raise self._unusable(
                 f"{broker} has no amqp:distributed-transactions; it offers {offers}. With amqp:local-transactions it "
                 'can take part as the one that decides: mode = "decider"'
@@ -249,8 +259,7 @@ class Channel:
             yield deadline
         self.check_work(association)
         if association is not None:
-            sender.send(octets, association.stateful(), settled=True)
-            association.senders.add(sender)
+            self._post(sender, octets, association)
             return
         answer = sender.send(octets, settled=False)
         assert answer is not None  # noqa: S101 — it is not sent settled
@@ -259,10 +268,15 @@ class Channel:
         if answer.refusal is not None:
             raise RefusedError(answer.refusal)
 
+    def _post(self, sender: Sender, octets: bytes, association: Association) -> None:
+        """Sends a message as work of an association."""
+        sender.send(octets, association.stateful(), settled=True)
+        association.senders.add(sender)
+
     def _sender(self, address: str, deadline: float) -> Steps[Sender]:
         self._senders.pop(address, None)
         self._make_room(self._senders)
-        sender = Sender(self.core, address)
+        sender = self.sends(self.core, address)
         self._senders[address] = sender
         yield from self._attached(sender, deadline)
         return sender
@@ -365,7 +379,7 @@ class Channel:
         if receiver is None or not receiver.attached or not receiver.alive:
             self._receivers.pop((address, acquire), None)
             self._make_room(self._receivers)
-            receiver = Receiver(self.core, address, name="acquire" if acquire else "receive")
+            receiver = self.receives(self.core, address, name="acquire" if acquire else "receive")
             self._receivers[address, acquire] = receiver
             yield from self._attached(receiver, deadline)
         if acquire:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.protocol.conditions import RefusedError
 from dtx.protocol.replies import Result as Told
+from rm_amqp.bulk import selected
 from rm_amqp.command import commanding
 from rm_amqp.core import Core
 from rm_amqp.keeper import KEEPER
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from dtx.protocol.commands import Coordination
     from dtx.protocol.conditions import Refusal
     from dtx.protocol.replies import Reply
+    from rm_amqp.bulk import BulkChannel
     from rm_amqp.command import Command
+    from rm_amqp.core import Steps
     from rm_amqp.keeper import Kept
     from rm_amqp.line import Line
     from rm_amqp.settings import Broker, Settings
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     Connect = Callable[[Settings, float, Callable[[Broker], Core]], Line]
 
 T = TypeVar("T")
+GOODBYE_S: Final = 2.0
+"""How long the broker may take to answer the goodbyes of all connections."""
 R0, R1 = ResourceState.R0, ResourceState.R1
 _CODES: Final = {Cause.UNUSABLE: Code.XAER_RMERR}
 """What a connection that could not be made comes to; XAER_RMFAIL for the other causes."""
@@ -97,6 +102,11 @@ class Connected:
         self.container = f"xabridge-{uuid.UUID(bytes=nonce(16), version=4)}"
         """What every connection of this instance tells the broker as its name, with a number behind it."""
 
+    @staticmethod
+    def _select(core: Core, settings: Settings, deadline: float) -> Steps[BulkChannel]:
+        """Makes a connection a transactional channel."""
+        return selected(core, settings, deadline)
+
     # -- settings and connections
     @property
     def settings(self) -> Settings:
@@ -136,7 +146,7 @@ class Connected:
         """From now on connections are made with these settings."""
         self._dial = self._dialler(settings)
         self._settings = settings
-        self._pool = Pool(settings, self._dial, self._clock)
+        self._pool = Pool(settings, self._dial, self._clock, self._select)
         self._keep(self._pool)
 
     def _commanding(self, deadline: float) -> tuple[Command, Line]:
@@ -163,15 +173,16 @@ class Connected:
 
     def _disconnect(self) -> None:
         """Closes every connection."""
+        deadline = self._clock() + GOODBYE_S
         pool, self._pool = self._pool, None
         if pool is not None:
-            pool.close()
+            pool.close(deadline)
             self._spent += pool.round_trips
         with self._command_lock:
             command, self._command = self._command, None
         if command is not None:
             self._spent += command[1].round_trips
-            command[1].close()
+            command[1].close(deadline)
 
     def drop(self) -> None:
         """Closes every connection at once, without a word: as if the process had died."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rm_amqp.deciding import DecidingBroker
 from rm_amqp.resource import AmqpResource
 from xa import TMREGISTER, TMUSEASYNC
 
@@ -19,3 +20,8 @@ def static(registrar: Registrar) -> AmqpResource:
 def dynamic(registrar: Registrar) -> AmqpResource:
     """For `dynamic+amqp://` and `dynamic+amqps://`: it registers itself at the first work (TMREGISTER)."""
     return AmqpResource(registrar, TMREGISTER | TMUSEASYNC)
+
+
+def deciding(registrar: Registrar) -> DecidingBroker:
+    """For `decider+amqp://` and `decider+amqps://`: a broker with local transactions, as the one that decides."""
+    return DecidingBroker(registrar)

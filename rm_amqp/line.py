@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 READ: Final = 65_536
 BUSY_S: Final = 0.05
-SPEND_S: Final = 2.0
-"""How long a goodbye may take."""
 
 
 class Running(Generic[T]):
@@ -106,8 +104,9 @@ class Line(Protocol):
         """Takes what has come, without waiting: a connection that was closed meanwhile is known to be."""
         ...
 
-    def close(self) -> None:
-        """Says goodbye and closes; a line that is broken is just dropped."""
+    def close(self, deadline: float) -> None:
+        """Says goodbye, waits until `deadline` at most for the broker's, and closes; a line that is broken is just
+        dropped."""
         ...
 
     def drop(self) -> None:
@@ -347,10 +346,10 @@ class SocketLine:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     # -- the end
-    def close(self) -> None:
+    def close(self, deadline: float) -> None:
         """As Line says."""
         with contextlib.suppress(ConnectionLost):
-            self.run(closed(self.core, self.core.clock() + SPEND_S))
+            self.run(closed(self.core, deadline))
         self.drop()
 
     def drop(self) -> None:

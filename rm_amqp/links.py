@@ -182,14 +182,15 @@ class Sender(Link):
 class Control(Sender):
     """The control link: declare, discharge, end. `offered` is what the coordinator can do."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, wanted: tuple[str, ...] = (LOCAL, DISTRIBUTED)) -> None:
         self.offered: tuple[str, ...] = ()
+        self._wanted = wanted
         super().__init__(core, "")
 
     def _terminus(self) -> None:
         target = LIB.pn_link_target(self.pointer)
         LIB.pn_terminus_set_type(target, LIB.PN_COORDINATOR)
-        put_symbols(LIB.pn_terminus_capabilities(target), (LOCAL, DISTRIBUTED))
+        put_symbols(LIB.pn_terminus_capabilities(target), self._wanted)
         source = LIB.pn_link_source(self.pointer)
         LIB.pn_terminus_set_type(source, LIB.PN_SOURCE)
         put_symbols(LIB.pn_terminus_outcomes(source), CONTROL_OUTCOMES)
@@ -227,11 +228,15 @@ class Receiver(Link):
             LIB.pn_terminus_set_dynamic(source, True)
         else:
             set_address(source, address)
+        self._terminus(source)
         if browse:
             LIB.pn_terminus_set_distribution_mode(source, LIB.PN_DIST_MODE_COPY)
         if settled:
             LIB.pn_link_set_snd_settle_mode(self.pointer, LIB.PN_SND_SETTLED)
         LIB.pn_link_open(self.pointer)
+
+    def _terminus(self, source: Pointer) -> None:
+        """Says more of the source, where there is more to say."""
 
     def attach_event(self) -> None:
         """As Link says."""

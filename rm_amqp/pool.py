@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rm_amqp.bulk import selected
-from rm_amqp.line import SPEND_S
 from rm_amqp.loss import AllInUse, ConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rm_amqp.bulk import BulkChannel
+    from rm_amqp.core import Core, Steps
     from rm_amqp.line import Line
     from rm_amqp.settings import Settings
+
+    Select = Callable[[Core, Settings, float], Steps[BulkChannel]]
+    """Makes a connection a channel."""
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_LAST_S: Final = 1.0
@@ -74,9 +77,12 @@ class Seat:
 class Pool:
     """The transactional channels of one resource manager instance."""
 
-    def __init__(self, settings: Settings, dial: Dialler, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: Settings, dial: Dialler, clock: Callable[[], float], select: Select = selected
+    ) -> None:
         self._settings = settings
         self._dial = dial
+        self._select = select
         self._clock = clock
         self._changed = threading.Condition()
         self._idle: list[Seat] = []
@@ -117,7 +123,7 @@ class Pool:
         line, seat = None, None
         try:
             line = self._dial(deadline)
-            seat = Seat(line.run(selected(line.core, self._settings, deadline)), line)
+            seat = Seat(line.run(self._select(line.core, self._settings, deadline)), line)
         except BaseException:
             if line is not None:
                 line.drop()
@@ -178,12 +184,13 @@ class Pool:
                 self._changed.notify()
         return now + IDLE_S / 2
 
-    def close(self) -> None:
-        """Closes every channel; the broker has let go of what they held when this returns, if it can be reached."""
+    def close(self, deadline: float) -> None:
+        """Closes every channel; the broker has let go of what they held when this returns, if it answers until
+        `deadline`."""
         for seat in self._taken_out():
             with contextlib.suppress(ConnectionLost):
-                seat.line.run(seat.channel.emptied(self._clock() + SPEND_S))
-            seat.line.close()
+                seat.line.run(seat.channel.emptied(deadline))
+            seat.line.close(deadline)
 
     def drop(self) -> None:
         """Closes every channel at once, without a word."""

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
     from dtx.protocol.replies import Details
     from rm_amqp.settings import Settings
+    from rm_amqp.tokens import Founding
+
+    Tokens = tuple[Founding | None, list[int]]
+    """What a look at the token queues showed: the founding, and the slots whose tokens could not be seen."""
 
 REPORT_PAGE: Final = 100
 """Branches that are asked for at a time, with what each of them holds."""
@@ -20,7 +24,7 @@ REPORT_PAGE: Final = 100
 _WRONG: Final[dict[Code, tuple[str, str]]] = {
     Code.XAER_INVAL: ("open string", "mend the URL in the configuration"),
     Code.XAER_RMFAIL: ("reachable", "start the broker, or let this machine reach it; its place is the URL"),
-    Code.XAER_RMERR: ("usable", "do what it says: credentials, permissions, or a broker with distributed transactions"),
+    Code.XAER_RMERR: ("usable", "do what it says: credentials, permissions, or a broker with these transactions"),
 }
 """Code of a failed open → what was looked at, and the mend."""
 
@@ -49,12 +53,42 @@ def diagnosed(settings_of: Callable[[], Settings], try_it: Callable[[], None]) -
         settings = settings_of()
         try_it()
     except XaError as error:
-        subject, mend = _WRONG.get(error.code, _WRONG[Code.XAER_RMERR])
-        return Diagnosis((Check(Health.FAIL, subject, error.message, mend),))
+        return _wrong(error)
+    return Diagnosis(tuple(_usable(settings, "distributed transactions")))
+
+
+def diagnosed_decider(settings_of: Callable[[], Settings], look: Callable[[], Tokens]) -> Diagnosis:
+    """What parsing the open string and looking at the tokens came to."""
+    try:
+        settings = settings_of()
+        founding, unseen = look()
+    except XaError as error:
+        return _wrong(error)
+    checks = [*_usable(settings, "local transactions"), _tokens(settings, founding)]
+    for slot in unseen:
+        mend = "look again; where it stays so, name another token_queue as soon as nothing is in doubt"
+        found = f"none can be seen in {settings.token_queue}.{slot}: it is held at this moment, or gone"
+        checks.append(Check(Health.WARN, "token", found, mend))
+    return Diagnosis(tuple(checks))
+
+
+def _wrong(error: XaError) -> Diagnosis:
+    subject, mend = _WRONG.get(error.code, _WRONG[Code.XAER_RMERR])
+    return Diagnosis((Check(Health.FAIL, subject, error.message, mend),))
+
+
+def _usable(settings: Settings, what: str) -> Iterator[Check]:
     who = f"as {settings.user}" if settings.user else "without a name"
     where = ("amqps://" if settings.tls else "amqp://") + ",".join(map(str, settings.brokers))
-    checks = [Check(Health.OK, "usable", f"{where}: distributed transactions, {who}")]
+    yield Check(Health.OK, "usable", f"{where}: {what}, {who}")
     if settings.plain_without_tls and not settings.tls:
         mend = "use amqps://, and leave plain_without_tls away"
-        checks.append(Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend))
-    return Diagnosis(tuple(checks))
+        yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend)
+
+
+def _tokens(settings: Settings, founding: Founding | None) -> Check:
+    name = settings.token_queue
+    if founding is None:
+        return Check(Health.OK, "tokens", f"none yet in {name}; the first start makes them")
+    found = f"{founding.slots + 1} in {name}.0 to {name}.{founding.slots}, of decider {founding.founder.hex()}"
+    return Check(Health.OK, "tokens", found)

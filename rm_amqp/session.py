@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from rm_amqp.work import Workplace
 
 T = TypeVar("T")
-LATER_OCTETS: Final = 65_536
-"""What may be sent before it is written, where nothing else is to be written."""
+LATER_OCTETS: Final = 4096
+"""What may be sent before it is written, where nothing else is to be written: the broker works meanwhile."""
 _UNREADABLE: Final = (MessageException, ValueError, OverflowError, TypeError)
 """What proton raises for octets that are no message; but for the first: for values out of range, and for keys of maps
 that Python can't have."""

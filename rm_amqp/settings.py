@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dtx.protocol.sasl import ClientPolicy
+from rm_amqp.tokens import MAX_SLOTS
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ PORT: Final = 5672
 TLS_PORT: Final = 5671
 MAX_PREFETCH: Final = 5000
 MAX_CHANNELS: Final = 1000
+MAX_NAME: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Settings:
     certificate: str = ""
     key: str = ""
     plain_without_tls: bool = False
+    token_queue: str = "xabridge.tokens"  # noqa: S105 — the name of a queue
+    slots: int = 0
 
     @property
     def identity(self) -> str:
@@ -119,6 +123,12 @@ def _plain(_name: str, text: str) -> str:
     return text
 
 
+def _name(name: str, text: str) -> str:
+    if not text or len(text) > MAX_NAME:
+        raise _wrong(f"{name}={text[:20]!r}: expected the name of a queue, of 1 to {MAX_NAME} characters")
+    return text
+
+
 OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "timeout": ("timeout_s", _seconds),  # how long a call may take
     "connect_timeout": ("connect_timeout_s", _seconds),  # of that, how long the attempt at one host
@@ -131,6 +141,8 @@ OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "cert": ("certificate", _plain),  # TLS: our certificate, PEM
     "key": ("key", _plain),  # TLS: its key, PEM
     "plain_without_tls": ("plain_without_tls", _flag),  # the password may be told without TLS
+    "token_queue": ("token_queue", _name),  # of a broker that decides: where its tokens are
+    "slots": ("slots", _count(1, MAX_SLOTS)),  # of a broker that decides: how many tokens are made, at first
 }
 """Option → the field of Settings, and how its text is read. `password_env` names an environment variable."""
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 NULL: Final = b"\x40"
 TRUE: Final = b"\x41"
+FALSE: Final = b"\x42"
 SHORT: Final = 64
 """Octets of a reply that is remembered."""
 
@@ -91,6 +92,11 @@ def control_message(command: Declare | Discharge | End) -> bytes:
     if type(command) is End and command.prepare and not (command.fail or command.suspend or command.keep):
         return _VALUE + _END + encode_list([encode(command.txn_id), NULL, NULL, TRUE])
     return _VALUE + CONTROL.encode(command)
+
+
+def whole_discharge(txn_id: bytes, *, fail: bool) -> bytes:
+    """A discharge that says `fail` where it could be left out: not every broker reads one that does not (Artemis)."""
+    return _VALUE + _DISCHARGE + encode_list([encode(txn_id), TRUE if fail else FALSE])
 
 
 def coordination(command: Coordination) -> bytes:

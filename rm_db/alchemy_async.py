@@ -46,6 +46,11 @@ class AwaitingView(BranchView):
         self._in_the_loop = in_the_loop
         self.cursor_factory = AwaitingCursor
 
+    @property
+    def driver_connection(self) -> AsyncBranchView:
+        """What code gets that asks SQLAlchemy for the asyncio driver's own connection."""
+        return self._in_the_loop
+
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
         """As psycopg's."""
         try:

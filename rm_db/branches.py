@@ -270,7 +270,7 @@ class Branches:
         held = self._current.get(id(control))
         if held is not None:
             raise xa_error(Code.XAER_PROTO, f"start: this thread is associated with {held.branch.xid}", xid)
-        if (id(control), xid) in self._suspended:
+        if self._suspended and (id(control), xid) in self._suspended:
             raise xa_error(Code.XAER_PROTO, "start: this thread has suspended the branch and can only resume it", xid)
 
     # --- end --------------------------------------------------------------------------------------------------
@@ -335,7 +335,8 @@ class Branches:
             branch.suspended.remove(association)
         if self._current.get(association.key) is association:
             del self._current[association.key]
-        self._suspended.pop((association.key, branch.xid), None)
+        if self._suspended:
+            self._suspended.pop((association.key, branch.xid), None)
 
     # --- completion -------------------------------------------------------------------------------------------
 

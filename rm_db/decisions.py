@@ -227,16 +227,20 @@ class DecisionTable:
             found = [DecisionRecord(bytes.fromhex(row.gtrid), bytes(row.record)) for row in rows]
         return [decision for decision in found if decision.gtrid not in left][:count]
 
-    def end(self, gtrids: Sequence[bytes]) -> None:
-        """As `end_decisions` of `xa.DecidingResource` says."""
+    def end(self, gtrids: Sequence[bytes]) -> bool:
+        """As `end_decisions` of `xa.DecidingResource` says, but for the deletion; whether that is due."""
+        ended = self._ended
         with self._lock:
-            if not self._ended:
+            if not ended:
                 self._ended_since = self._clock()
             for gtrid in gtrids:
-                if len(self._ended) < MAX_ENDED:
-                    self._ended[gtrid] = None
-            due = len(self._ended) >= END_BATCH or (self._ended and self._clock() - self._ended_since > END_AFTER_S)
-        if due and self._deletes.acquire(blocking=False):  # else another thread is at it
+                if len(ended) < MAX_ENDED:
+                    ended[gtrid] = None
+            return len(ended) >= END_BATCH or (bool(ended) and self._clock() - self._ended_since > END_AFTER_S)
+
+    def delete_due(self) -> None:
+        """Deletes what has ended, unless another thread is at it."""
+        if self._deletes.acquire(blocking=False):
             try:
                 self._delete()
             finally:

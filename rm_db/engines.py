@@ -8,6 +8,8 @@ they are the engine's own. What the code takes for its transaction is a savepoin
 the global transaction to decide, its rollback takes this piece back and nothing else. An ORM `Session` on the engine
 does the same, since it works through connections.
 
+An `AsyncEngine` takes part in the same way: whatever waits, for the enlistment too, lets the event loop go on.
+
 It is for PostgreSQL through psycopg, which `postgresql://` resources and deciders have. Two connections of one engine
 that are open at once in a transaction share the one connection of the branch: their savepoints nest.
 """
@@ -16,11 +18,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from sqlalchemy import CreateEnginePlugin
+from sqlalchemy import CreateEnginePlugin, Engine
 from sqlalchemy.pool import Pool
+from sqlalchemy.util import await_only
 
 from rm_db.alchemy import Lease
 from rm_db.pg_session import PgConnection
@@ -28,22 +32,36 @@ from rm_db.pg_session import PgConnection
 if TYPE_CHECKING:
     from typing import Self
 
-    from sqlalchemy import URL, Engine
+    from sqlalchemy import URL
+    from sqlalchemy.ext.asyncio import AsyncEngine
     from sqlalchemy.pool import PoolProxiedConnection
 
 
 _NUMBERS: Final = itertools.count(1)
 
 
-class Manager(Protocol):
-    """What is asked of the transaction manager."""
+class Transaction(Protocol):
+    """What is asked of a transaction."""
 
-    def current_or_none(self) -> object | None:
-        """The calling context's transaction."""
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """What is enlisted."""
         ...
 
     def __getitem__(self, name: str) -> Any:
         """The native interface of a resource in it."""
+        ...
+
+    async def aenlist(self, name: str) -> Any:
+        """The same, and while that waits the event loop goes on."""
+        ...
+
+
+class Manager(Protocol):
+    """What is asked of the transaction manager."""
+
+    def current_or_none(self) -> Transaction | None:
+        """The calling context's transaction."""
         ...
 
 
@@ -106,18 +124,23 @@ class BranchPool(Pool):
         self._engine = engine
         self._manager = manager
         self._resource = resource
-        self._lock = threading.Lock()
+        self._is_asyncio = engine.dialect.is_async
+        self._lock = nullcontext() if self._is_asyncio else threading.Lock()  # a task that waits must not block others
         self._reached = False
 
     def connect(self) -> PoolProxiedConnection:
         """As SQLAlchemy's."""
-        if self._manager.current_or_none() is None:
+        transaction = self._manager.current_or_none()
+        if transaction is None:
             return self._plain.connect()
         if not self._reached:
             with self._lock:
                 self._plain.connect().close()  # the dialect asks the server at the first connection what it is
                 self._reached = True
-        session = self._manager[self._resource]
+        if self._is_asyncio and self._resource not in transaction.resources:
+            session = await_only(transaction.aenlist(self._resource))
+        else:
+            session = transaction[self._resource]
         if not isinstance(session, PgConnection):
             raise TypeError(f"{self._resource} is {type(session).__name__}: an engine takes part in PostgreSQL only")
         return Borrowed(session, self._engine)
@@ -145,16 +168,17 @@ class BranchPool(Pool):
         return getattr(self._plain, name)
 
 
-def take_part(engine: Engine, manager: Manager, resource: str) -> None:
+def take_part(engine: Engine | AsyncEngine, manager: Manager, resource: str) -> None:
     """From now on `engine` is the resource `resource` of `manager` wherever a transaction is active. Both have to reach
     the same database."""
-    dialect = engine.dialect
+    own = engine if isinstance(engine, Engine) else engine.sync_engine
+    dialect = own.dialect
     if (dialect.name, dialect.driver) != ("postgresql", "psycopg"):
         raise ValueError(
             f"{dialect.name}+{dialect.driver} can't take part: make the engine with postgresql+psycopg://, or work "
             f'with the transaction\'s own connection, transaction["{resource}"]'
         )
-    engine.pool = BranchPool(engine.pool, engine, manager, resource)
+    own.pool = BranchPool(own.pool, own, manager, resource)
 
 
 class EnginePlugin(CreateEnginePlugin):
@@ -193,8 +217,5 @@ class _Named:
         manager: Manager = getattr(import_module(self._module), self._name)
         return manager
 
-    def current_or_none(self) -> object | None:
+    def current_or_none(self) -> Transaction | None:
         return self._manager.current_or_none()
-
-    def __getitem__(self, name: str) -> Any:
-        return self._manager[name]

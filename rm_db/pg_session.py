@@ -66,8 +66,9 @@ class PgConnection(BranchConnection):
         return self._session.admission
 
     def view_for(self, engine: Engine) -> BranchView:
-        """A psycopg connection as the dialect of another engine wants it."""
-        return self._session.view(_adapters(engine))
+        """A psycopg connection as the dialect of another engine wants it; one that waits in the event loop, where that
+        engine is under an asyncio one."""
+        return self._session.view_for(engine)
 
     @property
     def asyncio(self) -> BranchAsyncConnection:
@@ -108,7 +109,7 @@ class PgSession:
     def apsycopg(self) -> AsyncBranchView:
         """An asyncio psycopg connection."""
         if self._apsycopg is None:
-            self._apsycopg = self._viewed(lambda wire: AsyncBranchView(self.admission, wire))
+            self._apsycopg = self._viewed(lambda wire: AsyncBranchView(self.admission, wire), wait=False)
         return self._apsycopg
 
     @property
@@ -142,14 +143,20 @@ class PgSession:
         """A new psycopg connection, with these adapters instead of psycopg's."""
         return self._viewed(lambda wire: BranchView(self.admission, wire, adapters))
 
+    def view_for(self, engine: Engine) -> BranchView:
+        """As `PgConnection.view_for`."""
+        adapters = _adapters(engine)
+        return self._awaiting_view(adapters) if engine.dialect.is_async else self.view(adapters)
+
     def _awaiting_view(self, adapters: AdaptersMap | None) -> BranchView:
         from rm_db.alchemy_async import AwaitingView  # noqa: PLC0415 — needs greenlet
 
         in_the_loop = self.apsycopg
-        return self._viewed(lambda wire: AwaitingView(self.admission, wire, adapters, in_the_loop))
+        return self._viewed(lambda wire: AwaitingView(self.admission, wire, adapters, in_the_loop), wait=False)
 
-    def _viewed(self, make: Callable[[Wire], T]) -> T:
-        wire = self.admission.enter(wait=True)
+    def _viewed(self, make: Callable[[Wire], T], *, wait: bool = True) -> T:
+        """A view. On an event loop it is refused rather than waited for: who has the connection may be a task there."""
+        wire = self.admission.enter(wait=wait)
         try:
             return make(wire)
         finally:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rm_db.alchemy import BranchConnection, Lease
 from rm_db.refusal import managers
 from rm_db.statements import classify
+from xa import Code, xa_error
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -20,6 +21,16 @@ class SqlConnection(BranchConnection):
     def __init__(self, session: SqlSession, engine: Engine, connection: Any) -> None:
         super().__init__(engine, Lease(connection, session), session)
         self._session = session
+
+    @property
+    def asyncio(self) -> NoReturn:
+        """Refused: only PostgreSQL's driver can be awaited."""
+        raise xa_error(
+            Code.XAER_PROTO,
+            f"{self.dialect.name} has no asyncio session here, only PostgreSQL has. Work with it in a thread: "
+            'await asyncio.to_thread(work, transaction["…"]); cancelled, its statement is interrupted and rolled back',
+            self._session.xid,
+        )
 
     def execute(self, *arguments: Any, **options: Any) -> Any:
         """As SQLAlchemy's."""

@@ -70,8 +70,7 @@ class ConnectionLost(Exception):
         self.failure = failure
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """What came back for one request of one or more commands: the results of those that were carried out, and the
     error that stopped the rest."""
 
@@ -193,15 +192,7 @@ class Wire:
         self._owed = commands
 
     def collect(self) -> Steps[Reply]:
-        """The reply that is owed. It may have come since it was asked for."""
-        try:
-            if self.pgconn.is_busy():
-                self.pgconn.consume_input()
-        except psycopg.Error as error:
-            raise _lost(error) from None
-        return (yield from self._collect())
-
-    def _collect(self) -> Steps[Reply]:
+        """The reply that is owed."""
         try:
             results = yield from self._results()
         except psycopg.Error as error:
@@ -222,7 +213,7 @@ class Wire:
         if self._owed is not None:
             yield from self.collect()
         self.send(commands)
-        return (yield from self._collect())
+        return (yield from self.collect())
 
     def _results(self) -> Steps[list[PGresult]]:
         pgconn = self.pgconn

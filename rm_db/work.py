@@ -189,11 +189,11 @@ class PgWork:
 
     def commit(self) -> Steps[Code]:
         """One-phase commit."""
-        return (yield from self._commit(b""))
+        return self._commit(b"")
 
     def decide(self, insertion: bytes) -> Steps[Code]:
         """One-phase commit with a decision in it, which the command `insertion` writes."""
-        return (yield from self._commit(insertion))
+        return self._commit(insertion)
 
     def _commit(self, insertion: bytes) -> Steps[Code]:
         wire = self._wire()

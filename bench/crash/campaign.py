@@ -210,6 +210,8 @@ class Campaign:
             threading.Event().wait(LOOK_S)
             audit = stage.ledger.audit(placed, orders, invoices, second=setup.second, told=stage.told)
         self.tally.add(what, audit, len(stage.told))
+        for detail in audit.details:
+            print(f"  VIOLATION {what}: {detail}", file=sys.stderr)
         return audit
 
     def figures(self) -> dict[str, Any]:

@@ -96,6 +96,8 @@ class Ledger:
     def __init__(self, brokers: tuple[str, ...], database: str) -> None:
         self._brokers = brokers
         self._database = database
+        self._counter: SyncRequestResponse | None = None
+        """Asks for the depth of queues, again and again: proton keeps more than a megabyte of each connection."""
 
     def open(self) -> None:
         """Makes the table."""
@@ -120,7 +122,21 @@ class Ledger:
 
     def waiting(self, queue: str) -> int:
         """How many orders wait in the queue, as the broker counts them."""
-        return int(self._ask(self._brokers[0], lambda connection: _depth(connection, queue)))
+        for _ in range(TRIES):
+            try:
+                if self._counter is None:
+                    self._counter = _manager(BlockingConnection(self._brokers[0], timeout=ASK_S))
+                return _depth(self._counter, queue)
+            except (ConnectionException, Timeout):
+                self.close()
+        raise ConnectionException(f"{self._brokers[0]} loses every connection")
+
+    def close(self) -> None:
+        """It keeps no connection."""
+        counter, self._counter = self._counter, None
+        if counter is not None:
+            with suppress(ConnectionException, Timeout):
+                counter.connection.close()
 
     def audit(
         self, placed: Iterable[int], orders: str, invoices: str, *, second: bool, told: Mapping[str, str]
@@ -158,22 +174,26 @@ class Ledger:
         raise ConnectionException(f"{broker} loses every connection")
 
 
-def _manage(connection: BlockingConnection, operation: str) -> Any:
-    client: Any = SyncRequestResponse(connection, "$management")
+def _manager(connection: BlockingConnection) -> SyncRequestResponse:
+    return SyncRequestResponse(connection, "$management")
+
+
+def _manage(manager: SyncRequestResponse, operation: str) -> Any:
+    client: Any = manager
     return client.call(Message(properties={"operation": operation})).body
 
 
-def _depth(connection: BlockingConnection, queue: str) -> int:
-    return sum(int(each["depth"]) for each in _manage(connection, "queues") if each["name"] == queue)
+def _depth(manager: SyncRequestResponse, queue: str) -> int:
+    return sum(int(each["depth"]) for each in _manage(manager, "queues") if each["name"] == queue)
 
 
 def _in_doubt(connection: BlockingConnection) -> int:
-    return int(_manage(connection, "status")["in-doubt"])
+    return int(_manage(_manager(connection), "status")["in-doubt"])
 
 
 def _browse(connection: BlockingConnection, queue: str) -> list[dict[str, Any]]:
     """The bodies of all messages. What is counted in the queue and does not come is not there for anybody."""
-    depth = _depth(connection, queue)
+    depth = _depth(_manager(connection), queue)
     if not depth:
         return []
     receiver: Any = connection.create_receiver(queue, credit=CREDIT, options=Copy())

@@ -81,6 +81,7 @@ class Stage:
                 name: proxies.add(port) for name, port in (*self._ports.items(), ("shop", self.postgres.port))
             }
             self.ledger = Ledger(tuple(f"amqp://{HOST}:{port}" for port in self._ports.values()), self._database)
+            stack.callback(self.ledger.close)
             self.ledger.open()
             self._stack = stack.pop_all()
         return self

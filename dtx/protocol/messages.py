@@ -15,7 +15,7 @@ from typing import Any, Final
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition
 from dtx.protocol.decoding import DecodeError, decode, decode_from, skip
-from dtx.protocol.encoding import encode
+from dtx.protocol.encoding import encode, encode_list
 from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong
 
 HEADER: Final = 0x70
@@ -64,6 +64,9 @@ class Request:
 
 
 NO_HEADER: Final = Header()
+_PROPERTIES: Final = b"\x00" + encode(Ulong(PROPERTIES))
+_NO_ADDRESSES: Final = (b"\x40",) * 5
+"""The fields of the properties in front of the correlation-id, null."""
 
 
 def _section(octets: bytes, at: int) -> tuple[int, int]:
@@ -217,7 +220,7 @@ def response_message(value: bytes, correlation: Any, application_properties: dic
     """The response to the request with this correlation; `value` is encoded already."""
     octets = b""
     if correlation is not None:
-        octets = encode(Described(Ulong(PROPERTIES), [None] * 5 + [correlation]))
+        octets = _PROPERTIES + encode_list([*_NO_ADDRESSES, encode(correlation)])
     if application_properties:
         octets += encode(Described(Ulong(APPLICATION_PROPERTIES), application_properties))
     return octets + value_message(value)

@@ -7,6 +7,7 @@ On the control link an outcome: `declared`, `accepted`, `rejected` with an error
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.protocol.commands import BOOLEAN, MAX_PAGE, NAMED_XID, TXN_ID, UINT, Found
@@ -180,6 +181,11 @@ def encode_reply(reply: Reply) -> bytes:
     """The value in the body of a response."""
     if isinstance(reply, Refusal):
         return encode(error_value(reply))
+    return _result(reply) if type(reply) is Result else _REPLIES.encode(reply)
+
+
+@lru_cache(maxsize=64)
+def _result(reply: Result) -> bytes:
     return _REPLIES.encode(reply)
 
 

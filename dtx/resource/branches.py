@@ -147,7 +147,7 @@ class Registry:
         entries = self._resource.restore_messages(restored, locked)
         queues = {queue.number: queue for queue in self._resource.queues.values()}
         for stored in restored.branches:
-            branch = Branch(self, stored.xid, stored.owner, Work(self._resource.limits))
+            branch = Branch(self, stored.xid, stored.owner, Work(self._resource.limits, self._resource.unstored))
             branch.number, branch.since_ms, branch.outcome = stored.number, stored.prepared_ms, stored.outcome
             branch.state = BranchState.S3
             if any(post.queue not in queues for post in stored.enqueues):
@@ -214,7 +214,7 @@ class Registry:
         if len(self._branches) >= self._resource.limits.branches:
             told = f"there are {len(self._branches)} branches"
             raise refused(Code.XAER_RMERR, told, xid, Condition.RESOURCE_LIMIT)
-        branch = Branch(self, xid, owner, Work(self._resource.limits))
+        branch = Branch(self, xid, owner, Work(self._resource.limits, self._resource.unstored))
         branch.since_ms = self._resource.clock.wall_ms()
         branch.move(BranchVerb.START)
         self._branches[xid] = branch

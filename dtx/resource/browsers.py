@@ -27,12 +27,13 @@ AHEAD = 50
 
 
 class BrowsingLink(Link, ABC):
-    """Sends copies. What the peer says of them changes nothing."""
+    """Sends copies, settled unless the peer wants them unsettled. What it says of them changes nothing."""
 
     def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
         super().__init__(connection, session, pointer)
         self._resource = connection.node.resource
-        self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
+        self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) != LIB.PN_SND_UNSETTLED
+        self._unsettled = 0
         self._asked: deque[tuple[Entry, list[bytes]]] = deque()
         self._tag = 0
         self._crowded = False
@@ -69,10 +70,15 @@ class BrowsingLink(Link, ABC):
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
-        while self.open and len(self._asked) < min(AHEAD, LIB.pn_link_credit(self.pointer)):
+        limits = self.connection.node.limits
+        while (
+            self.open
+            and len(self._asked) < min(AHEAD, LIB.pn_link_credit(self.pointer))
+            and self._unsettled + len(self._asked) < limits.unsettled
+        ):
             if self._crowded:
                 return
-            if LIB.pn_session_outgoing_bytes(self.session.pointer) > self.connection.node.limits.output_octets:
+            if LIB.pn_session_outgoing_bytes(self.session.pointer) > limits.output_octets:
                 self._crowded = True
                 self.connection.when_sent(self, self._has_room)
                 return
@@ -139,12 +145,16 @@ class BrowsingLink(Link, ABC):
         LIB.pn_link_advance(self.pointer)
         if self._settles:
             LIB.pn_delivery_settle(delivery)
+        else:
+            self._unsettled += 1
         self.connection.node.touch(self.connection)
 
     def delivery_event(self, delivery: Pointer) -> None:
         """As Link says."""
         if LIB.pn_delivery_settled(delivery):
             LIB.pn_delivery_settle(delivery)
+            self._unsettled -= 1
+            self.advance()
 
     def gone(self) -> None:
         """As Link says."""

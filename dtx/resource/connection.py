@@ -158,7 +158,7 @@ class BrokerConnection:
             LIB.pn_session_set_incoming_capacity(link.session.pointer, self._capacity)
 
     def when_sent(self, link: Link, call: Callable[[], None]) -> None:
-        """Calls `call` when the link's session has little left to send."""
+        """Calls `call` when the link's session has little left to send; a link asks for one of a kind at a time."""
         self._unsent.append((link, call))
 
     def when_withdrawn(self, call: Callable[[], None]) -> None:

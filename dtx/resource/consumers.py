@@ -19,7 +19,6 @@ from dtx.resource.deliveries import Sent, Stream, modified_outcome, with_facts
 from dtx.resource.engine import LIB, Pointer, open_delivery, reject, remote_state, send, set_state
 from dtx.resource.link import Link, refusal_of
 from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN
-from dtx.resource.queues import State
 from dtx.resource.resource import fits_one_piece
 from xa import Code
 
@@ -133,14 +132,9 @@ class OutgoingLink(Link):
         if self._credit > 0:
             self._queue.wake(self)
 
-    def _unload(self, sent: Sent) -> None:
-        if sent.loaded:
-            self.connection.unloaded(sent.loaded)
-            sent.loaded = 0
-
     def _drop(self, sent: Sent) -> None:
         sent.gone = True
-        self._unload(sent)
+        sent.unload()
         if sent in self._waiting:
             self._waiting.remove(sent)
         self._credit += 1
@@ -178,7 +172,7 @@ class OutgoingLink(Link):
 
     def _send(self, sent: Sent) -> None:
         payload, sent.payload = sent.payload or b"", None
-        self._unload(sent)
+        sent.unload()
         entry = sent.entry
         delivery = self._begin(sent)
         if entry.count or entry.expires_ms:
@@ -220,22 +214,12 @@ class OutgoingLink(Link):
         """As Link says."""
         self._credit = LIB.pn_link_credit(self.pointer) - len(self._waiting) - (self._streaming is not None)
         while self._credit < 0 and self._waiting:
-            self._give_back(self._waiting.pop())
+            self._waiting.pop().give_back()
             self._credit += 1
         if LIB.pn_link_get_drain(self.pointer):
             self.connection.draining[self] = None
         if self._credit > 0:
             self._queue.wake(self)
-
-    def _give_back(self, sent: Sent) -> None:
-        """A message that was taken and not sent goes back to its queue."""
-        sent.gone = True
-        self._unload(sent)
-        if sent.retirement is not None and isinstance(sent.context, Gathering):
-            sent.context.work.retired.pop(sent.entry.number, None)
-            sent.context = sent.retirement = None
-        if sent.entry.state is State.HELD:
-            sent.entry.queue.give_back(sent.entry)
 
     def drain(self) -> None:
         """As Link says; the queue had its turn."""
@@ -372,7 +356,7 @@ class OutgoingLink(Link):
             return
         if sent.pointer is None:
             sent.gone = True
-            self._unload(sent)
+            sent.unload()
             self._waiting.remove(sent)
             self._credit += 1
         elif sent is self._streaming or LIB.pn_delivery_pending(sent.pointer):
@@ -393,10 +377,10 @@ class OutgoingLink(Link):
         self._queue.forget(self)
         self.connection.draining.pop(self, None)
         for sent in self._waiting:
-            self._give_back(sent)
+            sent.give_back()
         self._waiting.clear()
         if self.settles and self._streaming is not None and self._streaming.context is self._outside:
-            self._give_back(self._streaming)
+            self._streaming.give_back()
         for sent in self._sent.values():
             sent.gone = True
             if sent.retirement is not None:

@@ -223,7 +223,7 @@ class LocalTransaction(Gathering):
     def __init__(
         self, resource: Resource, txn_id: bytes, control: Control, ended: Callable[[LocalTransaction], None]
     ) -> None:
-        super().__init__(resource, txn_id, control, Work(resource.limits))
+        super().__init__(resource, txn_id, control, Work(resource.limits, resource.unstored))
         self.state = Local.ACTIVE
         self._cause: Refusal | None = None
         self._ended = ended

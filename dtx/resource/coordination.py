@@ -26,8 +26,9 @@ from dtx.protocol.replies import Details, Holding, Recovered, Timeout
 from dtx.protocol.replies import Result as Told
 from dtx.resource.branches import UNPREPARED
 from dtx.resource.demarcation import unauthorized
+from dtx.resource.grammar import VERBS
 from xa import Code
-from xa.tables import AssociationState, AssociationVerb, BranchState
+from xa.tables import BRANCH, AssociationState, AssociationVerb, BranchState, BranchVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +98,10 @@ class DtxCoordination:
         session: DtxDemarcation,
         answer: Answer,
     ) -> None:
-        branch = self._branch(command.xid, identity, session, end=True)
+        verb = VERBS[type(command)].branch
+        if isinstance(command, Commit) and command.one_phase:
+            verb = BranchVerb.COMMIT_ONE_PHASE
+        branch = self._branch(command.xid, identity, session, verb)
         done = self._completion
 
         def operation() -> None:
@@ -115,24 +119,27 @@ class DtxCoordination:
 
         done.in_turn(branch, answer, operation)
 
-    def _branch(self, xid: Xid, identity: Identity, session: DtxDemarcation, *, end: bool) -> Branch:
-        if xid.is_null:
-            context = session.running
-            if end and context.state is AssociationState.T1:
-                if context.partial:
-                    told = "a delivery of its work is not complete"
-                    raise refused(Code.XAER_PROTO, told, context.branch.xid)
-                session.end(context, AssociationVerb.END)
-            branch = context.branch
-        else:
-            branch = self._registry.find(xid)
+    def _branch(self, xid: Xid, identity: Identity, session: DtxDemarcation, verb: BranchVerb | None) -> Branch:
+        """The branch that a command names. What is at work for it on this session is ended for a `verb` that is
+        possible then."""
+        context = session.running if xid.is_null else None
+        branch = self._registry.find(xid) if context is None else context.branch
         if not self._permissions.may_coordinate(identity, branch.owner):
             raise unauthorized(identity, branch.xid)
+        if context is not None and verb is not None and context.state is AssociationState.T1:
+            code = BRANCH.refusal(BranchState.S2, verb)
+            if code is not None:
+                raise refused(code, f"{verb.value} is not possible: the branch is at work", branch.xid)
+            if context.partial:
+                raise refused(Code.XAER_PROTO, "a delivery of its work is not complete", branch.xid)
+            if len(branch.associations) > 1:
+                raise refused(Code.XAER_PROTO, "others are associated too: they are to end first", branch.xid)
+            session.end(context, AssociationVerb.END)
         return branch
 
     # -- timeouts
     def _timeout(self, command: SetTimeout | GetTimeout, identity: Identity, session: DtxDemarcation) -> Reply:
-        branch = self._branch(command.xid, identity, session, end=False)
+        branch = self._branch(command.xid, identity, session, None)
         if isinstance(command, SetTimeout):
             if branch.state not in UNPREPARED:
                 told = f"the branch is {branch.state.value}: no timeout touches it any more"

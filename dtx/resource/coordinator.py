@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from dtx.protocol.commands import CONTROL, Declare, Discharge, End
+from dtx.protocol.commands import Declare, Discharge, End
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import STATUS_OF, Condition, Refusal, RefusedError, refused
 from dtx.protocol.encoding import encode
 from dtx.protocol.links import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
-from dtx.protocol.messages import body_value
 from dtx.protocol.replies import DECLARED, RESULT
 from dtx.protocol.replies import Result as Told
+from dtx.protocol.usual import read_control
 from dtx.protocol.values import Ushort
 from dtx.resource.contexts import DistributedContext, LocalTransaction
 from dtx.resource.engine import LIB, put_symbols, symbols
@@ -67,7 +67,7 @@ class ControlLink(ReceivingLink):
             return
         awaited = self.wait(delivery)
         try:
-            command = CONTROL.decode(body_value(octets))
+            command = read_control(octets)
             match command:
                 case Declare():
                     self._declare(awaited, command)

@@ -9,6 +9,7 @@ from dtx.protocol.replies import MODIFIED
 from dtx.resource.contexts import Gathering
 from dtx.resource.engine import LIB, send
 from dtx.resource.outcomes import Outcome
+from dtx.resource.queues import State
 from dtx.store.contract import CHUNK
 
 if TYPE_CHECKING:
@@ -59,6 +60,22 @@ class Sent:
         if self.retirement is not None:
             return self.retirement.outcome is None
         return not self.decided and (self.context is not None or not self.link.settles)
+
+    def unload(self) -> None:
+        """Its payload is no longer in memory for it, or proton has it."""
+        if self.loaded:
+            self.link.connection.unloaded(self.loaded)
+            self.loaded = 0
+
+    def give_back(self) -> None:
+        """It was taken, and not sent: it goes back to its queue."""
+        self.gone = True
+        self.unload()
+        if self.retirement is not None and isinstance(self.context, Gathering):
+            self.context.work.retired.pop(self.entry.number, None)
+            self.context = self.retirement = None
+        if self.entry.state is State.HELD:
+            self.entry.queue.give_back(self.entry)
 
     def applied(self, outcome: Outcome) -> None:
         """As Held says."""

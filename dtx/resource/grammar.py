@@ -145,7 +145,6 @@ class Verbs:
     channel: ChannelVerb
     association: AssociationVerb | None
     branch: BranchVerb | None
-    may_be_null: bool = False
 
 
 _C: Final = ChannelVerb.COORDINATE
@@ -156,14 +155,14 @@ VERBS: Final[dict[str | type, Verbs]] = {
     "end": Verbs(ChannelVerb.END, AssociationVerb.END, BranchVerb.END),
     "end(fail)": Verbs(ChannelVerb.END, AssociationVerb.END_FAIL, BranchVerb.END_FAIL),
     "end(suspend)": Verbs(ChannelVerb.END, AssociationVerb.SUSPEND, BranchVerb.END),
-    Prepare: Verbs(_C, None, BranchVerb.PREPARE, may_be_null=True),
-    Commit: Verbs(_C, None, BranchVerb.COMMIT, may_be_null=True),
-    Rollback: Verbs(_C, None, BranchVerb.ROLLBACK, may_be_null=True),
+    Prepare: Verbs(_C, None, BranchVerb.PREPARE),
+    Commit: Verbs(_C, None, BranchVerb.COMMIT),
+    Rollback: Verbs(_C, None, BranchVerb.ROLLBACK),
     Forget: Verbs(_C, None, BranchVerb.FORGET),
     Complete: Verbs(_C, None, BranchVerb.DECIDE),
     Recover: Verbs(_C, None, None),
-    SetTimeout: Verbs(_C, None, None, may_be_null=True),
-    GetTimeout: Verbs(_C, None, None, may_be_null=True),
+    SetTimeout: Verbs(_C, None, None),
+    GetTimeout: Verbs(_C, None, None),
     Fence: Verbs(_C, None, BranchVerb.EXPIRE),
 }
 """Operation → rows. Commit with one-phase takes BranchVerb.COMMIT_ONE_PHASE."""

@@ -147,16 +147,22 @@ class ReceivingLink(Link, ABC):
             self._parts.append(octets)
         self._size += len(octets)
         connection = self.connection
+        unstored = connection.node.resource.unstored
         connection.partial_octets += len(octets)
+        unstored.octets += len(octets)
         if self._size > self._limit:
             told = f"a message has at most {self._limit} octets here"
             self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
         elif connection.partial_octets > connection.node.limits.partial_octets:
             told = f"{connection.partial_octets} octets of messages that are not complete"
             self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
+        elif unstored.octets > unstored.limit:
+            told = f"{unstored.octets} octets of messages that are not complete, or whose transactions are open"
+            self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
 
     def _drop_parts(self) -> None:
         self.connection.partial_octets -= self._size
+        self.connection.node.resource.unstored.octets -= self._size
         self._size = 0
         self._parts.clear()
 

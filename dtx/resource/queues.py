@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from dtx.resource.outcomes import Outcome
     from dtx.resource.settings import QueueSettings
     from dtx.store.contract import Batch, StoredMessage
+
+
+FEW: Final = 1000
+"""Messages that are gone and may wait until somebody would take them, before they are sorted out."""
 
 
 class State(Enum):
@@ -129,6 +133,8 @@ class Queue:
         self._ready: deque[Entry] = deque()
         self._returned: list[tuple[int, Entry]] = []
         self._expiring: list[tuple[int, int, Entry]] = []
+        """Every message that can expire, and whose time has not come by `_expired_ms`."""
+        self._expired_ms = 0
         self._willing: deque[Consumer] = deque()
         self.browsers: dict[Browser, None] = {}
         self._marked = False
@@ -186,8 +192,8 @@ class Queue:
             else:
                 entry.state = State.AVAILABLE
                 ready.append(entry)
-                if expires_ms:
-                    heappush(self._expiring, (expires_ms, number, entry))
+            if expires_ms:
+                heappush(self._expiring, (expires_ms, number, entry))
         self.held = len(held)
         return held
 
@@ -267,7 +273,7 @@ class Queue:
         entry.state = State.AVAILABLE
         self.held -= 1
         heappush(self._returned, (entry.position, entry))
-        if entry.expires_ms:
+        if entry.expires_ms and entry.expires_ms <= self._expired_ms:
             heappush(self._expiring, (entry.expires_ms, entry.number, entry))
         if not self._marked:
             self._mark()
@@ -281,6 +287,7 @@ class Queue:
     def drop_expired(self, now_ms: int, batch: Batch) -> int:
         """Drops the available messages whose time has passed; how many."""
         dropped = 0
+        self._expired_ms = max(now_ms, self._expired_ms)
         while self._expiring and self._expiring[0][0] <= now_ms:
             entry = heappop(self._expiring)[2]
             if entry.state is State.AVAILABLE and entry.queue is self:
@@ -288,6 +295,10 @@ class Queue:
                     batch.dequeue(entry.number, entry.size)
                 self.remove(entry)
                 dropped += 1
+        if len(self._ready) + len(self._returned) > 2 * len(self._entries) + FEW:
+            self._ready = deque(entry for entry in self._ready if entry.state is State.AVAILABLE)
+            self._returned = [item for item in self._returned if item[1].state is State.AVAILABLE]
+            heapify(self._returned)
         return dropped
 
     # -- consumers

@@ -18,7 +18,8 @@ from dtx.resource.payloads import Payloads
 from dtx.resource.queues import Effect, Entry, Queue, State
 from dtx.resource.settings import QueueSettings, Settings
 from dtx.resource.timers import Timer, Timers
-from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreFull
+from dtx.resource.work import Unstored
+from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreRefused
 from xa import Code
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ class Resource:
         self.settings = settings
         self.limits = settings.limits
         self.queues: dict[str, Queue] = {}
+        self._lasting = 0
+        """How many of these are stored; the others are bounded by the links of their connections."""
         self.turn = Turn()
         self.failed = False
         self.now_ms = clock.wall_ms()
@@ -84,11 +87,12 @@ class Resource:
         self._number = 0
         self._marked: list[Queue] = []
         self.timers = Timers()
+        self.unstored = Unstored(self.limits.unstored_octets)
         self.payloads = Payloads(store, self._stop, self.settle)
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that took nothing."""
         self._owed_answers: list[Callable[[Refusal | None], None]] = []
-        """Who waits for such a message to be deleted from a store that was full."""
+        """Who waits for such a message to be deleted from a store that takes nothing now."""
         self._unstored: dict[int, Queue] = {}
         """Queues that may not be stored yet: every batch tells them, as it may bring messages of theirs, and an earlier
         one that told them may be refused."""
@@ -160,12 +164,13 @@ class Resource:
             on_available=self._marked.append,
         )
         self.queues[name] = queue
+        self._lasting += lasting
         return queue
 
     def create(self, name: str) -> Queue:
         """A new lasting queue."""
-        if len(self.queues) >= self.limits.queues:
-            raise refused(Code.XAER_RMERR, f"there are {len(self.queues)} queues", condition=Condition.RESOURCE_LIMIT)
+        if self._lasting >= self.limits.queues:
+            raise refused(Code.XAER_RMERR, f"there are {self._lasting} queues", condition=Condition.RESOURCE_LIMIT)
         queue = self._make(self.number(), name)
         self._unstored[queue.number] = queue
         self.turn.batch.create_queue(queue.number, name)
@@ -196,7 +201,7 @@ class Resource:
         if not name or name == queue.name or not queue.lasting:
             return None
         target = self.queues.get(name)
-        if target is None and len(self.queues) < self.limits.queues:
+        if target is None and self._lasting < self.limits.queues:
             target = self.create(name)
         return None if target is None or target.full else target
 
@@ -294,7 +299,7 @@ class Resource:
                 entry.payload = None
             chunked = set(turn.batch.chunked_dequeues)
             self._owed += [(number, CHUNK + (number in chunked)) for number in turn.batch.dequeues]
-            if isinstance(error, StoreFull):
+            if not isinstance(error, StoreRefused):
                 self._owed_answers += turn.retired
                 turn.retired = []
         for answer in turn.answers:
@@ -323,8 +328,8 @@ class Resource:
 
 
 def not_stored(error: NotStored, code: Code, xid: Xid | None = None) -> Refusal:
-    """Nothing happened: there is no space, or the store did not take it."""
-    condition = Condition.RESOURCE_LIMIT if isinstance(error, StoreFull) else Condition.INTERNAL_ERROR
+    """Nothing happened: the store takes nothing now, or never this."""
+    condition = Condition.INTERNAL_ERROR if isinstance(error, StoreRefused) else Condition.RESOURCE_LIMIT
     return Refusal(condition, f"nothing happened: {error}", code, xid)
 
 

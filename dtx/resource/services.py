@@ -9,12 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.commands import COORDINATION
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, RefusedError, refused
 from dtx.protocol.encoding import encode
 from dtx.protocol.messages import read_request, response_message
 from dtx.protocol.replies import encode_reply
+from dtx.protocol.usual import read_coordination
 from dtx.resource import management
 from dtx.resource.link import ReceivingLink, refusal_of
 from dtx.resource.queues import Entry
@@ -80,7 +80,7 @@ class CommandLink(RequestLink):
             self.respond(request, encode_reply(reply))
 
         try:
-            command = COORDINATION.decode(request.body)
+            command = read_coordination(request.body)
         except WireError as error:
             answer(refusal_of(error))
             return

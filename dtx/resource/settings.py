@@ -32,6 +32,9 @@ class Limits:
     transaction_messages: int = 100_000
     transaction_octets: int = 256 * MEGABYTE
     """What one transaction may post before it is prepared or committed; and retire, counted in messages."""
+    unstored_octets: int = 1024 * MEGABYTE
+    """What all transactions that are not prepared post, and all messages that have come in part, over all
+    connections."""
     waiting_octets: int = 64 * MEGABYTE
     """Octets that wait for the store before the resource reads no more from its peers."""
     output_octets: int = MEGABYTE

@@ -61,6 +61,17 @@ class Retirement:
         self.acquired = acquired
 
 
+class Unstored:
+    """Octets of messages that are in memory only, as they came in part or their transactions are open; `limit` bounds
+    them."""
+
+    __slots__ = ("limit", "octets")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.octets = 0
+
+
 class WorkFullError(Exception):
     """The transaction holds as much as one may."""
 
@@ -68,10 +79,11 @@ class WorkFullError(Exception):
 class Work:
     """Posts in their order, and retirements in theirs, by message number."""
 
-    __slots__ = ("_answers", "limits", "octets", "posts", "retired")
+    __slots__ = ("_answers", "_unstored", "limits", "octets", "posts", "retired")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, unstored: Unstored) -> None:
         self.limits = limits
+        self._unstored = unstored
         self.posts: list[Entry] = []
         self.retired: dict[int, Retirement] = {}
         self.octets = 0
@@ -101,6 +113,10 @@ class Work:
             or self.octets + entry.size > self.limits.transaction_octets
         ):
             raise WorkFullError(f"the transaction posts {len(self.posts)} messages of {self.octets} octets")
+        unstored = self._unstored
+        if unstored.octets + entry.size > unstored.limit:
+            raise WorkFullError(f"all transactions that are open post {unstored.octets} octets")
+        unstored.octets += entry.size
         self.octets += entry.size
         self.posts.append(entry)
         entry.queue.pending += 1
@@ -140,6 +156,11 @@ class Work:
         for entry in self.posts:
             if entry.queue.lasting:
                 entry.payload = None
+        self._stored()
+
+    def _stored(self) -> None:
+        """What was posted takes no memory any more."""
+        self._unstored.octets -= self.octets
         self.octets = 0
 
     # -- committing
@@ -220,7 +241,7 @@ class Work:
     def _clear(self, refusal: Refusal | None) -> None:
         self.posts.clear()
         self.retired.clear()
-        self.octets = 0
+        self._stored()
         answers, self._answers = self._answers, []
         for answer in answers:
             answer(refusal)

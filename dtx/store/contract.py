@@ -54,8 +54,12 @@ class StoreFull(NotStored):
     """There is no space."""
 
 
+class StoreBusy(NotStored):
+    """The database takes nothing just now: somebody else has it locked, a statement was cancelled, memory is short."""
+
+
 class StoreRefused(NotStored):
-    """The database did not take what this batch tells, though there is space. Batches beside it are kept."""
+    """The database does not take what this batch tells, and would not later. Batches beside it are kept."""
 
 
 class StoreStopped(StoreError):

@@ -13,31 +13,27 @@ from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from dtx.store.contract import StoreError, StoreLocked
+from dtx.store.contract import StoreBusy, StoreError, StoreFull, StoreLocked, StoreRefused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sqlalchemy import URL, Connection
 
+    from dtx.store.contract import NotStored
+
 PAGE_SIZE: Final = 8192
 CHECKPOINT_PAGES: Final = 4000
 KEPT_TEXTS: Final = 512
 POSTGRES_FULL: Final = "53100"
-POSTGRES_REFUSED: Final = ("22", "23", "40", "54", "53200", "53400", "55P03", "57014")
-"""SQLSTATEs, or their first octets, of statements that were refused for their own sake: data, constraints, a deadlock,
-limits, no memory, a lock that was not had in time, a cancelled statement. The connection is as good as before."""
-SQLITE_REFUSED: Final = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_TOOBIG,
-        sqlite3.SQLITE_CONSTRAINT,
-        sqlite3.SQLITE_MISMATCH,
-    }
+POSTGRES_BUSY: Final = ("40", "53200", "53400", "55P03", "57014")
+POSTGRES_REFUSED: Final = ("22", "23", "54")
+"""SQLSTATEs, or their first octets, of statements that leave the connection as good as before: a deadlock, no memory, a
+lock that was not had in time, a cancelled statement; and wrong data, constraints, limits."""
+SQLITE_BUSY: Final = frozenset(
+    {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT}
 )
+SQLITE_REFUSED: Final = frozenset({sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH})
 """The same of SQLite's codes, without what they say beside."""
 POSTGRES_LOCK: Final = "SELECT pg_advisory_lock(hashtextextended('xabridge message store ' || current_schema, 0))"
 POSTGRES_LOCK_WAIT: Final = "SET LOCAL lock_timeout = '5s'"
@@ -112,18 +108,17 @@ def open_database(url: str) -> Database:
     raise StoreError(f"a store lives in sqlite or postgresql, not in {kind}")
 
 
-def is_full(error: Exception) -> bool:
-    """Whether a statement failed for want of space; its transaction can be rolled back."""
-    if getattr(error, "sqlstate", None) == POSTGRES_FULL:
-        return True
-    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-
-
-def is_refused(error: Exception) -> bool:
-    """Whether a statement failed for its own sake; its transaction can be rolled back."""
-    if (getattr(error, "sqlstate", None) or "").startswith(POSTGRES_REFUSED):
-        return True
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in SQLITE_REFUSED
+def not_stored(error: Exception) -> NotStored | None:
+    """What a statement failed of, where its transaction can be rolled back and the store can go on."""
+    state = getattr(error, "sqlstate", None) or ""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if state == POSTGRES_FULL or code == sqlite3.SQLITE_FULL:
+        return StoreFull(f"no space in the store: {error}")
+    if state.startswith(POSTGRES_BUSY) or code in SQLITE_BUSY:
+        return StoreBusy(f"the store takes nothing now: {error}")
+    if state.startswith(POSTGRES_REFUSED) or code in SQLITE_REFUSED:
+        return StoreRefused(f"the store does not take it: {error}")
+    return None
 
 
 class _Sqlite:

@@ -3,8 +3,9 @@
 1. It takes everything that waits at this moment, up to GROUP_OCTETS, and carries it out in one transaction.
 2. It commits: this is the force, and the only one.
 3. It delivers the completion of the group to the event loop, which answers the batches in their order.
-For want of space before step 2 the group is refused. What the database does not take for its own sake is refused too:
-the batches of that group are carried out one by one, so that the others are not. Any other failure stops the store.
+Where the database takes nothing before step 2 (no space, it is locked), the group is refused. Where it does not take
+what one of the batches tells, they are carried out one by one, so that the others are kept. Any other failure stops
+the store.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import threading
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.store.contract import Batch, Step, StoreError, StoreFull, StoreRefused, StoreStopped
-from dtx.store.databases import is_full, is_refused
+from dtx.store.contract import Batch, Step, StoreError, StoreRefused, StoreStopped
+from dtx.store.databases import not_stored
 from dtx.store.group import carry_out
 
 if TYPE_CHECKING:
@@ -116,16 +117,14 @@ class Writer:
 
     def _not_written(self, error: Exception) -> StoreError:
         """The answer to a group that failed before its force."""
-        full = is_full(error)
-        if not full and not is_refused(error):
+        refusal = not_stored(error)
+        if refusal is None:
             return self._stop(f"a write failed: {error}")
         try:
             self._transactions.rollback()
         except self._transactions.failures as failure:
             return self._stop(f"after {error}: {failure}")
-        if full:
-            return StoreFull(f"no space in the store: {error}")
-        return StoreRefused(f"the store did not take it: {error}")
+        return refusal
 
     def _stop(self, reason: str) -> StoreStopped:
         self._stopped = StoreStopped(f"the store has stopped, open it again: {reason}")

@@ -7,6 +7,7 @@ octets, its content type UNREADABLE, and it has nothing else.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +31,11 @@ from pipeline.core.messages import Messages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from dtx.protocol.messages import Header
+
 UNREADABLE: Final = "application/vnd.xabridge.unreadable"
+SHORT: Final = 3
+"""Where the value of a message's first section begins, where its descriptor has its short form."""
 NORMAL: Final = 4
 """The priority of a message that has none."""
 _FIELDS: Final = ("message_id", None, None, "subject", "reply_to", "correlation_id", "content_type", None, None,
@@ -133,8 +138,15 @@ def _skipped(octets: bytes, at: int, _columns: _Columns) -> int:
     return skip(octets, at)
 
 
-def _header(octets: bytes, _at: int, columns: _Columns) -> int:
-    header = read_header(octets)
+@lru_cache(maxsize=256)
+def _known_header(octets: bytes) -> Header:
+    """Most messages have one of a few headers."""
+    return read_header(octets)
+
+
+def _header(octets: bytes, at: int, columns: _Columns) -> int:
+    short = at == SHORT and octets[at] == 0xC0
+    header = _known_header(octets[: at + 2 + octets[at + 1]]) if short else read_header(octets)
     if header.delivery_count:
         columns.put("delivery_count", header.delivery_count)
     if header.priority != NORMAL:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import delete, func, select, text, update
+from sqlalchemy import delete, func, inspect, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.core.errors import PipelineTaken
@@ -326,7 +326,7 @@ class Entrance:
         """Takes the pipeline for `driver`, whose process `reader` reads it. PipelineTaken: another process of this
         driver does. LogError: the log can't be opened."""
         return self._open(
-            lambda database: self._take(database, driver, reader, read_pipeline(database, self._pipeline))
+            lambda database: self._take(database, driver, reader, read_pipeline(database, self._pipeline)), joins=False
         )
 
     def join(self, driver: str, incarnation: int | None = None) -> Ledger:
@@ -347,12 +347,14 @@ class Entrance:
                 raise PipelineTaken(f"pipeline {self._pipeline!r} is being taken by another driver: {error}") from error
             return Ledger(database, log, self._sleep)
 
-        return self._open(enter)
+        return self._open(enter, joins=True)
 
-    def _open(self, enter: Callable[[Database], Ledger]) -> Ledger:
+    def _open(self, enter: Callable[[Database], Ledger], *, joins: bool) -> Ledger:
+        """Who joins does so for every batch, and looks no closer at tables that another process has made."""
         database = Database(self._url, self._clock)
         try:
-            database.prepare(METADATA)
+            if not joins or not inspect(database.engine).has_table(PIPELINE.name):
+                database.prepare(METADATA)
             return enter(database)
         except SQLAlchemyError as error:
             database.engine.dispose()

@@ -101,7 +101,11 @@ def main() -> None:
 
     log: Any = FusedLog(FileLog(folder, "mover-1", segment_size=65536), fuse)
     resources = {"in": config("in", source), "out": config("out", target)}
-    tm = TransactionManager("mover-1", log, resources, background=not recovers)
+    work(TransactionManager("mover-1", log, resources, background=not recovers), fuse, recovers=recovers)
+
+
+def work(tm: TransactionManager, fuse: Fuse, *, recovers: bool) -> None:
+    """Moves until it has been told often enough that it was committed; or recovers."""
     if recovers:
         recover(tm)
         tm.close()

@@ -78,9 +78,10 @@ class Site:
 
 
 class Field:
-    """Two brokers, and what the movers were told."""
+    """Two brokers, and what the movers were told. `child` is the module that moves."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, child: str = "tests.crash.amqp_child") -> None:
+        self._child = child
         self.source, self.target = Site(folder / "in"), Site(folder / "out")
         self.sites = {"in": self.source, "out": self.target}
         self._folder = folder
@@ -98,7 +99,7 @@ class Field:
         """One mover; its exit code. Whoever is killed is started again meanwhile."""
         pids = [victim if victim == "self" else self.sites[victim].pid for victim in victims]
         arguments = [self.source.address, self.target.address, str(self._folder / "log"), point, *pids]
-        command = [sys.executable, "-m", "tests.crash.amqp_child", *arguments]
+        command = [sys.executable, "-m", self._child, *arguments]
         gone = threading.Event()
 
         def restart() -> None:

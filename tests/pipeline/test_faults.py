@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.pipeline.stage import Stage
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 FULL: Final = os.environ.get("XABRIDGE_SPARK_FAULTS") == "all"
 N: Final = 700
@@ -52,6 +52,7 @@ TASKS: Final = {
         ("taken", "taken and prepared", "yielded", "written", "written and prepared", "sent"), "kill worker"
     ),
     "errors": chain(("yielded", "prepared", "looked", "planned", "sink planned", "commit"), "raise"),
+    "planners": chain(("looked", "planned", "sink planned", "commit", "decided"), "kill worker"),
     "commit raises": chain(("undecided", "decided", "database committed", "broker committed", "committed"), "raise"),
     "the end": chain(("logged", "finished", "logged", "finished"), "raise"),
 }

@@ -12,7 +12,7 @@ from tests.pipeline.stage import DriverFailed, Stage
 if TYPE_CHECKING:
     from tests.pipeline.stage import Driver
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 N = 250
 
 

@@ -22,7 +22,7 @@ from dtx.resource.node import Node
 from dtx.resource.permissions import EVERYTHING, Permissions
 from dtx.resource.settings import Settings
 from dtx.store.memory import Disk, MemoryStore
-from rm_amqp import AmqpResource
+from rm_amqp import AmqpResource, DecidingBroker
 from rm_amqp.line import connect
 from rm_amqp.loss import unreachable
 from xa import TMUSEASYNC
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from dtx.store.contract import StoreError
     from rm_amqp.keeper import Kept
+    from rm_amqp.line import SocketLine
     from rm_amqp.settings import Broker
     from xa import Registrar
 
@@ -227,11 +228,28 @@ class Network:
 
     def resource(self, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> AmqpResource:
         """A resource manager on this network."""
-        dial = partial(
-            connect, clock=self.monotonic, reach=self._reach, make_poll=lambda: Poll(self), keep=self.keep
-        )  # fmt: skip
         return AmqpResource(
-            registrar, flags, connect=dial, clock=self.monotonic, sleep=self.sleep, nonce=self.nonce, keep=self.keep
+            registrar,
+            flags,
+            connect=self._dial(),
+            clock=self.monotonic,
+            sleep=self.sleep,
+            nonce=self.nonce,
+            keep=self.keep,
+        )
+
+    def _dial(self) -> partial[SocketLine]:
+        return partial(connect, clock=self.monotonic, reach=self._reach, make_poll=lambda: Poll(self), keep=self.keep)
+
+    def decider(self, registrar: Registrar | None = None) -> DecidingBroker:
+        """A resource manager on this network, as the one that decides."""
+        return DecidingBroker(
+            registrar,
+            connect=self._dial(),
+            clock=self.monotonic,
+            sleep=self.sleep,
+            nonce=self.nonce,
+            keep=self.keep,
         )
 
     def _reach(self, broker: Broker, _deadline: float, _clock: object) -> socket.socket:
@@ -273,6 +291,11 @@ class Network:
             if self.now >= deadline:
                 return
             self._pass(deadline)
+
+    def settle(self) -> None:
+        """Until nobody has anything to say."""
+        while self._pump():
+            pass
 
     def _pass(self, until: float) -> None:
         """Time passes, until something is due."""

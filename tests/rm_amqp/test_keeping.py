@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dtx.resource.settings import Settings
-from rm_amqp import AmqpResource, Message
+from rm_amqp import AmqpResource, Message, NoMessage
 from rm_amqp.line import connect as connect_line
 from tests.contract.client import ScriptedRegistrar
 from tests.rm_amqp.client import RMID, Client, new_xid
 from tests.rm_amqp.embedded import EmbeddedBroker
-from xa import TMONEPHASE, TMSUCCESS, Code, ResourceUnavailable
+from tests.rm_amqp.network import Network
+from xa import TMONEPHASE, TMSUCCESS, Code, ResourceUnavailable, ThreadOfControl, entered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,6 +129,27 @@ def test_no_call_hangs_longer_than_its_timeout(
     slow.rm.drop()
     assert client.look(queue) == []
     assert broker.left() == []
+
+
+def test_close_does_not_wait_for_each_connection_of_a_silent_broker() -> None:
+    """Over a network in memory, on a clock of its own: nothing crosses any more."""
+    network = Network()
+    rm = network.resource()
+    rm.open("amqp://here/?timeout=20&prefetch=5", RMID)
+    controls = [ThreadOfControl() for _ in range(10)]
+    for control in controls:
+        with entered(control):
+            rm.start(xid := new_xid(), RMID)
+            with pytest.raises(NoMessage):
+                rm.session(RMID).receive("q", 0)
+            rm.end(xid, RMID, TMSUCCESS)
+            rm.start(new_xid(), RMID)
+    for end in network.ends:
+        end.peer.up.released_s = network.now + 1000
+    began = network.now
+    assert rm.close("", RMID) is Code.XA_OK
+    assert network.now - began < 2.5
+    assert not [end for end in network.ends if end.fileno() >= 0]
 
 
 def test_the_keeper_may_look_at_any_moment(broker: EmbeddedBroker) -> None:

@@ -2,7 +2,8 @@
 with a fault at every boundary in turn, and with several from a seed; in threads and in asyncio.
 
 Whatever happens, and wherever: all of a transaction's parts are done, or none; that is what the application was told,
-unless it was told that it is unknown; and recovery finishes it, so that nothing is left.
+unless it was told that it is unknown; no call takes longer than its timeout; and recovery finishes it, so that nothing
+is left.
 
 A failing seed is printed; run it again with XABRIDGE_SEED=n. XABRIDGE_SCHEDULES sets how many are run.
 """
@@ -22,18 +23,23 @@ from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.event_loop import run
 from tests.rm_amqp.network import Kind, Network
 from tests.simulation.log import Disk, SimulatedLog
+from tests.tm.wrapped import VERBS, Wrapped
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
 from xa import TMONEPHASE, TMSUCCESS, XaError
 from xa.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+    from rm_amqp import AmqpResource
+    from xa import Registrar
 
 SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "600"))
 QUICK = 40
 PARTS = 4
-OPTIONS = ["timeout=20", "timeout=20&ahead=true&prefetch=10"]
+TIMEOUT_S = 20
+OPTIONS = [f"timeout={TIMEOUT_S}", f"timeout={TIMEOUT_S}&ahead=true&prefetch=10"]
 SHELLS: dict[str, list[Kind]] = {
     "blocking": [kind for kind in Kind if kind is not Kind.CANCEL],
     "asyncio": list(Kind),
@@ -41,6 +47,31 @@ SHELLS: dict[str, list[Kind]] = {
 LONG_S = 7200
 MOST_PASSES = 12
 FAULTY_PASSES = 4
+
+
+class Timed(Wrapped):
+    """Takes note of calls that take longer than they may."""
+
+    def __init__(self, rm: AmqpResource, network: Network, overdue: list[str]) -> None:
+        super().__init__(rm)
+        self._network = network
+        self._overdue = overdue
+
+    def __getattr__(self, name: str) -> Any:
+        method = super().__getattr__(name)
+        return self._timed(name, method) if name in {*VERBS, "open", "recover"} else method
+
+    def _timed(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            began = self._network.now
+            try:
+                return method(*arguments)
+            finally:
+                took_s = self._network.now - began
+                if took_s > TIMEOUT_S + 0.01:
+                    self._overdue.append(f"{name} took {took_s:.2f} s")
+
+        return call
 
 
 class Field:
@@ -54,6 +85,7 @@ class Field:
         self.url = f"amqp://here,there/?{options}"
         self.bodies = [f"M{number}" for number in range(transactions + 1)]
         self.told: list[str] = []
+        self.overdue: list[str] = []
         self._shell = shell
         self._transactions = transactions
         self._put()
@@ -62,13 +94,16 @@ class Field:
             "sim-1",
             SimulatedLog(Disk(b"simulated log id"[:8]), "sim-1"),
             {
-                "broker": ResourceConfig(self.url, factory=self.network.resource),
+                "broker": ResourceConfig(self.url, factory=self._timed),
                 "shop": ResourceConfig(self.store.url, factory=ReferenceFactory(self.store)),
             },
             clock=self.network.monotonic,
             sleep=self.network.sleep,
             background=False,
         )
+
+    def _timed(self, registrar: Registrar) -> Any:
+        return Timed(self.network.resource(registrar), self.network, self.overdue)
 
     def _put(self) -> None:
         rm = self.network.resource()
@@ -167,6 +202,7 @@ class Field:
         for queue in self.network.node.resource.queues.values():
             assert (queue.held, queue.pending) == (0, 0), where
         assert not self.store.in_doubt, where
+        assert not self.overdue, where
         assert not [end for end in self.network.ends if end.fileno() >= 0], f"{where}: sockets are open"
 
 

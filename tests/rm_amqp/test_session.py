@@ -66,6 +66,26 @@ def test_after_a_rollback_messages_are_available_again_in_order_and_the_delivery
     assert client.look(f"{queue}-out") == []
 
 
+@pytest.mark.parametrize(
+    ("options", "two_phase", "one_phase"), [("", 5, 4), ("ahead=true&prefetch=100", 3, 2)], ids=["defaults", "ahead"]
+)
+def test_what_a_transaction_costs(connect: Connect, queue: str, options: str, two_phase: int, one_phase: int) -> None:
+    """In round trips, as docs/amqp-client.md says; the first one attaches, and credit is topped up now and then."""
+    client = connect(options)
+    client.put(queue, range(100))
+    cost: dict[bool, list[int]] = {True: [], False: []}
+    for number in range(20):
+        prepared = number % 2 == 0
+        before = client.rm.round_trips
+        xid = client.start()
+        assert client.session.receive(queue, 5).body == number
+        client.session.send(f"{queue}-out", Message("out"))
+        client.commit(xid, two_phase=prepared)
+        cost[prepared].append(client.rm.round_trips - before)
+    assert min(cost[True][1:]) == two_phase
+    assert min(cost[False][1:]) == one_phase
+
+
 def test_transactional_acquisition(client: Client, connect: Connect, queue: str) -> None:
     client.put(queue, ["a", "b"])
     xid = client.start()

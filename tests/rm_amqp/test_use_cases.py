@@ -27,6 +27,7 @@ from xa import (
     TMSUCCESS,
     TMSUSPEND,
     Code,
+    HeuristicOutcome,
     ResourceError,
     ThreadOfControl,
     TryAgain,
@@ -199,6 +200,25 @@ def test_command_channel_finishes_what_the_transactional_channel_began(
     assert other.rm.prepare(ended, RMID) is Code.XA_OK
     assert other.rm.rollback(ended, RMID) is Code.XA_OK
     assert other.look(queue) == ["prepared"]
+
+
+def test_command_channel_forgets_what_an_operator_completed_in_another_process_branch(
+    client: Client, connect: Connect, broker: EmbeddedBroker, queue: str
+) -> None:
+    xid = client.start()
+    client.session.send(queue, Message("x"))
+    client.end(xid)
+    assert client.rm.prepare(xid, RMID) is Code.XA_OK
+    client.rm.drop()
+    broker.complete(xid, commit=False)
+    other = connect()
+    with pytest.raises(HeuristicOutcome) as raised:
+        other.rm.commit(xid, RMID)
+    assert raised.value.code is Code.XA_HEURRB
+    assert xid in other.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
+    assert other.rm.forget(xid, RMID) is Code.XA_OK
+    assert xid not in other.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
+    assert other.look(queue) == []
 
 
 def test_command_channel_is_re_established_by_itself(client: Client, broker: EmbeddedBroker, queue: str) -> None:

@@ -65,3 +65,15 @@ def postgres_careless() -> Iterator[Postgres]:
     server.start()
     yield server
     server.remove()
+
+
+@pytest.fixture
+def postgres_standby() -> Iterator[Postgres]:
+    """A PostgreSQL that takes no writes, since it waits for those of a primary."""
+    server = Postgres()
+    server.start()
+    server.stop()
+    (server.data / "standby.signal").touch()
+    server.start()
+    yield server
+    server.remove()

@@ -12,6 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from rm_db import DecidingDatabase, PostgresResource
+from rm_db.server import PgServer
 from tests.contract.harness import Capabilities
 from tests.rm_db.proxy import Proxy
 
@@ -237,16 +238,15 @@ def let_go(rm: Any) -> None:
     """Closes what a client that is not used any more has connected."""
     for wire in wires(rm):
         wire.close()
-    place = getattr(rm, "_place", None)
-    if place is not None:
-        place.table._engine.dispose()
+    table = getattr(rm._place, "table", None)
+    if table is not None:
+        table._engine.dispose()
 
 
 def wires(rm: Any) -> list[Wire]:
     """The connections that an instance has to PostgreSQL."""
-    place = getattr(rm, "_place", None)
-    server = place._server if place is not None else getattr(rm, "_server", None)
-    if server is None:
+    server = getattr(rm._place, "_server", rm._place)
+    if not isinstance(server, PgServer):
         return []
     working = [branch.work.wire for branch in rm._branches.all() if branch.work is not None]
     return [*server.pool._idle, *filter(None, working)]

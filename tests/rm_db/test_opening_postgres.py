@@ -54,6 +54,25 @@ def test_a_role_that_may_not_write(
     harness.admin("DROP ROLE reader")
 
 
+def test_a_standby_is_refused(postgres_standby: Postgres) -> None:
+    for manager in (PostgresResource, DecidingDatabase):
+        error = failure(postgres_standby.url, manager)
+        assert isinstance(error, ResourceError)
+        assert "the server is a standby and takes no writes: name the primary" in error.message
+
+
+@pytest.mark.parametrize("manager", [PostgresResource, DecidingDatabase])
+def test_a_version_that_is_too_old_is_refused(
+    harness: PostgresHarness,
+    manager: type[PostgresResource | DecidingDatabase],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rm_db.server.MIN_VERSION", 99_00_00)
+    error = failure(harness.url, manager)
+    assert isinstance(error, ResourceError)
+    assert "is too old, 99 is needed" in error.message
+
+
 @pytest.mark.parametrize("manager", [PostgresResource, DecidingDatabase])
 @pytest.mark.parametrize(("wrong", "told"), [("/nowhere", "nowhere"), ("nobody_at_all@", "nobody_at_all")])
 def test_what_the_server_refuses(

@@ -40,7 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a name that the terminal can't show keeps nothing from being shown
-    arguments = make_parser(given[0] if given else None).parse_args(given)
+    parser = make_parser(given[0] if given else None)
+    if not given:
+        parser.print_help(sys.stderr)
+        return EXIT_USAGE
+    arguments = parser.parse_args(given)
     try:
         return int(arguments.run(arguments))
     except KeyboardInterrupt:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from proton import Delivery, Message
+from proton import Delivery, Link, Message, Terminus
 
 from dtx.protocol.commands import Commit, Declare, Discharge, Fence, GetTimeout, Prepare, Rollback, Start
 from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.replies import Result
-from dtx.protocol.values import Uint
-from dtx.resource.settings import Limits, Settings
+from dtx.protocol.values import Described, Symbol, Uint, Ulong
+from dtx.resource.settings import Limits, QueueSettings, Settings
 from tests.dtx.resource.peer import World, closed, condition_of, frame, told
+from tests.dtx.resource.strangers import FLOW, TRANSFER, Stranger
 from xa import Code, Xid
 
 XID = Xid(1, b"gtrid", b"bqual")
@@ -45,6 +48,30 @@ def test_what_a_transaction_posts_is_bounded(start: Start | None) -> None:
     if start is not None:
         assert peer.ask(Commit(XID, one_phase=True)) == OK
     assert peer.drained("q") == [0, 1]
+
+
+def test_what_all_open_transactions_post_is_bounded() -> None:
+    """Over all connections, and with messages that have come in part; what is decided or prepared counts no more."""
+    world = World(Settings(limits=Limits(unstored_octets=100_000)))
+    peer, other = world.connect(), world.connect()
+    control, sender, theirs = peer.coordinator(), peer.sender("q"), other.sender("q")
+    local, branch = control.declare(), control.declare(Start(XID))
+    large = b"x" * 40_000
+    for txn_id in (local, branch):
+        assert told(peer.post(sender, large, txn_id))[1].descriptor == Delivery.ACCEPTED
+    refused = told(peer.post(sender, large, local))[1]
+    assert refused.value[0].value[0] == Condition.RESOURCE_LIMIT
+    theirs.delivery("part")
+    for _ in range(2):
+        theirs.stream(large)
+        world.pump()
+    assert condition_of(theirs).condition == Condition.RESOURCE_LIMIT
+    control.discharge(branch)
+    assert peer.ask(Prepare(XID)) == OK
+    assert told(peer.post(sender, large, local))[1].descriptor == Delivery.ACCEPTED
+    control.discharge(local, fail=True)
+    assert peer.ask(Rollback(XID)) == OK
+    assert world.node.resource.unstored.octets == 0
 
 
 @pytest.mark.parametrize("settle", [False, True])
@@ -153,6 +180,15 @@ def test_queues_are_bounded() -> None:
     assert [closed(peer.sender(name)) for name in ("a", "b", "c", "a")] == [False, False, True, False]
 
 
+def test_dynamic_nodes_of_one_peer_leave_the_queues_of_others() -> None:
+    world = World(Settings(limits=Limits(queues=3)))
+    peer, other = world.connect(), world.connect()
+    for _ in range(10):
+        assert not closed(peer.receiver(None))
+    sender = other.sender("theirs")
+    assert other.post(sender, "x").remote_state == Delivery.ACCEPTED
+
+
 def test_the_size_of_messages_is_bounded() -> None:
     world = World(Settings(limits=Limits(message_octets=100_000)))
     peer = world.connect()
@@ -175,3 +211,96 @@ def test_credit_is_a_bound() -> None:
     del link_credit
     world.pump()
     assert not closed(sender), "proton waits for credit"
+
+
+# --- what grows with time, or with what a peer says again and again --------------------
+def with_ttl(ttl_ms: int) -> World:
+    return World(Settings(queue_defaults=QueueSettings(ttl_ms=ttl_ms, max_deliveries=0)))
+
+
+def test_messages_that_expire_unread_leave_nothing() -> None:
+    """Nobody consumes, and messages come and expire: they take no memory, also behind one that lasts."""
+    world = with_ttl(500)
+    peer = world.connect()
+    sender = peer.sender("q")
+    peer.send_octets(sender, Message(body="lasts", ttl=1000).encode() or b"", "lasts")
+    queue = world.node.resource.queues["q"]
+    for _ in range(30):
+        for number in range(100):
+            peer.send_octets(sender, bytes(Message(body=number).encode()), peer.name("m"), settled=True)
+        world.pump()
+        world.pass_time(1)
+    assert (queue.depth, peer.drained("q")) == (1, ["lasts"])
+    assert len(queue._ready) < 1200
+    assert len(queue._expiring) == 1
+    assert peer.bodies(peer.receiver("q", 10)) == ["lasts"]
+
+
+def test_a_message_that_is_given_back_again_and_again_expires_once() -> None:
+    world = with_ttl(1000)
+    peer = world.connect()
+    peer.post(peer.sender("q"), "x")
+    receiver, queue = peer.receiver("q"), world.node.resource.queues["q"]
+    for _ in range(50):
+        receiver.flow(1)
+        world.pump()
+        taken = peer.take(receiver)
+        assert taken is not None
+        taken[0].update(Delivery.RELEASED)
+        taken[0].settle()
+        world.pump()
+    assert len(queue._expiring) == 1
+    receiver.flow(1)
+    world.pump()
+    taken = peer.take(receiver)
+    assert taken is not None
+    world.pass_time(2)
+    assert queue.depth == 1, "it is held"
+    taken[0].update(Delivery.RELEASED)
+    taken[0].settle()
+    world.pump()
+    world.pass_time(2)
+    assert queue.depth == 0
+
+
+def test_a_browser_that_settles_nothing_is_sent_no_more() -> None:
+    """Who asks for unsettled copies gets as many as a consumer may hold; to others they are sent settled."""
+    world = World(Settings(limits=Limits(unsettled=5)))
+    peer = world.connect()
+    sender = peer.sender("q")
+    for number in range(12):
+        peer.post(sender, number)
+    assert peer.drained("q") == list(range(12))
+    link = peer.session.receiver("unsettled")
+    link.source.address, link.source.distribution_mode = "q", Terminus.DIST_MODE_COPY
+    link.snd_settle_mode = Link.SND_UNSETTLED
+    link.open()
+    link.flow(100)
+    world.pump()
+    found: list[list[Any]] = []
+    while taken := list(iter(lambda: peer.take(link), None)):
+        found.append([message.body for _, message in taken])
+        for delivery, _ in taken:
+            delivery.settle()
+        world.pump()
+    assert found == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+def test_flows_of_a_peer_that_reads_nothing_are_not_kept() -> None:
+    """A browser for whom much waits already asks for more, again and again."""
+    world = World(Settings(limits=Limits(output_octets=1000)))
+    peer = world.connect()
+    sender = peer.sender("q")
+    for _ in range(5):
+        peer.post(sender, b"x" * 2000)
+    stranger = Stranger(world)
+    stranger.greet()
+    copies = Described(Ulong(0x28), ["q", None, None, None, None, None, Symbol("copy")])
+    stranger.attach(0, source=copies, receiver=True)
+    flow = [Uint(0), Uint(2048), Uint(0), Uint(2048), Uint(0), Uint(0)]
+    for credit in range(1, 500):
+        stranger.server.received(frame(FLOW, [*flow, Uint(credit)]))
+    assert len(stranger.server._unsent) == 1
+    stranger.listen()
+    assert [code for _, code, _ in stranger.told()].count(TRANSFER) == 5
+    stranger.leave()

@@ -330,6 +330,41 @@ def test_work_between_start_and_an_outcome_needs_no_end(command: Any, left: list
     assert stage.control.refused(Discharge(stage.txn_id)).condition == Condition.UNKNOWN_ID
 
 
+@pytest.mark.parametrize(
+    ("command", "code", "about"),
+    [
+        (Commit(), Code.XAER_PROTO, XID),
+        (Forget(NULL_XID), Code.XAER_INVAL, None),
+        (Complete(NULL_XID, commit=True), Code.XAER_INVAL, None),
+    ],
+)
+def test_what_the_running_branch_can_not_do_leaves_it_running(command: Any, code: Code, about: Xid | None) -> None:
+    """What isn't in the grammar is refused, and harms nothing: the association is not ended for it."""
+    stage = Stage(BranchState.S1)
+    before = stage.holds()
+    answer = stage.peer.ask(command)
+    assert isinstance(answer, Refusal)
+    assert (answer.code, answer.xid) == (code, about)
+    assert stage.holds() == before
+    stage.peer.post(stage.peer.sender("q"), "y", stage.txn_id)
+    stage.control.discharge(stage.txn_id)
+    assert stage.peer.ask(Commit(XID, one_phase=True)) == OK
+    assert stage.peer.drained("q") == ["x", "y"]
+
+
+@pytest.mark.parametrize("command", [Prepare(), Commit(one_phase=True), Rollback()], ids=lambda one: type(one).__name__)
+def test_a_null_xid_does_not_end_what_others_are_at_work_for(command: Any) -> None:
+    stage = Stage(BranchState.S1)
+    theirs = stage.other.coordinator()
+    joined = theirs.declare(Start(XID, join=True))
+    answer = stage.peer.ask(command)
+    assert isinstance(answer, Refusal)
+    assert answer.code is Code.XAER_PROTO
+    theirs.discharge(joined)
+    stage.control.discharge(stage.txn_id)
+    assert stage.peer.ask(Rollback(XID)) == OK
+
+
 def test_a_null_xid_on_another_session_names_nothing() -> None:
     stage = Stage(BranchState.S2)
     for command in (Prepare(), Commit(), Commit(one_phase=True), Rollback(), SetTimeout(1), GetTimeout()):

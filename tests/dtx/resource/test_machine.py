@@ -23,14 +23,16 @@ from dtx.protocol.commands import (
     Commit,
     Complete,
     Discharge,
+    Fence,
     Forget,
     Prepare,
     Recover,
     Rollback,
     Start,
 )
-from dtx.protocol.conditions import Refusal
-from dtx.protocol.replies import Recovered
+from dtx.protocol.conditions import STATUS_OF, Refusal
+from dtx.protocol.links import branch_address
+from dtx.protocol.replies import RESULT, Recovered
 from dtx.protocol.replies import Result as Told
 from dtx.resource.settings import QueueSettings, Settings
 from dtx.store.contract import Step, StoreStopped
@@ -58,14 +60,18 @@ index = st.integers(0, 999)
 
 @dataclass(eq=False)
 class Message:
-    """Where a message is: `holder` is the client that holds it, `txn` the transaction that posts or retires it; with
-    neither it is available. `gone` for good."""
+    """Where a message is: `holder` is the client that holds it, `txn` the transaction that posts, acquires or retires
+    it; with neither it is available. `gone` for good."""
 
     body: str
     queue: str
     holder: Client | None = None
     delivery: Delivery | None = None
     txn: Txn | None = None
+    acquired: bool = False
+    """Whether its acquisition belongs to the transaction too."""
+    retired: bool = False
+    """Whether the transaction has an outcome for it."""
     gone: bool = False
 
     @property
@@ -85,12 +91,18 @@ class Txn:
     state: str = "active"
     """active; ended, prepared, heuristic (branches); dead: rolled back by a timeout, a fail, or a lost client."""
     associated: bool = True
+    suspended: bool = False
     completed: bool = False
     """How it was completed heuristically."""
 
     @property
     def empty(self) -> bool:
         return not self.posts and not self.retired
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a commit has something to force: more than messages that go back to their client."""
+        return bool(self.posts) or any(one.retired or one.delivery is None for one in self.retired)
 
 
 @dataclass(eq=False)
@@ -145,13 +157,21 @@ class BrokerMachine(RuleBasedStateMachine):
         """Its work is committed."""
         for message in txn.posts:
             message.txn = None
+        self.let_go(txn)
         for message in txn.retired:
-            message.gone = True
+            message.gone = message.retired
             if message.delivery is not None:
                 assert message.delivery.settled, "a retired delivery is settled by the broker"
                 message.delivery.settle()
             message.txn = message.holder = message.delivery = None
+            message.acquired = message.retired = False
         txn.posts, txn.retired = [], []
+
+    def let_go(self, txn: Txn) -> None:
+        """What was acquired, and is live without an outcome, is its client's, and not the transaction's any more."""
+        for message in [one for one in txn.retired if not one.retired and one.delivery is not None]:
+            txn.retired.remove(message)
+            message.txn, message.acquired = None, False
 
     def undone(self, txn: Txn) -> None:
         """Its work is rolled back: what it posted is gone, what it retired is where it was."""
@@ -159,8 +179,13 @@ class BrokerMachine(RuleBasedStateMachine):
             message.gone, message.txn = True, None
         for message in txn.retired:
             message.txn = None
-            if message.delivery is not None:
+            if message.acquired and message.delivery is not None:
+                assert message.delivery.settled, "the acquisition is rolled back"
+                message.delivery.settle()
+                message.holder = message.delivery = None
+            elif message.delivery is not None:
                 assert not message.delivery.settled, "the delivery is live at its client"
+            message.acquired = message.retired = False
         txn.posts, txn.retired = [], []
 
     def lost(self, client: Client) -> None:
@@ -169,12 +194,14 @@ class BrokerMachine(RuleBasedStateMachine):
         for message in self.messages:
             if message.holder is client:
                 message.holder = message.delivery = None
+            if message.txn is not None and message.txn.state == "ended" and message.acquired and not message.retired:
+                message.delivery = None
         for txn in [txn for txn in self.txns if txn.client is client and txn.associated]:
             self.undone(txn)
             if txn.xid is None:
                 self.txns.remove(txn)
             else:
-                txn.state, txn.associated = "dead", False
+                txn.state, txn.associated, txn.suspended = "dead", False, False
 
     # -- clients
     @initialize()
@@ -211,7 +238,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.clients)
     @rule(which=index, queue=st.sampled_from(QUEUES))
-    def receive(self, which: int, queue: str) -> None:
+    def receive(self, which: int, queue: str, txn: Txn | None = None) -> None:
         """Takes a message, if there is one: the first one that is available."""
         client = self.clients[which % len(self.clients)]
         receiver = client.receivers[queue]
@@ -224,6 +251,9 @@ class BrokerMachine(RuleBasedStateMachine):
             found = [message for message in available if message.body == taken[1].body]
             assert len(found) == 1, f"{taken[1].body!r} can't be had"
             found[0].holder, found[0].delivery = client, taken[0]
+            if txn is not None:
+                found[0].txn, found[0].acquired = txn, True
+                txn.retired.append(found[0])
 
     @precondition(lambda self: self.free())
     @rule(which=index, accepted=st.booleans())
@@ -235,6 +265,11 @@ class BrokerMachine(RuleBasedStateMachine):
         self.world.pump()
         message.gone, message.holder, message.delivery = accepted, None, None
 
+    @property
+    def at_work(self) -> list[Txn]:
+        """Transactions that take work."""
+        return [txn for txn in self.of("active") if not txn.suspended]
+
     # -- work in transactions
     @precondition(lambda self: self.clients)
     @rule(which=index, branch=st.booleans())
@@ -244,26 +279,50 @@ class BrokerMachine(RuleBasedStateMachine):
         txn_id = client.control.declare(None if xid is None else Start(xid))
         self.txns.append(Txn(client, txn_id, xid))
 
-    @precondition(lambda self: self.of("active"))
+    @precondition(lambda self: self.at_work)
     @rule(which=index, queue=st.sampled_from(QUEUES))
     def post_in(self, which: int, queue: str) -> None:
-        txn, body = self.of("active")[which % len(self.of("active"))], self.name()
+        txn, body = self.at_work[which % len(self.at_work)], self.name()
         txn.client.peer.post(txn.client.senders[queue], body, txn.txn_id)
         message = Message(body, queue, txn=txn)
         self.messages.append(message)
         txn.posts.append(message)
 
-    @precondition(
-        lambda self: any(message.holder is txn.client for txn in self.of("active") for message in self.free())
-    )
-    @rule(which=index)
-    def retire_in(self, which: int) -> None:
-        pairs = [(txn, one) for txn in self.of("active") for one in self.free() if one.holder is txn.client]
+    def retirable(self) -> list[tuple[Txn, Message]]:
+        """What a transaction may retire: deliveries of its client that are nobody's, or that it acquired itself."""
+        mine = [
+            (one.txn, one) for one in self.messages if one.acquired and not one.retired and one.delivery is not None
+        ]
+        pairs = [
+            (txn, one) for txn, one in mine if txn is not None and txn in self.at_work and one.holder is txn.client
+        ]
+        return pairs + [(txn, one) for txn in self.at_work for one in self.free() if one.holder is txn.client]
+
+    @precondition(lambda self: self.retirable())
+    @rule(which=index, settle=st.booleans())
+    def retire_in(self, which: int, *, settle: bool = False) -> None:
+        pairs = self.retirable()
         txn, message = pairs[which % len(pairs)]
         assert message.delivery is not None
-        txn.client.peer.retire(message.delivery, txn.txn_id)
-        message.txn = txn
-        txn.retired.append(message)
+        txn.client.peer.retire(message.delivery, txn.txn_id, settle=settle)
+        if message.txn is None:
+            message.txn = txn
+            txn.retired.append(message)
+        message.retired = True
+        if settle:  # from here on the client knows nothing of it
+            message.holder = message.delivery = None
+
+    @precondition(lambda self: self.at_work)
+    @rule(which=index, queue=st.sampled_from(QUEUES))
+    def acquire_in(self, which: int, queue: str) -> None:
+        """Takes a message under the transaction: its acquisition is undone with it."""
+        txn = self.at_work[which % len(self.at_work)]
+        receiver = txn.client.receivers[queue]
+        txn.client.peer.acquire_for(receiver, txn.txn_id)
+        self.receive(self.clients.index(txn.client), queue, txn)
+        txn.client.peer.acquire_for(receiver, None)
+        receiver.flow(0)
+        self.world.pump()
 
     @precondition(lambda self: self.clients)
     @rule(
@@ -274,10 +333,9 @@ class BrokerMachine(RuleBasedStateMachine):
         client = self.clients[which % len(self.clients)]
         self.begin(which, branch=branch)
         txn = self.txns[-1]
-        self.post_in(self.of("active").index(txn), QUEUES[queue == QUEUES[0]])
+        self.post_in(self.at_work.index(txn), QUEUES[queue == QUEUES[0]])
         self.receive(which, queue)
-        pairs = [(one, message) for one in self.of("active") for message in self.free() if message.holder is one.client]
-        mine = [number for number, (one, _) in enumerate(pairs) if one is txn]
+        mine = [number for number, (one, _) in enumerate(self.retirable()) if one is txn]
         if mine:
             self.retire_in(mine[-1])
         if branch and ends:
@@ -287,7 +345,46 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.prepare(self.of("ended", "dead", "active", branch=True).index(txn))
 
     def ending(self) -> list[Txn]:
-        return [txn for txn in self.of("active", "dead", branch=True) if txn.associated]
+        return [txn for txn in self.of("active", "dead", branch=True) if txn.associated and not txn.suspended]
+
+    @precondition(lambda self: any(txn.xid is not None for txn in self.at_work))
+    @rule(which=index)
+    def suspend(self, which: int) -> None:
+        txns = [txn for txn in self.at_work if txn.xid is not None]
+        txn = txns[which % len(txns)]
+        code, _, _ = txn.client.control.end(txn.txn_id, suspend=True)
+        assert code == Delivery.ACCEPTED
+        txn.suspended = True
+
+    @precondition(lambda self: any(txn.suspended for txn in self.of("active")))
+    @rule(which=index)
+    def resume(self, which: int) -> None:
+        txns = [txn for txn in self.of("active") if txn.suspended]
+        txn = txns[which % len(txns)]
+        assert txn.xid is not None
+        txn.txn_id = txn.client.control.declare(Start(txn.xid, resume=True))
+        txn.suspended = False
+
+    @precondition(lambda self: self.clients and self.of("ended"))
+    @rule(which=index, who=index)
+    def join(self, which: int, who: int) -> None:
+        """Somebody goes on with a branch that was ended."""
+        txn, client = self.of("ended")[which % len(self.of("ended"))], self.clients[who % len(self.clients)]
+        assert txn.xid is not None
+        txn.txn_id = client.control.declare(Start(txn.xid, join=True))
+        txn.client, txn.state, txn.associated = client, "active", True
+
+    @precondition(lambda self: self.of("active", "ended", "prepared", branch=True))
+    @rule(which=index)
+    def fence(self, which: int) -> None:
+        """No branch of the global transaction can be prepared any more, but those that are."""
+        txns = self.of("active", "ended", "prepared", branch=True)
+        txn = txns[which % len(txns)]
+        assert txn.xid is not None
+        assert self.observer.ask(Fence(txn.xid.format_id, txn.xid.gtrid)) == OK
+        if txn.state != "prepared":
+            self.undone(txn)
+            txn.state = "dead"
 
     # -- decisions
     @precondition(lambda self: self.of("active", "dead", branch=False))
@@ -337,12 +434,39 @@ class BrokerMachine(RuleBasedStateMachine):
             assert reply != OK
             self.txns.remove(txn)
             self.observer.ask(Rollback(txn.xid))
-        elif txn.empty:
-            assert reply == Told(Code.XA_RDONLY)
+        else:
+            self.let_go(txn)
+            assert reply == (Told(Code.XA_RDONLY) if txn.empty else OK)
+            if txn.empty:
+                self.txns.remove(txn)
+            else:
+                txn.state = "prepared"
+
+    @precondition(lambda self: any(txn.xid is not None for txn in self.at_work))
+    @rule(which=index)
+    def end_and_prepare(self, which: int) -> None:
+        """Both in one exchange."""
+        txns = [txn for txn in self.at_work if txn.xid is not None]
+        txn = txns[which % len(txns)]
+        self.let_go(txn)
+        code, data, _ = txn.client.control.end(txn.txn_id, prepare=True)
+        assert code == int(RESULT.code) & 0xFFFF_FFFF_FFFF_FFFF
+        txn.associated = False
+        if txn.empty:
+            assert data[0] == STATUS_OF[Code.XA_RDONLY]
             self.txns.remove(txn)
         else:
-            assert reply == OK
+            assert data[0] == STATUS_OF[Code.XA_OK]
             txn.state = "prepared"
+
+    @precondition(lambda self: self.of("prepared"))
+    @rule(which=index)
+    def read(self, which: int) -> None:
+        """Whoever may coordinate a branch reads what it holds, in its order."""
+        txn = self.of("prepared")[which % len(self.of("prepared"))]
+        assert txn.xid is not None
+        held = [message.body for message in txn.retired] + [message.body for message in txn.posts]
+        assert self.observer.drained(branch_address(txn.xid)) == held
 
     @precondition(lambda self: self.of("ended", "prepared", branch=True))
     @rule(which=index, commit=st.booleans())
@@ -385,7 +509,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.calm > CALM)
     @rule()
     def time_passes(self) -> None:
-        """Longer than anything that is not prepared may take."""
+        """Longer than anything that is not prepared may take. What was suspended then is so until its client goes."""
         self.calm = 0
         self.world.pass_time(601)
         for txn in self.of("active", "ended"):
@@ -424,10 +548,10 @@ class BrokerMachine(RuleBasedStateMachine):
             self.messages.append(Message(body, queue))
         self.restart()
 
-    @precondition(lambda self: self.calm > CALM and any(not txn.empty for txn in self.of("active", branch=False)))
+    @precondition(lambda self: self.calm > CALM and any(txn.lasting for txn in self.of("active", branch=False)))
     @rule(which=index, step=st.sampled_from(list(Step)))
     def crash_while_discharging(self, which: int, step: Step) -> None:
-        txns = [txn for txn in self.of("active", branch=False) if not txn.empty]
+        txns = [txn for txn in self.of("active", branch=False) if txn.lasting]
         txn = txns[which % len(txns)]
         self.fuse.step = step
         delivery = txn.client.control.send(CONTROL.encode(Discharge(txn.txn_id)))
@@ -436,10 +560,10 @@ class BrokerMachine(RuleBasedStateMachine):
         self.stopped()
         self.crashed_while(txn, step, lambda: self.applied(txn))
 
-    @precondition(lambda self: self.calm > CALM and any(not txn.empty for txn in self.of("ended", "prepared")))
+    @precondition(lambda self: self.calm > CALM and any(txn.lasting for txn in self.of("ended", "prepared")))
     @rule(which=index, step=st.sampled_from(list(Step)), verb=st.sampled_from(["prepare", "commit", "rollback"]))
     def crash_while_coordinating(self, which: int, step: Step, verb: str) -> None:
-        txns = [txn for txn in self.of("ended", "prepared") if not txn.empty]
+        txns = [txn for txn in self.of("ended", "prepared") if txn.lasting]
         txn = txns[which % len(txns)]
         assert txn.xid is not None
         if txn.state == "ended" and verb == "rollback":  # it needs no force
@@ -459,6 +583,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert replies.current is None, "answered, and it may be lost"
         self.stopped()
         if verb == "prepare" and step is Step.FORCED:
+            self.let_go(txn)
             txn.state = "prepared"
             self.restart()
         else:
@@ -468,6 +593,8 @@ class BrokerMachine(RuleBasedStateMachine):
         assert self.world.stopped, "the store was not asked"
 
     def crashed_while(self, txn: Txn, step: Step, done: Callable[[], None]) -> None:
+        if step is Step.FORCED:
+            self.let_go(txn)
         for message in txn.retired:  # nobody hears of the deliveries any more
             message.holder = message.delivery = None
         if step is Step.FORCED:
@@ -517,6 +644,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self.queues_hold_what_is_available()
         self.nothing_else_is_held_or_waited_for()
         assert len(self.world.node.registry) == len(self.of("heuristic"))
+        assert self.world.node.resource.unstored.octets == 0
 
 
 SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "40"))

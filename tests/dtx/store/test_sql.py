@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 from dtx.store.contract import (
     Batch,
     Step,
+    StoreBusy,
     StoreDamaged,
     StoreError,
     StoreFull,
@@ -125,6 +127,22 @@ def test_what_the_database_refuses_is_refused_alone(sql_place: Place) -> None:
     restored = sql_place.open().restored
     assert [facts.number for facts in restored.messages()] == [1, 2, 3, 5]
     assert not restored.queues
+
+
+def test_a_database_that_somebody_else_has_locked_refuses_and_goes_on(sqlite_place: Place) -> None:
+    """All that waited is refused at once, and not one by one; what comes later is kept."""
+    opened = sqlite_place.open()
+    opened.keep(enqueued([1], QUEUE))
+    store = opened.store
+    assert isinstance(store, SqlStore)
+    store._open.writer._transactions._cursor.execute("PRAGMA busy_timeout = 0")
+    other = sqlite3.connect(str(sqlite_place.where).removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    answers = opened.submit(enqueued([2], QUEUE), enqueued([3], QUEUE))
+    assert [type(answer) for answer in answers] == [StoreBusy, StoreBusy]
+    other.close()
+    opened.keep(enqueued([4], QUEUE))
+    assert [facts.number for facts in sqlite_place.open().restored.messages()] == [1, 4]
 
 
 FAILING_FORCE = """

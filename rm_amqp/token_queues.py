@@ -1,0 +1,254 @@
+"""TokenQueues: the token queues as one channel uses them: finding the founding, holding a token, replacing it.
+
+Everything here is steps. A token is held from `acquire` until it is released, or until the transaction that retires it
+is over. Where anything else than the errors named here is raised, a token may be on its way: the connection has to go.
+
+How tokens come into being, whoever else does the same at the same moment:
+
+ 1. Browse the founding queue, from which nobody ever takes. Its first message is the founding: done.
+ 2. Where there is none, send one of our own and a first token for each slot, in one local transaction.
+ 3. Browse again: the first message is the founding, ours or that of somebody who was quicker.
+
+The first tokens of one who was not the first are of no use to anybody: whoever meets one drops it. It can't hold a
+decision, since nobody decides before he knows the founding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from proton import Message, MessageException
+
+from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.replies import ACCEPTED, RELEASED
+from rm_amqp.association import TAKE
+from rm_amqp.core import until
+from rm_amqp.engine import LIB, put_symbols
+from rm_amqp.links import Receiver, Sender
+from rm_amqp.loss import TimedOut
+from rm_amqp.tokens import Founding, Token, WrongTokenError
+from xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rm_amqp.core import Core, Steps
+    from rm_amqp.engine import Pointer
+    from rm_amqp.links import Answer, Arrived
+    from rm_amqp.local import LocalChannel, LocalWork
+
+QUEUE: Final = ("queue",)
+"""The capability that brokers know who have topics as well."""
+_MOVES: Final = LIB.PN_DIST_MODE_MOVE
+
+
+class TokenBusyError(Exception):
+    """The token could not be had in time: somebody holds it, or it is gone. Nothing was changed."""
+
+
+class QueueSender(Sender):
+    """Sends to a queue."""
+
+    def _terminus(self) -> None:
+        super()._terminus()
+        put_symbols(LIB.pn_terminus_capabilities(LIB.pn_link_target(self.pointer)), QUEUE)
+
+
+class QueueReceiver(Receiver):
+    """Takes from a queue, or reads it."""
+
+    def _terminus(self, source: Pointer) -> None:
+        put_symbols(LIB.pn_terminus_capabilities(source), QUEUE)
+
+    @property
+    def takes(self) -> bool:
+        """Whether the broker says that it gives messages away over this link."""
+        source = LIB.pn_link_remote_source(self.pointer)
+        return bool(LIB.pn_terminus_get_distribution_mode(source) == _MOVES)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldToken:
+    """A token that nobody else can have. `deliveries`: how often it was delivered before, in vain."""
+
+    token: Token
+    arrived: Arrived
+    deliveries: int
+
+
+class TokenQueues:
+    """Those of one channel, by the name of the founding queue."""
+
+    def __init__(self, core: Core, name: str) -> None:
+        self.name = name
+        self._core = core
+        self._receivers: dict[int, QueueReceiver] = {}
+        self._senders: dict[str, QueueSender] = {}
+
+    def address(self, slot: int) -> str:
+        """The queue of a slot."""
+        return f"{self.name}.{slot}"
+
+    # -- founding
+    def found(self, channel: LocalChannel, own: Founding, work: LocalWork, deadline: float) -> Steps[Founding]:
+        """What everybody agrees on who uses these queues; `own` is what is founded where nobody has. `work` is a
+        transaction that was not begun yet. RefusedError: the queues can't be used."""
+        found = yield from self.founding(deadline)
+        if found is not None:
+            return found
+        yield from channel.declare(work, deadline)
+        answers = [(yield from self._send(self.name, own.encode(), work, deadline))]
+        for token in own.first_tokens():
+            address = self.address(token.slot)
+            answers.append((yield from self._send(address, token.encode(), work, deadline)))
+        for answer in answers:
+            yield from self._taken(work, answer, deadline)
+        yield from channel.discharge(work, deadline, fail=False)
+        found = yield from self.founding(deadline)
+        if found is None:
+            raise refused(Code.XAER_RMERR, f"the first message of {self.name} can't be read by a browse")
+        return found
+
+    def founding(self, deadline: float) -> Steps[Founding | None]:
+        """The founding, None where there is none yet. WrongTokenError: the queue holds something else."""
+        arrived = yield from self._browsed(self.name, deadline)
+        return None if arrived is None else Founding.decode(self._read(arrived, self.name).body)
+
+    def seen(self, slot: int, deadline: float) -> Steps[bool]:
+        """Whether the slot's queue shows a token. One that is held may not be shown."""
+        return (yield from self._browsed(self.address(slot), deadline)) is not None
+
+    def _browsed(self, address: str, deadline: float) -> Steps[Arrived | None]:
+        """The first message of a queue, which stays there."""
+        browser = QueueReceiver(self._core, address, browse=True, name="browse")
+        yield from self._attached(browser, deadline)
+        if browser.takes:
+            browser.close()
+            raise refused(Code.XAER_RMERR, f"{address} can't be browsed", condition=Condition.NOT_IMPLEMENTED)
+        arrived = yield from self._next(browser, self._core.clock(), deadline)
+        if arrived is not None:
+            browser.settle(arrived, None, RELEASED)
+        browser.close()
+        return arrived
+
+    # -- holding
+    def acquire(self, founding: Founding, slot: int, until_s: float, deadline: float) -> Steps[HeldToken]:
+        """Holds the token of a slot, waiting for it until `until_s`; the broker may take until `deadline` to say that
+        there is none. TokenBusyError; WrongTokenError: what stands in the queue is not ours."""
+        receiver = self._receivers.get(slot)
+        if receiver is None or not receiver.attached or not receiver.alive:
+            receiver = self._receivers[slot] = QueueReceiver(self._core, self.address(slot), name="token")
+            yield from self._attached(receiver, deadline)
+        while True:
+            arrived = yield from self._next(receiver, until_s, deadline)
+            if arrived is None:
+                raise TokenBusyError(f"the token of {self.address(slot)} is held by somebody else, or is not there")
+            held = yield from self._held(arrived, founding, slot)
+            if held is not None:
+                return held
+
+    def _held(self, arrived: Arrived, founding: Founding, slot: int) -> Steps[HeldToken | None]:
+        """The token that came; None where it was one that nobody has ever used, which is dropped."""
+        try:
+            message = self._read(arrived, self.address(slot))
+            token = Token.decode(message.body)
+            token.check(founding, slot)
+        except WrongTokenError as error:
+            yield from self._release(arrived)
+            raise WrongTokenError(f"a message in {self.address(slot)} is not its token: {error}") from None
+        if token.founder != founding.founder:
+            arrived.link.settle(arrived, None, ACCEPTED)
+            return None
+        return HeldToken(token, arrived, int(message.delivery_count))
+
+    def check_alone(self, held: HeldToken, founding: Founding, deadline: float) -> Steps[None]:
+        """WrongTokenError where the queue holds another token beside the one that is held: somebody has copied it, and
+        nobody knows which of them tells the truth."""
+        slot, receiver = held.token.slot, held.arrived.link
+        while True:
+            arrived = yield from self._next(receiver, self._core.clock(), deadline)
+            if arrived is None:
+                return
+            other = yield from self._held(arrived, founding, slot)
+            if other is not None:
+                yield from self._release(other.arrived)
+                yield from self._release(held.arrived)
+                generations = f"{held.token.generation} and {other.token.generation}"
+                raise WrongTokenError(f"{self.address(slot)} holds two tokens, of generations {generations}")
+
+    def release(self, held: HeldToken) -> Steps[None]:
+        """Others may have the token again, as it is."""
+        yield from self._release(held.arrived)
+
+    def _release(self, arrived: Arrived) -> Steps[None]:
+        """Gives a message back. It is written before anything else happens, an error included."""
+        arrived.link.settle(arrived, None, RELEASED)
+        yield self._core.clock()
+
+    def replace(self, work: LocalWork, held: HeldToken, token: Token, deadline: float) -> Steps[None]:
+        """Sends `token` in place of the held one, in this transaction; the retirement leaves with the discharge, which
+        follows. RefusedError: the broker does not take it; the transaction has to be rolled back."""
+        answer = yield from self._send(self.address(token.slot), token.encode(), work, deadline)
+        yield from self._taken(work, answer, deadline)
+        held.arrived.link.settle(held.arrived, work.stateful(TAKE))
+
+    # -- links
+    def _send(self, address: str, body: str, work: LocalWork, deadline: float) -> Steps[Answer]:
+        octets = Message(body=body, durable=True, content_type="application/json").encode()
+        sender = self._senders.get(address)
+        if sender is None or not sender.attached or not sender.alive:
+            sender = self._senders[address] = QueueSender(self._core, address)
+            yield from self._attached(sender, deadline)
+        if 0 < sender.max_octets < len(octets):
+            told = f"a token of {len(octets)} octets; the broker takes at most {sender.max_octets} for {address}"
+            raise refused(Code.XAER_RMERR, told, condition=Condition.MESSAGE_SIZE)
+        while sender.credit <= 0:
+            self._check(sender)
+            if self._core.clock() >= deadline:
+                raise TimedOut(f"the broker takes no messages for {address} now")
+            yield deadline
+        answer = sender.send(octets, work.stateful(), settled=False)
+        assert answer is not None  # noqa: S101 — it is not sent settled
+        return answer
+
+    def _taken(self, work: LocalWork, answer: Answer, deadline: float) -> Steps[None]:
+        """Waits until the broker has taken a message. RefusedError: it does not."""
+        work.posted.append(answer)
+        if not (yield from until(self._core, work.look, deadline)):
+            raise TimedOut("the broker did not say in time that it has taken the token")
+        self._core.check()
+        if work.refusal is not None:
+            raise RefusedError(work.refusal)
+
+    def _attached(self, link: QueueReceiver | QueueSender, deadline: float) -> Steps[None]:
+        if not (yield from until(self._core, lambda: link.answered, deadline)):
+            raise TimedOut("the broker did not answer the attach in time")
+        self._check(link)
+
+    def _check(self, link: Receiver | Sender) -> None:
+        self._core.check()
+        if link.refusal is not None:
+            raise RefusedError(link.refusal)
+
+    def _next(self, receiver: Receiver, until_s: float, deadline: float) -> Steps[Arrived | None]:
+        """The next message that comes until `until_s`; None where none does. No credit is left afterwards."""
+        if not receiver.arrived and receiver.credit <= 0:
+            receiver.flow(1)
+        happened: Callable[[], object] = lambda: receiver.arrived or receiver.refusal is not None  # noqa: E731
+        if not (yield from until(self._core, happened, until_s)):
+            receiver.drain()
+            drained: Callable[[], object] = lambda: not receiver.draining or receiver.refusal is not None  # noqa: E731
+            if not (yield from until(self._core, drained, deadline)):
+                raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")
+        self._check(receiver)
+        return receiver.arrived.popleft() if receiver.arrived else None
+
+    @staticmethod
+    def _read(arrived: Arrived, address: str) -> Message:
+        message = Message()
+        try:
+            message.decode(arrived.octets)
+        except (MessageException, ValueError, OverflowError) as error:
+            raise WrongTokenError(f"a message in {address} can't be read: {error}") from None
+        return message

@@ -1,0 +1,111 @@
+"""The mover of `tests.crash.amqp_child`, without a log: the broker IN decides, by local transactions. OUT is prepared.
+
+    python -m tests.crash.decider_child IN OUT FOLDER POINT [PID …]
+
+More points: "before token", "after token" (the token with the decision leaves), "before discharge", "after discharge"
+(the discharge has left), "answered discharge" (its answer has come, and nobody has read it).
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rm_amqp import AmqpResource, DecidingBroker
+from rm_amqp.core import established
+from rm_amqp.keeper import KEEPER
+from rm_amqp.line import SocketLine
+from rm_amqp.loss import unreachable
+from tests.crash.amqp_child import Fuse, work
+from tests.tm.wrapped import DECIDER_VERBS, VERBS, hooked
+from tm import ResourceConfig, TransactionManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rm_amqp.core import Core
+    from rm_amqp.settings import Broker, Settings
+
+SIGNS = {"token": b'"decided": [["', "discharge": b"\x00\x53\x32"}
+
+
+class FusedSocket:
+    """A socket with these points. They are of the decision: what else is discharged passes unnoticed."""
+
+    def __init__(self, connected: socket.socket, fuse: Fuse) -> None:
+        self._socket = connected
+        self._fuse = fuse
+        self._decides = self._waits = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def send(self, octets: bytes) -> int:
+        passed = []
+        if SIGNS["token"] in octets:
+            self._decides = True
+            passed.append("token")
+        if self._decides and SIGNS["discharge"] in octets:
+            self._decides, self._waits = False, True
+            passed.append("discharge")
+        for what in passed:
+            self._fuse.hit("before", what)
+        sent = self._socket.send(octets)
+        for what in passed:
+            self._fuse.hit("after", what)
+        return sent
+
+    def recv(self, size: int) -> bytes:
+        octets = self._socket.recv(size)
+        if self._waits and octets:
+            self._waits = False
+            self._fuse.hit("answered", "discharge")
+        return octets
+
+
+def connecting(fuse: Fuse) -> Callable[[Settings, float, Callable[[Broker], Core]], SocketLine]:
+    """What makes connections with a fuse."""
+
+    def connect(settings: Settings, deadline: float, make_core: Callable[[Broker], Core]) -> SocketLine:
+        broker = settings.brokers[0]
+        try:
+            plain = socket.create_connection((broker.host, broker.port), 2)
+        except OSError as error:
+            raise unreachable(broker, str(error)) from None
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected: Any = FusedSocket(plain, fuse)
+        line = SocketLine(connected, make_core(broker))
+        try:
+            line.run(established(line.core, deadline))
+        except BaseException:
+            line.drop()
+            raise
+        KEEPER.keep(line)
+        return line
+
+    return connect
+
+
+def main() -> None:
+    source, target, _, point, *pids = sys.argv[1:]
+    recovers = point == "recover"
+    fuse = Fuse("- 0" if recovers else point, pids)
+
+    def decider(registrar: Any) -> Any:
+        rm = DecidingBroker(registrar, connect=connecting(fuse))
+        return hooked(lambda when, verb: fuse.hit(when, f"{verb} in"), (*VERBS, *DECIDER_VERBS))(rm)
+
+    def prepared(registrar: Any) -> Any:
+        return hooked(lambda when, verb: fuse.hit(when, f"{verb} out"))(AmqpResource(registrar))
+
+    options = "timeout=10&connect_timeout=2"
+    resources = {
+        "in": ResourceConfig(f"decider+amqp://{source}/?{options}&slots=2", "decider", factory=decider),
+        "out": ResourceConfig(f"amqp://{target}/?{options}&branch_timeout=4", factory=prepared),
+    }
+    work(TransactionManager("mover-1", None, resources, background=not recovers), fuse, recovers=recovers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Messages move from a broker that decides, by local transactions, to one that is prepared, all in processes of their
+own, and at every step in turn something is killed with SIGKILL: the client, one of the brokers, or everybody.
+
+Afterwards, and after recovery, every message is at one of the two, once, and what was told is true.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp.tokens import Token
+from tests.crash.test_amqp_kill import Field
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COUNT = 2
+STEPS = {
+    "start": ("before start in", "after start in"),
+    "work": ("between work", "before end in", "after end in"),
+    "prepare": ("before prepare out", "after prepare out"),
+    "decide": ("before decide in", "before token"),
+    "token": ("after token", "before discharge"),
+    "discharge": ("after discharge", "answered discharge"),
+    "decided": ("after decide in", "before commit out"),
+    "commit": ("after commit out", "before end_decisions in"),
+}
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> Iterator[Field]:
+    with ExitStack() as stack:
+        field = Field(tmp_path, "tests.crash.decider_child")
+        for site in field.sites.values():
+            stack.callback(site.remove)
+        yield field
+
+
+def check(field: Field) -> None:
+    """As it says above; and every decision has ended."""
+    field.check()
+    with field.source.client() as source:
+        for slot in range(3):
+            (body,) = source.look(f"xabridge.tokens.{slot}")
+            assert Token.decode(body).decided == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("victim", ["in", "out"])
+def test_a_broker_is_killed(field: Field, victim: str, steps: str) -> None:
+    """The application goes on when it is back."""
+    for deaths, step in enumerate(STEPS[steps], 1):
+        field.feed(step)
+        assert field.run(f"{step} {COUNT}", victim) == 0, step
+        assert field.sites[victim].deaths == deaths, step
+        field.recover(step)
+    check(field)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("victims", [("self",), ("in", "out", "self")], ids=["client", "all"])
+def test_the_client_is_killed(field: Field, victims: tuple[str, ...], steps: str) -> None:
+    """Alone, or with both brokers at the same moment."""
+    for step in STEPS[steps]:
+        field.feed(step)
+        assert field.run(f"{step} {COUNT}", *victims) == -9, step
+        field.recover(step)
+    check(field)

@@ -1,0 +1,209 @@
+"""What tests of the deciding broker need: clients whose network fails at a discharge, and a look at the tokens."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rm_amqp import DecidingBroker, Message
+from rm_amqp.core import established
+from rm_amqp.line import SocketLine
+from rm_amqp.tokens import Token
+from tests.contract.client import ScriptedRegistrar, new_xid
+from tests.contract.harness import Capabilities
+from tests.rm_amqp.embedded import EmbeddedBroker
+from xa import TMSUCCESS, Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Set as AbstractSet
+
+    from rm_amqp.core import Core
+    from rm_amqp.settings import Broker, Settings
+    from xa import DecidingResource, Registrar, ResourceManager, Xid
+
+DISCHARGE = b"\x00\x53\x32"
+DECLARE = b"\x00\x53\x31"
+PATIENCE_S = 30
+
+
+class Listening(Protocol):
+    """A broker that can be reached."""
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        ...
+
+
+class Weather:
+    """What becomes of the next message that has `sign` in it: with `before` it is not sent any more, otherwise its
+    answer does not come; both times the connection is gone. `sent` is all that was sent."""
+
+    def __init__(self) -> None:
+        self.sign = b""
+        self.before = True
+        self.meanwhile: Callable[[], object] | None = None
+        self.sent = bytearray()
+
+    def strike(self, sign: bytes, *, before: bool) -> None:
+        """The next one."""
+        self.sign, self.before = sign, before
+
+    def pause(self, sign: bytes, meanwhile: Callable[[], object]) -> None:
+        """Before the next one is sent, that happens, and nothing is lost."""
+        self.sign, self.meanwhile = sign, meanwhile
+
+
+class FaultySocket:
+    """A socket in this weather."""
+
+    def __init__(self, connected: socket.socket, weather: Weather) -> None:
+        self._socket = connected
+        self._weather = weather
+        self._deaf = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def send(self, octets: bytes) -> int:
+        weather = self._weather
+        if weather.sign and weather.sign in octets:
+            weather.sign = b""
+            meanwhile, weather.meanwhile = weather.meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
+            elif weather.before:
+                self._lost()
+            else:
+                self._deaf = True
+        weather.sent += octets
+        return self._socket.send(octets)
+
+    def recv(self, size: int) -> bytes:
+        octets = self._socket.recv(size)
+        if self._deaf and octets:
+            self._lost()
+        return octets
+
+    def _lost(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        raise ConnectionResetError("the test wants it")
+
+
+def connecting(weather: Weather) -> Callable[[Settings, float, Callable[[Broker], Core]], SocketLine]:
+    """What makes connections in this weather."""
+
+    def connect(settings: Settings, deadline: float, make_core: Callable[[Broker], Core]) -> SocketLine:
+        broker = settings.brokers[0]
+        plain = socket.create_connection((broker.host, broker.port))
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected: Any = FaultySocket(plain, weather)
+        line = SocketLine(connected, make_core(broker))
+        try:
+            line.run(established(line.core, deadline))
+        except BaseException:
+            line.drop()
+            raise
+        return line
+
+    return connect
+
+
+class DecidingBrokerHarness:
+    """One broker for the module; each test has queues, and so a place of decisions, of its own."""
+
+    wrong_open_string = "decider+amqp://127.0.0.1:5672/?colour=red"
+    capabilities = Capabilities(
+        branches_shared=False, heuristics=False, votes_read_only=False, expires=False, unreachable=False
+    )
+
+    def __init__(self, broker: Listening, name: str, options: str = "") -> None:
+        self.broker = broker
+        self.queue = f"keys-{name}"
+        self.tokens = f"tokens-{name}"
+        self.open_string = f"decider+amqp://{broker.address}/?timeout=20&token_queue={self.tokens}{options}"
+        self.weather: dict[DecidingBroker, Weather] = {}
+
+    def new(self, registrar: Registrar | None = None) -> DecidingBroker:
+        """As `DeciderHarness` says, and so on."""
+        weather = Weather()
+        client = DecidingBroker(registrar or ScriptedRegistrar(), connect=connecting(weather))
+        self.weather[client] = weather
+        return client
+
+    def write(self, rm: ResourceManager, rmid: int, key: str) -> None:
+        rm.session(rmid).send(self.queue, Message(key))
+
+    def read(self, rm: ResourceManager, rmid: int) -> None:
+        list(rm.session(rmid).browse(self.queue))
+
+    def committed(self) -> AbstractSet[str]:
+        return {str(body) for body in self.bodies(self.queue)}
+
+    def bodies(self, queue: str) -> list[object]:
+        """The messages of a queue, as the broker has them."""
+        return bodies(self.broker.address, queue)
+
+    def token(self, slot: int) -> Token:
+        """The only message of a slot's queue."""
+        (body,) = self.bodies(f"{self.tokens}.{slot}")
+        return Token.decode(body)
+
+    def crash(self, rm: ResourceManager) -> None:
+        assert isinstance(rm, DecidingBroker)
+        assert isinstance(self.broker, EmbeddedBroker)
+        self.broker.cut(rm.container)
+
+    def disconnect(self, rm: ResourceManager) -> None:
+        assert isinstance(rm, DecidingBroker)
+        assert isinstance(self.broker, EmbeddedBroker)
+        self.broker.cut(rm.container)
+
+    def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
+        assert isinstance(rm, DecidingBroker)
+        self.weather[rm].strike(DISCHARGE, before=before)
+        return rm.decide(xid, rmid, record)
+
+    def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
+        raise NotImplementedError(f"{xid} can't be completed heuristically, to commit={commit} or otherwise")
+
+    def expire(self, xid: Xid) -> None:
+        raise NotImplementedError(f"{xid}: a local transaction has the broker's time")
+
+    def go_down(self) -> None:
+        raise NotImplementedError("no test of deciders wants it")
+
+    def come_back(self) -> None:
+        raise NotImplementedError("no test of deciders wants it")
+
+    def left(self) -> list[str]:
+        """What is left at the broker of transactions and locks."""
+        assert isinstance(self.broker, EmbeddedBroker)
+        return self.broker.left()
+
+    def leaks(self) -> list[str]:
+        left = self.left()
+        for slot in range(8):
+            token = self.token(slot)
+            left += [f"decision of {gtrid!r} in slot {slot}" for gtrid, _ in token.decided]
+            left += [f"fence of {gtrid!r} in slot {slot}" for gtrid, _ in token.fenced]
+        return left
+
+    def close(self) -> None:
+        for client in self.weather:
+            client.drop()
+
+
+def bodies(address: str, queue: str) -> list[object]:
+    """The bodies of a queue's messages, in their order, as somebody reads them who has nothing to do with them."""
+    onlooker = DecidingBroker()
+    onlooker.open(f"amqp://{address}/?token_queue=onlookers&slots=1", 1)
+    try:
+        onlooker.start(xid := new_xid(), 1)
+        found: list[object] = [message.body for message in onlooker.session(1).browse(queue)]
+        onlooker.end(xid, 1, TMSUCCESS)
+        onlooker.rollback(xid, 1)
+    finally:
+        onlooker.close("", 1)
+    return found

@@ -1,0 +1,35 @@
+"""The contract suite for deciders over DecidingBroker against the embedded broker, of which it uses local transactions
+only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.contract.deciding import TestDeciding
+from tests.rm_amqp.deciding import DecidingBrokerHarness
+from tests.rm_amqp.embedded import EmbeddedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["TestDeciding"]
+
+VARIANTS = {"plain": "", "prefetch": "&prefetch=10"}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """One broker."""
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("broker"))
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(params=VARIANTS)
+def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[DecidingBrokerHarness]:
+    """The variants."""
+    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))), VARIANTS[request.param])
+    yield harness
+    harness.close()

@@ -1,0 +1,460 @@
+"""A broker that decides: how its tokens come into being, what keeps them, what is refused, and the work in between."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dtx.resource.settings import QueueSettings, Settings
+from rm_amqp import DecidingBroker, Message, NoMessage
+from rm_amqp.token_queues import TokenQueues
+from rm_amqp.tokens import Founding, Token
+from tests.contract.client import new_xid
+from tests.contract.deciding import RECORD, Decider
+from tests.rm_amqp.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.rm_amqp.foreign import foreign_broker
+from xa import (
+    TMFAIL,
+    TMJOIN,
+    TMONEPHASE,
+    TMRESUME,
+    TMSUCCESS,
+    TMSUSPEND,
+    BranchRolledBack,
+    Code,
+    ResourceError,
+    ResourceUnavailable,
+    TryAgain,
+    XaError,
+    XaMisuse,
+)
+from xa.diagnosis import Health
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RMID = 7
+AT_ONCE = 6
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[DecidingBrokerHarness]:
+    """Queues of its own."""
+    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))), "&slots=8")
+    yield harness
+    harness.close()
+
+
+def opened(harness: DecidingBrokerHarness) -> DecidingBroker:
+    """A client, opened."""
+    rm = harness.new()
+    rm.open(harness.open_string, RMID)
+    return rm
+
+
+def alien(harness: DecidingBrokerHarness, queue: str, *messages: Message) -> None:
+    """Somebody sends these."""
+    other = DecidingBroker()
+    other.open(f"amqp://{harness.broker.address}/?token_queue=aliens&slots=1", RMID)
+    other.start(xid := new_xid(), RMID)
+    for message in messages:
+        other.session(RMID).send(queue, message)
+    other.end(xid, RMID, TMSUCCESS)
+    other.commit(xid, RMID, TMONEPHASE)
+    other.close("", RMID)
+
+
+def take(harness: DecidingBrokerHarness, queue: str) -> Message:
+    """Somebody takes a message away."""
+    other = DecidingBroker()
+    other.open(f"amqp://{harness.broker.address}/?token_queue=aliens&slots=1", RMID)
+    other.start(xid := new_xid(), RMID)
+    message = other.session(RMID).receive(queue, 5)
+    other.end(xid, RMID, TMSUCCESS)
+    other.commit(xid, RMID, TMONEPHASE)
+    other.close("", RMID)
+    return message
+
+
+def token_queue_of(harness: DecidingBrokerHarness, gtrid: bytes) -> str:
+    """Where the token of a transaction is."""
+    return f"{harness.tokens}.{Founding(bytes(8), 8).slot_of(gtrid)}"
+
+
+# --- founding ---------------------------------------------------------------------------------------------------
+def founded_meanwhile(harness: DecidingBrokerHarness) -> None:
+    """Between the look of one, which shows nothing, and what he sends, another one founds the same place."""
+    slow, others = harness.new(), []
+    harness.weather[slow].pause(DECLARE, lambda: others.append(opened(harness)))
+    slow.open(harness.open_string, RMID)
+    (quick,) = others
+    assert slow.decider_id == quick.decider_id
+    assert sorted((slow.incarnation, quick.incarnation)) == [1, 2]
+    for rm in (quick, slow):
+        xid = Decider.ended(client := using(harness, rm), "key")
+        assert client.decide(xid) is Code.XA_OK
+        assert quick.settle(xid.gtrid, RMID) == slow.settle(xid.gtrid, RMID) == RECORD
+
+
+def using(harness: DecidingBrokerHarness, rm: DecidingBroker) -> Decider:
+    """The contract suite's client around one that is open."""
+    client = Decider(harness, opened=False)
+    client.rm = rm
+    return client
+
+
+def test_somebody_was_quicker(harness: DecidingBrokerHarness) -> None:
+    founded_meanwhile(harness)
+
+
+def test_a_place_that_everybody_founds_is_seen(harness: DecidingBrokerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant: whoever has sent a founding message takes it for the first."""
+    right = TokenQueues.found
+
+    def wrong(self: TokenQueues, channel: Any, own: Founding, *more: Any) -> Any:
+        nothing = yield from self.founding(more[-1])
+        yield from right(self, channel, own, *more)
+        return nothing or own
+
+    monkeypatch.setattr(TokenQueues, "found", wrong)
+    with pytest.raises((AssertionError, XaError)):
+        founded_meanwhile(harness)
+
+
+def test_many_open_at_the_same_moment(harness: DecidingBrokerHarness) -> None:
+    barrier = threading.Barrier(AT_ONCE)
+
+    def open_it() -> DecidingBroker:
+        rm = harness.new()
+        barrier.wait(30)
+        rm.open(harness.open_string, RMID)
+        return rm
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        opened_ones = [future.result() for future in [pool.submit(open_it) for _ in range(AT_ONCE)]]
+    assert len({rm.decider_id for rm in opened_ones}) == 1
+    assert sorted(rm.incarnation for rm in opened_ones) == list(range(1, AT_ONCE + 1))
+    client = using(harness, opened_ones[0])
+    for _ in range(40):  # through all slots, and what those who were not the first have left there
+        assert client.decide(client.ended("key")) is Code.XA_OK
+    xids = [client.ended("key") for _ in range(3)]
+    for xid in xids:
+        assert client.settle(xid) is None
+        with pytest.raises(BranchRolledBack):
+            client.decide(xid)
+    assert len(client.decided()) == 40
+    founders = {Token.decode(body).founder for slot in range(9) for body in harness.bodies(f"{harness.tokens}.{slot}")}
+    assert opened_ones[0].decider_id in founders
+
+
+def test_a_founder_that_is_lost_on_the_way(harness: DecidingBrokerHarness) -> None:
+    """Before and after its tokens are there, the next one finds a place that is whole."""
+    for before in (True, False):
+        rm = harness.new()
+        harness.weather[rm].strike(DISCHARGE, before=before)
+        with pytest.raises(ResourceUnavailable):
+            rm.open(harness.open_string, RMID)
+    rm = opened(harness)
+    assert len(harness.bodies(harness.tokens)) == 1
+    assert [len(harness.bodies(f"{harness.tokens}.{slot}")) for slot in range(9)] == [1] * 9
+    assert rm.incarnation == 1
+
+
+def test_the_number_of_slots_stays(harness: DecidingBrokerHarness) -> None:
+    opened(harness)
+    rm = harness.new()
+    with pytest.raises(XaMisuse, match="was made with 8") as told:
+        rm.open(harness.open_string.replace("slots=8", "slots=4"), RMID)
+    assert told.value.code is Code.XAER_INVAL
+    rm.open(harness.open_string.replace("&slots=8", ""), RMID)
+
+
+def test_a_founding_queue_that_holds_something_else(harness: DecidingBrokerHarness) -> None:
+    alien(harness, harness.tokens, Message("an order"))
+    with pytest.raises(ResourceError, match="no JSON"):
+        opened(harness)
+    assert harness.bodies(harness.tokens) == ["an order"]
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------
+def test_a_token_that_somebody_took(harness: DecidingBrokerHarness) -> None:
+    """Nothing is decided, and nothing is presumed."""
+    harness.open_string += "&timeout=1"
+    client = Decider(harness)
+    xid = client.ended(key := "key")
+    message = take(harness, token_queue_of(harness, xid.gtrid))
+    with pytest.raises(BranchRolledBack, match="held by somebody else, or is not there"):
+        client.decide(xid)
+    with pytest.raises(TryAgain):
+        client.settle(xid)
+    with pytest.raises(TryAgain):
+        client.decided()
+    assert harness.committed() == set()
+    alien(harness, token_queue_of(harness, xid.gtrid), message)
+    assert client.settle(xid) is None
+    assert client.decide(again := client.ended(key)) is Code.XA_OK
+    assert client.settle(again) == RECORD
+
+
+def test_a_token_that_somebody_copied(harness: DecidingBrokerHarness) -> None:
+    """A copy from before a decision says that there is none: recovery believes neither."""
+    client = Decider(harness)
+    xid = client.ended("key")
+    queue = token_queue_of(harness, xid.gtrid)
+    (before,) = harness.bodies(queue)
+    client.decide(xid)
+    alien(harness, queue, Message(str(before)))
+    for _ in range(2):
+        with pytest.raises(ResourceError, match="two tokens"):
+            client.settle(xid)
+    assert len(harness.bodies(queue)) == 2
+
+
+def test_what_is_no_token_stays_and_decides_nothing(harness: DecidingBrokerHarness) -> None:
+    client = Decider(harness)
+    xid = client.ended("key")
+    queue = token_queue_of(harness, xid.gtrid)
+    take(harness, queue)
+    alien(harness, queue, Message("an order"))
+    with pytest.raises(BranchRolledBack, match="no JSON"):
+        client.decide(xid)
+    with pytest.raises(ResourceError, match="is not its token"):
+        client.settle(xid)
+    assert harness.bodies(queue) == ["an order"]
+    assert harness.committed() == set()
+
+
+def test_a_token_of_another_founding(harness: DecidingBrokerHarness) -> None:
+    """The founding message was lost: what the tokens say is not thrown away."""
+    client = Decider(harness)
+    for _ in range(20):
+        client.decide(client.ended("key"))
+    take(harness, harness.tokens)
+    with pytest.raises(ResourceError, match=f"decider {client.rm.decider_id.hex()} uses it"):
+        opened(harness)
+
+
+def test_a_token_that_comes_back_often_is_not_put_away(harness: DecidingBrokerHarness) -> None:
+    """Twenty processes in a row die with the same token in their hands; the broker dead-letters at ten."""
+    place = token_queue_of(harness, gtrid := new_xid().gtrid)
+    for number in range(20):
+        client = using(harness, opened(harness))
+        xid = next(xid for xid in iter(new_xid, None) if token_queue_of(harness, xid.gtrid) == place)
+        client.ended(f"key {number}", xid)
+        harness.weather[client.rm].strike(xid.gtrid.hex().encode(), before=True)  # type: ignore[index]
+        with pytest.raises(BranchRolledBack):
+            client.decide(xid)
+        harness.crash(client.rm)
+    assert len(harness.bodies(place)) == 1
+    assert opened(harness).settle(gtrid, RMID) is None
+
+
+def test_a_slot_that_is_full_takes_no_more(harness: DecidingBrokerHarness) -> None:
+    client = Decider(harness)
+    large = bytes(600_000)
+    xid = client.ended("key")
+    with pytest.raises(BranchRolledBack, match="have not ended"):
+        client.decide(xid, large)
+    assert client.decide(client.ended("key")) is Code.XA_OK
+    assert len(client.decided()) == 1
+
+
+# --- only local transactions --------------------------------------------------------------------------------------
+def test_nothing_but_local_transactions_is_asked_for(harness: DecidingBrokerHarness) -> None:
+    """The embedded broker has distributed ones: a deciding client neither asks for them, nor names a transaction."""
+    client = Decider(harness)
+    xid = client.ended("key")
+    client.rm.end_decisions([], RMID)
+    sent = harness.weather[client.rm].sent  # type: ignore[index]
+    assert b"amqp:local-transactions" in sent
+    assert b"amqp:distributed-transactions" not in sent
+    assert b"$dtx" not in sent
+    assert xid.gtrid not in sent
+    client.decide(xid)
+    assert xid.gtrid.hex().encode() in sent, "in the token"
+    assert xid.gtrid not in sent
+
+
+def test_a_broker_that_has_distributed_ones_only() -> None:
+    with foreign_broker(["amqp:distributed-transactions"]) as address, pytest.raises(ResourceError) as told:
+        DecidingBroker().open(f"decider+amqp://{address}", RMID)
+    assert "has no amqp:local-transactions, which the one that decides needs" in str(told.value)
+
+
+@pytest.mark.parametrize("ends_session", [False, True])
+def test_a_broker_without_transactions(*, ends_session: bool) -> None:
+    with foreign_broker(None, ends_session=ends_session) as address, pytest.raises(ResourceError) as told:
+        DecidingBroker().open(f"decider+amqp://{address}", RMID)
+    assert "offers no transactions" in str(told.value)
+    assert "amqp:local-transactions for a broker that decides" in str(told.value)
+
+
+# --- work -----------------------------------------------------------------------------------------------------------
+def test_what_is_sent_is_durable(harness: DecidingBrokerHarness) -> None:
+    alien(harness, "durable", Message("1"), Message("2", durable=True, priority=7))
+    first, second = take(harness, "durable"), take(harness, "durable")
+    assert (first.body, first.durable) == ("1", True)
+    assert (second.body, second.durable, second.priority) == ("2", True, 7)
+
+
+@pytest.mark.parametrize("prefetch", ["", "&prefetch=10"])
+@pytest.mark.parametrize("flags", [TMSUCCESS, TMFAIL])
+def test_what_was_rolled_back_comes_again(harness: DecidingBrokerHarness, flags: int, prefetch: str) -> None:
+    """On the same channel, in its order, counted."""
+    harness.open_string += prefetch
+    alien(harness, harness.queue, Message("1"), Message("2"), Message("3"))
+    rm = opened(harness)
+    rm.start(xid := new_xid(), RMID)
+    assert [rm.session(RMID).receive(harness.queue, 5).body for _ in range(2)] == ["1", "2"]
+    rm.end(xid, RMID, flags)
+    rm.rollback(xid, RMID)
+    rm.start(xid := new_xid(), RMID)
+    messages = [rm.session(RMID).receive(harness.queue, 5) for _ in range(3)]
+    assert [message.body for message in messages] == ["1", "2", "3"]
+    assert messages[0].delivery_count == 1
+    rm.session(RMID).release(messages[2])
+    rm.end(xid, RMID, TMSUCCESS)
+    rm.decide(xid, RMID, RECORD)
+    rm.close("", RMID)
+    assert harness.bodies(harness.queue) == ["3"]
+    assert harness.left() == []
+
+
+def test_a_message_that_is_not_taken_rolls_back(tmp_path: Path) -> None:
+    settings = Settings(queues={"small": QueueSettings(max_depth=1)})
+    broker = EmbeddedBroker(tmp_path, settings=settings)
+    try:
+        harness = DecidingBrokerHarness(broker, "small")
+        rm = opened(harness)
+        rm.start(xid := new_xid(), RMID)
+        rm.session(RMID).send("other", Message("1"))
+        with pytest.raises((BranchRolledBack, ResourceError)):
+            for body in ("1", "2", "3"):
+                rm.session(RMID).send("small", Message(body))
+            rm.end(xid, RMID, TMSUCCESS)
+        with pytest.raises(BranchRolledBack):
+            rm.decide(xid, RMID, RECORD)
+        assert harness.bodies("other") == harness.bodies("small") == []
+        assert rm.settle(xid.gtrid, RMID) is None
+        harness.close()
+    finally:
+        broker.stop()
+
+
+def test_two_branches_of_one_thread_in_turn(harness: DecidingBrokerHarness) -> None:
+    rm = opened(harness)
+    first, second = new_xid(), new_xid()
+    rm.start(first, RMID)
+    rm.session(RMID).send(harness.queue, Message("1"))
+    rm.end(first, RMID, TMSUSPEND)
+    rm.start(second, RMID)
+    rm.session(RMID).send(harness.queue, Message("2"))
+    rm.end(second, RMID, TMSUCCESS)
+    with pytest.raises(XaMisuse):
+        rm.decide(first, RMID, RECORD)
+    rm.start(first, RMID, TMRESUME)
+    rm.session(RMID).send(harness.queue, Message("3"))
+    rm.end(first, RMID, TMSUCCESS)
+    rm.rollback(second, RMID)
+    rm.decide(first, RMID, RECORD)
+    assert harness.bodies(harness.queue) == ["1", "3"]
+
+
+def test_another_thread_goes_on(harness: DecidingBrokerHarness) -> None:
+    rm = opened(harness)
+    rm.start(xid := new_xid(), RMID)
+    rm.session(RMID).send(harness.queue, Message("1"))
+
+    def join() -> None:
+        rm.start(xid, RMID, TMJOIN)
+        rm.session(RMID).send(harness.queue, Message("2"))
+        rm.end(xid, RMID, TMSUCCESS)
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(XaMisuse, match="at work"):
+            pool.submit(join).result()
+        rm.end(xid, RMID, TMSUCCESS)
+        pool.submit(join).result()
+    rm.decide(xid, RMID, RECORD)
+    assert harness.bodies(harness.queue) == ["1", "2"]
+
+
+def test_a_connection_that_is_lost_at_work(harness: DecidingBrokerHarness) -> None:
+    rm = opened(harness)
+    rm.start(xid := new_xid(), RMID)
+    session = rm.session(RMID)
+    session.send(harness.queue, Message("1"))
+    harness.disconnect(rm)
+    with pytest.raises(ResourceUnavailable):
+        session.receive(harness.queue, 5)
+    with pytest.raises(XaMisuse):
+        session.send(harness.queue, Message("2"))
+    rm.open(harness.open_string, RMID)
+    with pytest.raises(BranchRolledBack):
+        rm.decide(xid, RMID, RECORD)
+    assert rm.settle(xid.gtrid, RMID) is None
+    assert harness.bodies(harness.queue) == []
+
+
+def test_a_thread_that_is_gone_leaves_nothing(harness: DecidingBrokerHarness) -> None:
+    rm = opened(harness)
+    xid = new_xid()
+
+    def work() -> None:
+        rm.start(xid, RMID)
+        rm.session(RMID).send(harness.queue, Message("1"))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    del thread
+    with pytest.raises(XaError):
+        rm.decide(xid, RMID, RECORD)
+    assert harness.bodies(harness.queue) == []
+
+
+def test_the_same_for_asyncio(harness: DecidingBrokerHarness) -> None:
+    alien(harness, harness.queue, Message("1"))
+    rm = opened(harness)
+
+    async def work() -> None:
+        rm.start(xid := new_xid(), RMID)
+        session = rm.session(RMID).aio
+        message = await session.receive(harness.queue, 5)
+        await session.send(harness.queue + "-answers", Message(f"{message.body!r}, answered"))
+        with pytest.raises(NoMessage):
+            await session.receive(harness.queue, 0)
+        assert [each.body async for each in session.browse(harness.queue)] == []
+        rm.end(xid, RMID, TMSUCCESS)
+        assert rm.decide(xid, RMID, RECORD) is Code.XA_OK
+
+    asyncio.run(work())
+    assert harness.bodies(harness.queue + "-answers") == ["'1', answered"]
+    assert harness.bodies(harness.queue) == []
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+def test_what_doctor_says(harness: DecidingBrokerHarness) -> None:
+    url = harness.open_string
+    found = DecidingBroker().diagnose(url)
+    assert [(check.health, check.subject) for check in found.checks] == [(Health.OK, "usable"), (Health.OK, "tokens")]
+    assert "the first start makes them" in found.checks[1].found
+    rm = opened(harness)
+    found = rm.diagnose(url)
+    assert f"of decider {rm.decider_id.hex()}" in found.checks[1].found
+    take(harness, f"{harness.tokens}.3")
+    (check,) = rm.diagnose(url).checks[2:]
+    assert (check.health, check.subject) == (Health.WARN, "token")
+    assert f"{harness.tokens}.3" in check.found
+    assert opened(harness).incarnation == 2, "a look does not count"
+
+
+def test_doctor_finds_nobody() -> None:
+    (check,) = DecidingBroker().diagnose("decider+amqp://127.0.0.1:1/?timeout=1").checks
+    assert (check.health, check.subject) == (Health.FAIL, "reachable")

@@ -1,0 +1,287 @@
+"""One transaction that the broker decides, over a network in memory, with a fault at every boundary in turn; and what
+recovery does at once, while what was sent late is still on its way, and again when everything has arrived.
+
+Whatever happens, and wherever: the messages and the row are done together, or neither; that is what the application was
+told, unless it was told that it is unknown; and nothing is left. Mutants of the token's keepers each make a mistake,
+which this has to see.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dtx.protocol.replies import ACCEPTED
+from rm_amqp import Message, NoMessage
+from rm_amqp.local import LocalWork
+from rm_amqp.token_log import TokenLog
+from rm_amqp.token_queues import TokenQueues
+from rm_amqp.tokens import Token
+from tests.rm_amqp.client import RMID, new_xid
+from tests.rm_amqp.network import Kind, Network
+from tests.tm.wrapped import DECIDER_VERBS, hooked
+from tm import HeuristicOutcomeError, OutcomeUnknown, RolledBack, TransactionManager
+from tm.resources import ResourceConfig
+from xa import TMONEPHASE, TMSUCCESS, XaError
+from xa.reference import ReferenceFactory, ReferenceStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rm_amqp import DecidingBroker
+    from rm_amqp.token_queues import HeldToken
+
+OPTIONS = {"plain": "timeout=20&slots=1", "prefetch": "timeout=20&slots=1&prefetch=10"}
+LONG_S = 7200
+MOST_PASSES = 12
+
+
+class Field:
+    """Two queues and the tokens at a broker that decides; a database with two phases; a manager."""
+
+    def __init__(self, options: str = OPTIONS["plain"]) -> None:
+        self.network = Network()
+        self.store = ReferenceStore("shop")
+        self.points: list[tuple[str, Callable[[], object]]] = []
+        """What happens at which point ("before decide"), in turn."""
+        self.clients: list[DecidingBroker] = []
+        """Those of the managers."""
+        self.url = f"decider+amqp://here,there/?{options}"
+        with_broker = self.client()
+        self.work(with_broker, lambda session: [session.send("x", Message(body)) for body in ("M1", "M3")])
+        with_broker.close("", RMID)
+        self.manager = self.new_manager(hooked(self._pass, DECIDER_VERBS))
+        self.other = self.new_manager(lambda rm: rm)
+
+    def _pass(self, when: str, verb: str) -> None:
+        if self.points and self.points[0][0] == f"{when} {verb}":
+            self.points.pop(0)[1]()
+
+    def new_manager(self, wrap: Callable[[Any], Any]) -> TransactionManager:
+        """A manager of the node."""
+        return TransactionManager(
+            "sim-1",
+            None,
+            {
+                "broker": ResourceConfig(self.url, "decider", factory=lambda _: wrap(self._new_client())),
+                "shop": ResourceConfig(self.store.url, factory=ReferenceFactory(self.store)),
+            },
+            clock=self.network.monotonic,
+            sleep=self.network.sleep,
+            background=False,
+        )
+
+    def _new_client(self) -> DecidingBroker:
+        self.clients.append(self.network.decider())
+        return self.clients[-1]
+
+    def client(self) -> DecidingBroker:
+        """Another client of the broker."""
+        rm = self.network.decider()
+        rm.open(self.url, RMID)
+        return rm
+
+    def work(self, rm: DecidingBroker, call: Callable[[Any], Any]) -> Any:
+        """Work in a transaction of its own."""
+        rm.start(xid := new_xid(), RMID)
+        result = call(rm.session(RMID))
+        rm.end(xid, RMID, TMSUCCESS)
+        rm.commit(xid, RMID, TMONEPHASE)
+        return result
+
+    def look(self, queue: str) -> list[object]:
+        """What is available."""
+        rm = self.client()
+        found = self.work(rm, lambda session: [message.body for message in session.browse(queue)])
+        rm.close("", RMID)
+        return list(found)
+
+    def transaction(self, row: str = "row", sent: str = "M2") -> str:
+        """What the application is told."""
+        try:
+            with self.manager.begin() as tx:
+                message = tx["broker"].receive("x", 5)
+                tx["shop"].write(row, message.body)
+                tx["broker"].send("y", Message(sent))
+        except OutcomeUnknown:
+            return "unknown"
+        except HeuristicOutcomeError:
+            return "in part"
+        except (RolledBack, XaError, NoMessage):
+            return "rolled back"
+        return "committed"
+
+    def recover_at_once(self) -> None:
+        """Another process of the node recovers, while what was sent before may still be on its way."""
+        self.network.faults = {}
+        self.other.recover()
+        self.other.close()
+
+    def recover(self) -> None:
+        """Everything has arrived; the manager recovers."""
+        network = self.network
+        network.faults = {}
+        network.now += 200
+        network.settle()
+        for _ in range(MOST_PASSES):
+            report = self.manager.recover()
+            network.settle()
+            if report.clean and not report.ended and not report.findings:
+                break
+            network.now += 60
+        else:
+            pytest.fail(f"still in doubt: {report}")
+        self.manager.close()
+        network.now += LONG_S
+        network.node.resource.tick()
+        network.settle()
+
+    def check(self, told: str, where: str) -> None:
+        """As it says above."""
+        committed = "row" in self.store.data
+        assert told in {"unknown", "committed" if committed else "rolled back"}, where
+        assert self.look("y") == (["M2"] if committed else []), where
+        assert self.look("x") == (["M3"] if committed else ["M1", "M3"]), where
+        tokens = [Token.decode(body) for body in self.look("xabridge.tokens.0")]
+        assert [token.decided for token in tokens] == [()], where
+        assert len(self.look("xabridge.tokens")) == 1, where
+        assert [str(branch) for branch in self.network.node.registry] == [], where
+        for queue in self.network.node.resource.queues.values():
+            assert (queue.held, queue.pending) == (0, 0), f"{queue.name}, {where}"
+        assert not self.store.in_doubt, where
+
+
+def campaign(kind: Kind, options: str = OPTIONS["plain"], *, at_once: bool = True) -> Counter[str]:
+    """A fault at every boundary in turn; how often the application was told what."""
+    heard: Counter[str] = Counter()
+    for at in range(1, 1000):
+        field = Field(options)
+        field.network.boundaries, field.network.faults = 0, {at: kind}
+        told = field.transaction()
+        struck = field.network.boundaries >= at
+        if at_once:
+            field.recover_at_once()
+        field.recover()
+        field.check(told, f"{kind.name} at boundary {at}, {options}")
+        heard[told] += 1
+        if not struck:
+            assert told == "committed"
+            assert at > 20, "there are boundaries"
+            break
+    return heard
+
+
+def paused() -> None:
+    """A process stands still behind its prepares, and goes on when recovery has told the others how it ends."""
+    field = Field()
+    field.points.append(("before decide", field.recover_at_once))
+    told = field.transaction()
+    field.recover()
+    assert told == "rolled back"
+    field.check(told, "paused before it decides")
+
+
+def overtaken() -> None:
+    """A decision that could not be carried out yet; the slot's next transaction; then the process is gone."""
+    field = Field()
+    field.points.append(("after decide", field.store.partition))
+    assert field.transaction("row 1", "N1") == "unknown"
+    field.store.heal()
+    field.network.now += 60
+    assert field.transaction("row 2", "N2") == "committed"
+    field.clients[0].drop()
+    for _ in range(MOST_PASSES):
+        if field.other.recover().clean:
+            break
+    field.other.close()
+    assert field.look("y") == ["N1", "N2"]
+    assert sorted(field.store.data) == ["row 1", "row 2"]
+    assert Token.decode(field.look("xabridge.tokens.0")[0]).decided == ()
+
+
+def test_a_process_that_stands_still_is_overruled() -> None:
+    paused()
+
+
+def test_a_slot_is_used_again_before_its_decision_has_ended() -> None:
+    overtaken()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.CANCEL])
+def test_a_fault_at_every_boundary(kind: Kind, options: str) -> None:
+    heard = campaign(kind, options)
+    assert ("unknown" in heard) == (kind is not Kind.SLOW)
+    assert ("rolled back" in heard) == (kind is not Kind.SLOW)
+
+
+# --- mutants --------------------------------------------------------------------------------------------------
+def _looks_without_holding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(self: TokenLog, gtrid: bytes, deadline: float) -> bytes | None:
+        seat = self._pool.take(deadline)
+        channel: Any = seat.channel
+        arrived = seat.line.run(channel.tokens._browsed(channel.tokens.address(0), deadline))
+        self._pool.give(seat)
+        if arrived is None:
+            return None
+        message = Message()
+        message.decode(arrived.octets)
+        return Token.decode(message.body).record_of(gtrid)
+
+    monkeypatch.setattr(TokenLog, "settle", settle)
+
+
+def _settles_without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Token, "fencing", lambda self, _: self.renewed())
+
+
+def _decides_over_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TokenLog, "_objection", lambda *_: "")
+
+
+def _uses_a_slot_again_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deciding(self: Token, gtrid: bytes, record: bytes, _ended: object) -> Token:
+        return replace(self.renewed(), decided=((gtrid, record),))
+
+    monkeypatch.setattr(Token, "deciding", deciding)
+
+
+class Outside(LocalWork):
+    """Work of no transaction."""
+
+    __slots__ = ()
+
+    def stateful(self, outcome: bytes = b"") -> Any:  # noqa: ARG002
+        return None
+
+
+def _decides_outside_of_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    def replaced(self: TokenQueues, _work: LocalWork, held: HeldToken, token: Token, deadline: float) -> Any:
+        work = Outside()
+        answer = yield from self._send(self.address(token.slot), token.encode(), work, deadline)
+        yield from self._taken(work, answer, deadline)
+        held.arrived.link.settle(held.arrived, None, ACCEPTED)
+
+    monkeypatch.setattr(TokenQueues, "replace", replaced)
+
+
+MUTANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Callable[[], object]]] = {
+    "settles by a look, without holding the token": (_looks_without_holding, lambda: campaign(Kind.LATE)),
+    "settles without a fence": (_settles_without_a_fence, paused),
+    "decides over a fence": (_decides_over_a_fence, paused),
+    "uses a slot again before its decision has ended": (_uses_a_slot_again_before_the_end, overtaken),
+    "decides outside of the transaction": (_decides_outside_of_the_transaction, lambda: campaign(Kind.CUT)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_it, see = MUTANTS[name]
+    break_it(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        see()

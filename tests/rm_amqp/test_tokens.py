@@ -1,0 +1,128 @@
+"""What stands in tokens: the words on a transaction, generations, fences, bodies."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp.tokens import MAX_FENCES, Founding, Token, Word, WrongTokenError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FOUNDER = b"founder!"
+FOUNDING = Founding(FOUNDER, 8)
+TOKEN = Token(FOUNDER, 3)
+
+
+def test_a_body_says_what_was_said() -> None:
+    token = TOKEN.deciding(b"g\0\xff", b"\1\2", ()).fencing(b"h").opening()
+    assert Token.decode(token.encode()) == token
+    assert Founding.decode(FOUNDING.encode()) == FOUNDING
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda token: token.deciding(b"g", b"r", ()),
+        lambda token: token.fencing(b"h"),
+        lambda token: token.ending({b"g"}),
+        Token.opening,
+        Token.renewed,
+    ],
+)
+def test_every_change_is_a_new_generation(change: Callable[[Token], Token]) -> None:
+    assert change(change(TOKEN)).generation == 2
+
+
+def test_decisions_stay_until_they_end() -> None:
+    token = TOKEN.deciding(b"1", b"one", ()).deciding(b"2", b"two", ()).deciding(b"3", b"three", {b"1"})
+    assert token.decided == ((b"2", b"two"), (b"3", b"three"))
+    assert token.word_on(b"2", 0) is Word.DECIDED
+    assert token.record_of(b"3") == b"three"
+    assert token.record_of(b"1") is None
+
+
+def test_a_fence_ends_with_its_transaction() -> None:
+    token = TOKEN.fencing(b"1").fencing(b"2").ending({b"1"})
+    assert token.word_on(b"1", 0) is Word.OPEN
+    assert token.word_on(b"2", 0) is Word.FENCED
+    assert token.epoch == 2
+
+
+def test_old_fences_are_kept_by_their_epoch() -> None:
+    token = TOKEN
+    for number in range(MAX_FENCES + 5):
+        token = token.fencing(f"{number}".encode())
+    assert len(token.fenced) == MAX_FENCES
+    assert token.word_on(b"4", 4) is Word.OUTDATED, "it was fenced while the slot was at epoch 4"
+    assert token.word_on(b"5", 0) is Word.FENCED
+    assert token.word_on(b"another", 4) is Word.OUTDATED, "nobody knows any more whether it was"
+    assert token.word_on(b"another", 5) is Word.OPEN, "it began when the first five were there already"
+
+
+@pytest.mark.parametrize("known", range(MAX_FENCES + 3))
+def test_no_fence_is_ever_missed(known: int) -> None:
+    """One that is fenced after it began, at whatever epoch, is refused for ever."""
+    token = TOKEN
+    for number in range(known):
+        token = token.fencing(f"before {number}".encode())
+    token = token.fencing(b"it")
+    for number in range(3 * MAX_FENCES):
+        assert token.word_on(b"it", known) is not Word.OPEN
+        token = token.fencing(f"after {number}".encode())
+
+
+def test_slots_are_used_alike() -> None:
+    used = Counter(FOUNDING.slot_of(f"node 1 {number}".encode()) for number in range(8000))
+    assert set(used) == set(range(8))
+    assert min(used.values()) > 800
+    assert FOUNDING.counter not in used
+
+
+def test_the_first_tokens_hold_nothing() -> None:
+    tokens = FOUNDING.first_tokens()
+    assert [token.slot for token in tokens] == list(range(9))
+    assert all(token.generation == 0 and token.founder == FOUNDER for token in tokens)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        b"{}",
+        {},
+        "",
+        "{",
+        "[]",
+        '{"version": 2}',
+        TOKEN.encode().replace('"slot": 3', '"slot": -3'),
+        TOKEN.encode().replace('"slot": 3', '"slot": "3"'),
+        TOKEN.encode().replace('"slot": 3, ', ""),
+        TOKEN.encode().replace('"decided": []', '"decided": [["0"]]'),
+        TOKEN.encode().replace('"decided": []', '"decided": [["zz", "00"]]'),
+        TOKEN.encode().replace('"fenced": []', '"fenced": 1'),
+        TOKEN.encode().replace(FOUNDER.hex(), "no hex"),
+    ],
+)
+def test_what_is_no_token(body: object) -> None:
+    with pytest.raises(WrongTokenError):
+        Token.decode(body)
+
+
+@pytest.mark.parametrize("wrong", [{"slots": 0}, {"slots": 65}, {"slots": True}, {"founder": "00"}, {"founder": None}])
+def test_what_is_no_founding(wrong: dict[str, object]) -> None:
+    with pytest.raises(WrongTokenError):
+        Founding.decode(json.dumps(json.loads(FOUNDING.encode()) | wrong))
+
+
+def test_whose_place_it_is() -> None:
+    TOKEN.check(FOUNDING, 3)
+    Token(b"another!", 3).check(FOUNDING, 3)  # it was never used
+    with pytest.raises(WrongTokenError, match="slot 3"):
+        TOKEN.check(FOUNDING, 4)
+    with pytest.raises(WrongTokenError, match=b"another!".hex()):
+        Token(b"another!", 3).renewed().check(FOUNDING, 3)
