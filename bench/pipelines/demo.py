@@ -41,9 +41,9 @@ BATCHES: Final = 12
 """Micro-batches that the orders come in, at least."""
 LOOK_S: Final = 0.2
 STUCK_S: Final = 300.0
-RESTARTS: Final = 3
-"""Of drivers that end by themselves: Spark gives its Python workers ten seconds to start, however busy the machine is."""
 """When nothing has moved for so long, something is wrong."""
+RESTARTS: Final = 3
+"""Of drivers that end by themselves: Spark gives its Python workers ten seconds to start, however busy it is."""
 NEXT: Final = "next: docs/pipeline.md, how to write one and how to run it on a cluster"
 CONFIG: Final = """\
 node = "demo-shop"
@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs it; the exit code."""
     if arguments.orders < 1:
         return _complain("--orders is at least 1")
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # stopped or interrupted: nothing is left running
+    for ended in (signal.SIGTERM, signal.SIGHUP):  # stopped, or the terminal is closed: nothing is left running
+        signal.signal(ended, signal.getsignal(signal.SIGINT))
     display = Display(live=sys.stdout.isatty() and not arguments.plain and not arguments.json, quiet=arguments.json)
     try:
         check_spark()
