@@ -91,6 +91,8 @@ class PostgresResource(DatabaseResource[PgServer]):
     name = "xabridge PostgreSQL"
 
     _version = 0
+    max_prepared = 0
+    """How many transactions the server lets be prepared at a time; known once it is open."""
 
     def _reach(self, url: str, place: PgServer | None) -> PgServer:
         server = place or PgServer(Address.parse(url))
@@ -102,6 +104,7 @@ class PostgresResource(DatabaseResource[PgServer]):
                 server.close()
             raise
         self._version = facts.version
+        self.max_prepared = facts.max_prepared
         return server
 
     # --- completion -----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from pipeline.core.ledger import Entrance
 from pipeline.core.resources import PROCESS, asked, broker
 from pipeline.core.shell import Shell
 from pipeline.core.values import Offset, SinkPlan, SourcePartition
+from rm_db import PostgresResource
 from tm.log import LogError
 from tm.log.sql_gtrids import TakenOver
 from xa import XaError
@@ -196,6 +197,23 @@ class Writer:
         return SinkPlan(
             self._settings.pipeline, gtrid, epoch, shell.own.incarnation, self._settings.resources, decided=decided
         )
+
+    def check(self, tasks: int) -> None:
+        """For the start: PipelineError where a database can't prepare the branches of so many tasks, and once more as
+        many, which may be left over."""
+        for name, resource in self._resources.items():
+            rm = resource.rm
+            if not isinstance(rm, PostgresResource):
+                continue
+            try:
+                asked(resource, "open", lambda: None)
+            except XaError as error:
+                raise PipelineError(f"{name} can't be reached: {error}") from error
+            if rm.max_prepared < 2 * tasks:
+                raise PipelineError(
+                    f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, with what they may leave"
+                    f" over need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks"
+                )
 
     def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> Decided:
         """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. Once it is, nothing is
