@@ -68,6 +68,8 @@ def _array(messages: Messages, field: pa.Field) -> pa.Array:
         return pa.array(_bodies(messages, as_text=not pa.types.is_binary(field.type)), type=field.type)
     name = "creation_time_ms" if field.name == "creation_time" else field.name
     values: Sequence[Any] | None = getattr(messages, name)
+    if name == "delivery_count":  # a message without a header was never delivered before
+        values = [count or 0 for count in values or [0] * len(messages)]
     if values is None:
         return pa.nulls(len(messages), field.type)
     if pa.types.is_map(field.type):

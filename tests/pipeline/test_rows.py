@@ -54,6 +54,11 @@ def test_bodies_as_text() -> None:
         batch_of(Messages(body=[b"\xff"]), schema("text", "body"))
 
 
+def test_a_message_without_a_header_was_never_delivered_before() -> None:
+    batch = batch_of(Messages(body=[b"a", b"b"]), schema("binary", "body", "delivery_count"))
+    assert batch.column("delivery_count").to_pylist() == [0, 0]
+
+
 def test_only_the_columns_that_were_asked_for() -> None:
     batch = batch_of(MESSAGES, schema("binary", "message_id", "body"))
     assert batch.schema.names == ["message_id", "body"]
