@@ -222,7 +222,7 @@ class World:
             self.trace.append(f"{actor.name} ends: {why}")
             self._die(actor.number)
             return
-        self.trace.append(f"{actor.name}: {effect}")
+        self.trace.append(f"{actor.name}: {effect.what if isinstance(effect, Do) else effect}")
         if self.faults and self.random.random() < 0.01:
             self._die(actor.number)
             return
