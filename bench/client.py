@@ -29,7 +29,7 @@ CIRCLE: Final = 200
 BODY: Final = bytes(1024)
 
 
-class _Nobody:
+class Nobody:
     """A transaction manager without a transaction."""
 
     def ax_reg(self, rmid: int, flags: int = 0) -> tuple[AxCode, Xid]:
@@ -60,7 +60,7 @@ def measure_client(broker: BrokerProcess, scale: int) -> dict[str, float]:
 
 
 def _opened(broker: BrokerProcess, options: str, flags: int = TMUSEASYNC) -> AmqpResource:
-    rm = AmqpResource(_Nobody(), flags)
+    rm = AmqpResource(Nobody(), flags)
     rm.open(f"amqp://{broker.host}:{broker.port}/?{options}", RMID)
     return rm
 

@@ -46,6 +46,8 @@ GOALS: Final = (
     Goal("e2e", "two_phase.16.tx_per_s", 800),
     Goal("e2e", "decider_gain.1", 1.4),
     Goal("e2e", "batch100.msgs_per_s", 6000),
+    Goal("pipeline", "ratio", 0.7),
+    Goal("pipeline", "batch_overhead_ms", 150, low=True),
 )
 
 

@@ -115,11 +115,18 @@ class Epoch:
         plan, self._plan = self._plan, None
         try:
             if kind is None:
-                self.decided = self._writer.commit(plan, self._batch, self._reports)
+                self.decided = self._commit(self._writer, plan)
             else:
                 self._writer.abort(plan, self._batch, self._reports)
         finally:
             self._writer.close()
+
+    def _commit(self, writer: Writer, plan: SinkPlan) -> Decided:
+        try:
+            return writer.commit(plan, self._batch, self._reports)
+        except BaseException:
+            writer.abort(plan, self._batch, self._reports)  # unless it is decided
+            raise
 
 
 def _task(writer: TaskWriter, first: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

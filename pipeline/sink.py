@@ -8,6 +8,7 @@ comes back to the driver with what the tasks report.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from pipeline.core import SinkPlan, SinkReport
     from pipeline.options import SinkOptions
+    from pipeline.writing import Layout
 
 QUERY: Final = "sql.streaming.queryId"
 """The local property with the id of the query, which stands in its checkpoint."""
@@ -71,6 +73,13 @@ class XaSink(DataSource):
         return XaBatchWriter(sink_options(self.options), schema)
 
 
+@lru_cache(maxsize=64)
+def _fitting(options: SinkOptions, rows: tuple[tuple[str, str], ...]) -> Layout:
+    """The layout, checked once in each planning process: Spark plans every micro-batch. What does not fit is checked
+    again whenever it is asked for."""
+    return layout(options, dict(rows))
+
+
 class _Planned:
     """A writer that makes its plan when it is pickled."""
 
@@ -81,8 +90,8 @@ class _Planned:
 
     def __getstate__(self) -> dict[str, Any]:
         if self._tasks is None:
-            rows = {field.name: field.dataType.simpleString() for field in self._schema.fields}
-            fitting = layout(self._options, rows)
+            rows = tuple((field.name, field.dataType.simpleString()) for field in self._schema.fields)
+            fitting = _fitting(self._options, rows)
             writer = self.open()
             try:
                 self._tasks = TaskWriter(fitting, writer.plan())

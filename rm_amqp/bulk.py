@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.protocol.conditions import Condition, refused
 from rm_amqp.channel import Channel
-from rm_amqp.links import Receiver, Taker
+from rm_amqp.links import Taker
 from rm_amqp.loss import TimedOut
 from xa import Code
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rm_amqp.association import Association
     from rm_amqp.core import Core, Steps
-    from rm_amqp.links import Arrived
+    from rm_amqp.links import Arrived, Receiver
     from rm_amqp.settings import Settings
 
 BROWSED: Final = 100

@@ -28,6 +28,8 @@ from rm_amqp.wire import whole_discharge
 from xa import NULL_XID, Code
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rm_amqp.core import Core, Steps
     from rm_amqp.links import Answer, Receiver, Sender
     from rm_amqp.settings import Settings
@@ -134,9 +136,18 @@ class LocalChannel(BulkChannel):
         association.senders.add(sender)
         association.look()
 
-    def gather(self, address: str, count: int, association: Association, patience: float) -> Steps[list[bytes]]:  # noqa: ARG002
-        """Not here: few brokers acquire as part of a local transaction."""
-        raise refused(Code.XAER_RMERR, "messages are gathered in bulk over distributed transactions only")
+    def post(self, address: str, messages: Sequence[bytes], association: Association, deadline: float) -> Steps[None]:
+        """As BulkChannel says."""
+        for octets in messages:
+            yield from self.send(address, octets, association, deadline)
+
+    def gather(self, address: str, count: int, association: Association, patience: float) -> Steps[list[bytes]]:
+        """As BulkChannel says. Messages are received one by one: a broker that does not know transactional acquisition
+        would give those away for good that it sends settled."""
+        found = yield from self.receive_batch(address, count, association, self.core.clock(), patience)
+        for arrived in found:
+            association.hold(arrived, arrived)
+        return [arrived.octets for arrived in found]
 
     def finish(self, work: LocalWork, deadline: float) -> Steps[None]:
         """Tells what became of the messages that were received, and waits until the broker has taken all that were

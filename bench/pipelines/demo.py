@@ -42,6 +42,8 @@ BATCHES: Final = 12
 LOOK_S: Final = 0.2
 STUCK_S: Final = 300.0
 """When nothing has moved for so long, something is wrong."""
+RESTARTS: Final = 3
+"""Of drivers that end by themselves: Spark gives its Python workers ten seconds to start, however busy it is."""
 NEXT: Final = "next: docs/pipeline.md, how to write one and how to run it on a cluster"
 CONFIG: Final = """\
 node = "demo-shop"
@@ -72,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs it; the exit code."""
     if arguments.orders < 1:
         return _complain("--orders is at least 1")
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # stopped or interrupted: nothing is left running
+    for ended in (signal.SIGTERM, signal.SIGHUP):  # stopped, or the terminal is closed: nothing is left running
+        signal.signal(ended, signal.getsignal(signal.SIGINT))
     display = Display(live=sys.stdout.isatty() and not arguments.plain and not arguments.json, quiet=arguments.json)
     try:
         check_spark()
@@ -103,6 +106,7 @@ class Demo:
         self._display = display
         self._faults: list[str] = []
         self._batches = 0
+        self._restarts = 0
         where = arguments.folder if arguments.folder.is_absolute() else f"./{arguments.folder}"
         spark = "a Spark cluster of 2 workers" if arguments.cluster else "Spark on 2 cores"
         display.say(f"xabridge pipeline demo · {spark} · broker and PostgreSQL in {where}")
@@ -155,9 +159,18 @@ class Demo:
                 moved, last = time.monotonic(), figures
             if figures.rows >= self._count and not figures.in_doubt and (self._faults or not self._kill):
                 return figures
-            if time.monotonic() - moved > STUCK_S or not self._driver.running:
+            if time.monotonic() - moved > STUCK_S or not (self._driver.running or self._restarted()):
                 return figures
             tick.wait(LOOK_S)
+
+    def _restarted(self) -> bool:
+        """Starts a driver that ended by itself, as any supervisor would; not for ever."""
+        if self._restarts == RESTARTS:
+            return False
+        self._restarts += 1
+        self._display.event("driver ended by itself, starting it again")
+        self._driver.start()
+        return True
 
     def _kill_driver(self, figures: Figures) -> None:
         self._driver.kill()

@@ -2,8 +2,9 @@
 answer, the batches that it took, is a line on stdout. One session runs them all, so that they find the same JVM warm.
 
 Every job takes messages from a queue, makes a number and a text of each body, and writes a row and sends a message for
-it: `exact` with the formats `amqp` and `xa`, `plain` at least once (`bench.pipelines.at_least_once`). `spark` has a
-source that makes rows of nothing and a sink that drops them: what Spark itself takes for a batch.
+it: `exact` with the formats `amqp` and `xa`, `lean` and `proton` at least once (`bench.pipelines.at_least_once`) with
+one or the other client. `spark` has a source that makes rows of nothing and a sink that drops them: what Spark itself
+takes for a batch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-Kind = Literal["exact", "plain", "spark"]
+Kind = Literal["exact", "lean", "proton", "spark"]
 TABLE: Final = "copied"
 TRANSFORM: Final = ("CAST(substring(text, 1, 8) AS bigint) AS number", "upper(text) AS content", "upper(text) AS body")
 
@@ -65,9 +66,10 @@ def options_of(job: Job) -> tuple[str, dict[str, str], str, dict[str, str]]:
         shared = {"pipeline": job.queue, "log": job.log, **resources}
         sink = {**shared, "table": TABLE, "columns": "number, content", "address": job.target}
         return "amqp", {**shared, **source, "maxRowsPerBatch": str(job.rows)}, "xa", sink
-    if job.kind == "plain":
-        sink = {"broker": job.broker, "database": job.database, "table": TABLE, "address": job.target}
-        return "plain", {**source, "broker": job.broker, "rows": str(job.rows)}, "plain", sink
+    if job.kind in ("lean", "proton"):
+        plain = {"client": job.kind, "broker": job.broker}
+        sink = {**plain, "database": job.database, "table": TABLE, "address": job.target}
+        return "plain", {**source, **plain, "rows": str(job.rows)}, "plain", sink
     return "nothing", {**source, "rows": str(job.rows), "batches": str(job.batches)}, "nothing", {}
 
 

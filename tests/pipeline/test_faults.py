@@ -52,6 +52,7 @@ TASKS: Final = {
         ("taken", "taken and prepared", "yielded", "written", "written and prepared", "sent"), "kill worker"
     ),
     "errors": chain(("yielded", "prepared", "looked", "planned", "sink planned", "commit"), "raise"),
+    "planners": chain(("looked", "planned", "sink planned", "commit", "decided"), "kill worker"),
     "commit raises": chain(("undecided", "decided", "database committed", "broker committed", "committed"), "raise"),
     "the end": chain(("logged", "finished", "logged", "finished"), "raise"),
 }

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from dtx.store.contract import StoreError
     from rm_amqp.keeper import Kept
-    from rm_amqp.line import SocketLine
     from rm_amqp.settings import Broker
     from xa import Registrar
 
@@ -228,29 +227,19 @@ class Network:
 
     def resource(self, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> AmqpResource:
         """A resource manager on this network."""
-        return AmqpResource(
-            registrar,
-            flags,
-            connect=self._dial(),
-            clock=self.monotonic,
-            sleep=self.sleep,
-            nonce=self.nonce,
-            keep=self.keep,
-        )
-
-    def _dial(self) -> partial[SocketLine]:
-        return partial(connect, clock=self.monotonic, reach=self._reach, make_poll=lambda: Poll(self), keep=self.keep)
+        return AmqpResource(registrar, flags, **self._surroundings())
 
     def decider(self, registrar: Registrar | None = None) -> DecidingBroker:
-        """A resource manager on this network, as the one that decides."""
-        return DecidingBroker(
-            registrar,
-            connect=self._dial(),
-            clock=self.monotonic,
-            sleep=self.sleep,
-            nonce=self.nonce,
-            keep=self.keep,
-        )
+        """The same, as the one that decides."""
+        return DecidingBroker(registrar, **self._surroundings())
+
+    def _surroundings(self) -> dict[str, Any]:
+        dial = partial(
+            connect, clock=self.monotonic, reach=self._reach, make_poll=lambda: Poll(self), keep=self.keep
+        )  # fmt: skip
+        return {
+            "connect": dial, "clock": self.monotonic, "sleep": self.sleep, "nonce": self.nonce, "keep": self.keep
+        }  # fmt: skip
 
     def _reach(self, broker: Broker, _deadline: float, _clock: object) -> socket.socket:
         if self.now < self._away_until_s or broker.host != self.host:
@@ -291,11 +280,6 @@ class Network:
             if self.now >= deadline:
                 return
             self._pass(deadline)
-
-    def settle(self) -> None:
-        """Until nobody has anything to say."""
-        while self._pump():
-            pass
 
     def _pass(self, until: float) -> None:
         """Time passes, until something is due."""
