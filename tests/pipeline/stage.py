@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 PRODUCTS: Final = 7
+BEGAN_S: Final = 1000
+"""When number 0 was made."""
 PATIENCE_S: Final = 240.0
 TABLES: Final = """
 CREATE TABLE rows (id bigint, text text);
@@ -237,7 +239,7 @@ class Stage:
             message = Message(
                 id=f"m{number}", body=str(number).encode(), properties={"product": f"p{number % PRODUCTS}"}
             )
-            message.creation_time = number
+            message.creation_time = BEGAN_S + number  # 0 would be none
             sender.send(message)
         with_proton.close()
 

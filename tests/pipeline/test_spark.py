@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.pipeline.stage import DriverFailed, Stage
+from tests.pipeline.stage import BEGAN_S, DriverFailed, Stage
 
 if TYPE_CHECKING:
     from tests.pipeline.stage import Driver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 N = 250
+COMPLETE = [(BEGAN_S + start, 10) for start in range(0, 80, 10)]
+"""A window is complete when a message has come that is ten seconds younger than its end."""
 
 
 def test_a_row_and_a_message_for_each_message(spark: Driver, stage: Stage) -> None:
@@ -64,7 +66,7 @@ def test_windows_are_written_when_they_are_complete(spark: Driver, stage: Stage)
     sink = stage.sink(table="windows")
     spark.call("stream", query="windows", source=stage.source(), sink=sink, checkpoint=stage.checkpoint)
     stage.settle()
-    assert stage.rows("SELECT second, n FROM windows ORDER BY second") == [(start, 10) for start in range(0, 80, 10)]
+    assert stage.rows("SELECT second, n FROM windows ORDER BY second") == COMPLETE
     assert stage.left() == []
 
 

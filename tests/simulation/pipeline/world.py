@@ -122,7 +122,8 @@ class World:
         self.checkpoints = [Checkpoint("a")]
         self.actors: dict[int, Actor] = {}
         self.trace: list[str] = []
-        self.told: dict[Xid, list[int]] = {}
+        self.told: dict[Xid, list[list[int]]] = {}
+        """What each attempt at a source partition yielded."""
         self.wrong: list[str] = []
         self.numbers = 0
         self.attempts = 0
@@ -222,7 +223,7 @@ class World:
             self.trace.append(f"{actor.name} ends: {why}")
             self._die(actor.number)
             return
-        self.trace.append(f"{actor.name}: {effect}")
+        self.trace.append(f"{actor.name}: {effect.what if isinstance(effect, Do) else effect}")
         if self.faults and self.random.random() < 0.01:
             self._die(actor.number)
             return
@@ -392,8 +393,8 @@ class World:
             read = yield Do("browse", lambda: self._browse(xid))
         else:
             read = [int(octets) for _, some in taken for octets in some]
-        if xid in self.places["broker"].prepared and self.told.setdefault(xid, read) != read:
-            self.wrong.append(f"{xid} told {self.told[xid]}, and then {read}")
+        if xid in self.places["broker"].prepared:
+            self.told.setdefault(xid, []).append(read)
         return read
 
     def _browse(self, xid: Xid) -> list[int]:
@@ -543,6 +544,10 @@ class World:
     def violations(self) -> list[str]:
         """What is not as it has to be."""
         wrong = list(self.wrong)
+        for xid, told in self.told.items():
+            entry = self.book.entry(xid.gtrid)
+            if entry is not None and entry.decision is not None and told != [told[0]] * len(told):
+                wrong.append(f"{xid} is decided, and told {told}")
         inputs = Counter({str(number): 1 for number in range(INPUTS)})
         tokens = Counter(dict.fromkeys(self.nodata, 1))
         for name, place in self.places.items():
