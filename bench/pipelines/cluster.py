@@ -58,7 +58,7 @@ class Cluster:
 
     def _open(self) -> None:
         self._start("master", MASTER, "127.0.0.1", "--port", str(self._port), "--webui-port", str(self._page))
-        self._wait("master", "new state: ALIVE")
+        self._wait("master", "New state: ALIVE")
         for number in range(self._workers):
             page = str(free_port())
             flags = ("--cores", "1", "--memory", self._memory, "--webui-port", page, self.url)
@@ -75,6 +75,7 @@ class Cluster:
             "SPARK_LOCAL_DIRS": str(folder),
             "SPARK_WORKER_DIR": str(folder),
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",  # it would take a port of everybody's
             "PYSPARK_PYTHON": sys.executable,
         }
         command = [str(_spark_home() / "bin" / "spark-class"), main, "--host", host, *flags]

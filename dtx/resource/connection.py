@@ -90,6 +90,7 @@ class BrokerConnection:
         self.loading = 0
         """Octets of messages that are read, or being read, and that proton does not have yet."""
         self._has_room = False
+        self._full_of_payloads = False
         self.partial_octets = 0
         """Octets of messages of which more is to come."""
         self._handlers: dict[int, Callable[[Pointer], None]] = {
@@ -199,9 +200,14 @@ class BrokerConnection:
     def unloaded(self, octets: int) -> None:
         """Proton has the octets of a message, or nobody wants them: there may be room for others."""
         limit = self.node.limits.output_octets
-        if self.loading >= limit > self.loading - octets:
+        if self._full_of_payloads or self.loading >= limit > self.loading - octets:
+            self._full_of_payloads = False
             self.has_room()
         self.loading -= octets
+
+    def when_unloaded(self) -> None:
+        """Links may send again when the next payload that is being read is there."""
+        self._full_of_payloads = True
 
     def has_room(self) -> None:
         """Links may send again."""

@@ -20,6 +20,7 @@ from dtx.resource.engine import LIB, Pointer, open_delivery, reject, remote_stat
 from dtx.resource.link import Link, refusal_of
 from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN
 from dtx.resource.resource import fits_one_piece
+from dtx.store.contract import CHUNK
 from xa import Code
 
 if TYPE_CHECKING:
@@ -80,9 +81,12 @@ class OutgoingLink(Link):
             or self.connection.loading >= self._output_limit
         ):
             return False
-        if self.connection.loading + LIB.pn_session_outgoing_bytes(self.session.pointer) < self._output_limit:
+        outgoing = LIB.pn_session_outgoing_bytes(self.session.pointer)
+        if self.connection.loading + outgoing < self._output_limit:
             return True
-        if not self._crowded:  # of messages that are sent settled nothing is heard that would wake the link
+        if outgoing < CHUNK:  # it is full of payloads that are being read: nothing that is sent would make room
+            self.connection.when_unloaded()
+        elif not self._crowded:  # of messages that are sent settled nothing is heard that would wake the link
             self._crowded = True
             self.connection.when_sent(self, self._has_room)
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,12 +10,12 @@ import pytest
 from dtx.protocol.links import branch_address
 from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client
+from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMSUCCESS, BranchRolledBack, Code, XaError, XaMisuse, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from tests.rm_amqp.embedded import EmbeddedBroker
+    from pathlib import Path
 
 
 def _octets(*bodies: str) -> list[bytes]:
@@ -153,3 +154,29 @@ def test_what_is_gathered_by_a_lost_connection_comes_back(
     assert len(lost.session.gather(queue, 2)) == 2
     broker.cut(lost.rm.container)
     assert other.look(queue) == ["a", "b", "c"]
+
+
+@pytest.mark.timeout(60)
+def test_what_is_gathered_may_be_more_than_the_broker_reads_at_a_time(tmp_path: Path) -> None:
+    broker = EmbeddedBroker(tmp_path)
+    client = Client(broker.address)
+    bodies = [f"{number:05}".ljust(200, "x") for number in range(20_000)]  # four times what waits for one peer
+    xid = client.start()
+    client.session.post("much", _octets(*bodies))
+    client.commit(xid)
+    client.rm.drop()
+    broker.stop()
+    broker.start()  # what was posted has to be read from the store now
+
+    def gather(_: int) -> list[object]:
+        one = Client(broker.address)
+        xid = one.start()
+        taken = _bodies(one.session.gather("much", len(bodies) // 2))
+        one.commit(xid)
+        one.rm.drop()
+        return taken
+
+    with ThreadPoolExecutor(2) as threads:
+        halves = list(threads.map(gather, range(2)))
+    assert sorted(map(str, halves[0] + halves[1])) == bodies
+    broker.stop()
