@@ -13,7 +13,7 @@ import struct
 from typing import Any, Final
 
 from cproton_ffi import ffi  # type: ignore[import-not-found]
-from proton import Message
+from proton import Array, Described, Message
 
 from rm_amqp.engine import LIB
 
@@ -132,14 +132,37 @@ def decoded(octets: bytes) -> Message:
     try:
         end, properties, body = _read_parts(octets)
     except (_LongWayError, ValueError, IndexError, TypeError, struct.error):
-        message.decode(octets)
-        return message
+        return _decode(message, octets)
     pointer = message._msg  # noqa: SLF001 — as above
     if end and LIB.pn_message_decode(pointer, ffi.from_buffer(octets), end) < 0:
-        message.decode(octets)
-        return message
+        return _decode(message, octets)
     message.properties, message.body = properties, body
     return message
+
+
+def _decode(message: Message, octets: bytes) -> Message:
+    """The long way. proton's binaries are views of memory that goes with the message: they get memory of their own, for
+    whoever keeps a body and not its message."""
+    message.decode(octets)
+    message.body, message.properties = _kept(message.body), _kept(message.properties)
+    message.annotations, message.instructions = _kept(message.annotations), _kept(message.instructions)
+    return message
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, memoryview):
+        return memoryview(bytes(value))
+    if isinstance(value, dict):
+        items = [(_kept(key), _kept(item)) for key, item in value.items()]
+        value.clear()
+        value.update(items)
+    elif isinstance(value, list):
+        value[:] = map(_kept, value)
+    elif isinstance(value, Described):
+        value.value = _kept(value.value)
+    elif isinstance(value, Array):
+        value.elements = type(value.elements)(map(_kept, value.elements))
+    return value
 
 
 def _read_parts(octets: bytes) -> tuple[int, Any, Any]:

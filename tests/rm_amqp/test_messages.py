@@ -106,3 +106,32 @@ def test_a_message_can_be_written_by_proton_after_it_was_written_here() -> None:
     assert encoded(made) == bytes(made.encode()) == encoded(made)
     made.body = "other"
     assert by_proton(encoded(made)).body == "other"
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "data": {"body": b"A" * 100, "inferred": True},
+    "a list": {"body": [b"A" * 100, "A"], "annotations": {symbol("k"): b"A" * 40}},
+    "a map": {"body": {"k": [{"k": b"A" * 100}]}, "properties": {"k": b"A" * 9}, "annotations": {symbol("k"): "A"}},
+    "described": {"body": Described(symbol("k"), [b"A" * 100])},
+}
+
+
+@pytest.mark.parametrize("fields", KEPT.values(), ids=KEPT)
+def test_what_a_message_held_outlives_it(fields: dict[str, Any]) -> None:
+    def parts() -> list[Any]:
+        message = decoded(bytes(Message(**fields).encode()))
+        return [message.body, message.properties, message.annotations]
+
+    kept = parts()
+    others = [bytes(Message(body=[b"Z" * 100, b"Z" * 40, b"Z" * 9]).encode()) for _ in range(20)]
+    assert len(others) == 20
+    assert set("".join(binaries(kept))) == {"A"}
+
+
+def binaries(value: Any) -> list[str]:
+    if isinstance(value, memoryview):
+        return [bytes(value).decode("latin-1")]
+    if isinstance(value, Described):
+        return binaries(value.value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for item in items for text in binaries(item)]
