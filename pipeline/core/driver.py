@@ -92,6 +92,8 @@ class Reader:
         source = self._source
         with _told():
             epoch = self._shell.run(planning.latest(start.epoch, source.resource, source.queues))
+            if epoch == start.epoch:  # who has lost the pipeline hears of it, and does not wait for messages for ever
+                self._shell.ledger.standing()
         if limit is not None:
             self._limits = {epoch: limit}
         return Offset(epoch)

@@ -42,19 +42,28 @@ def chain(points: tuple[str, ...], action: str) -> tuple[tuple[str, str], ...]:
 
 
 DRIVERS: Final = {
-    "short": chain(
-        ("taken and prepared", "sent and prepared", "decided", "database committed", "committed"), "kill driver"
-    ),
+    "short": chain(("sent and prepared", "decided", "database committed"), "kill driver"),
     **({point: chain((point,) * 2, "kill driver") for point in EVERYWHERE} if FULL else {}),
 }
-TASKS: Final = {
-    "workers": chain(
+LONG_TASKS: Final = {
+    "all workers": chain(
         ("taken", "taken and prepared", "yielded", "written", "written and prepared", "sent"), "kill worker"
     ),
     "errors": chain(("yielded", "prepared", "looked", "planned", "sink planned", "commit"), "raise"),
     "planners": chain(("looked", "planned", "sink planned", "commit", "decided"), "kill worker"),
-    "commit raises": chain(("undecided", "decided", "database committed", "broker committed", "committed"), "raise"),
+    "every commit raises": chain(
+        ("undecided", "decided", "database committed", "broker committed", "committed"), "raise"
+    ),
     "the end": chain(("logged", "finished", "logged", "finished"), "raise"),
+}
+TASKS: Final = {
+    "short": (
+        ("taken and prepared", "kill worker"),
+        ("decided", "raise"),
+        ("database committed", "raise"),
+        ("planned", "kill worker"),
+    ),
+    **(LONG_TASKS if FULL else {}),
 }
 SERVERS: Final = {
     "short": (("taken", "server broker"), ("written and prepared", "server postgres"), ("decided", "server broker")),
@@ -83,7 +92,7 @@ def test_the_driver_is_killed(stage: Stage, points: tuple[tuple[str, str], ...])
 
 
 STATEFUL: Final = {
-    "short": chain(("prepared", "decided", "committed"), "kill driver"),
+    "short": chain(("decided",), "kill driver"),
     **({point: chain((point,) * 2, "kill driver") for point in WRITING + DECIDING + AFTERWARDS} if FULL else {}),
 }
 
@@ -108,7 +117,10 @@ def test_tasks_fail_and_commits_raise(stage: Stage, points: tuple[tuple[str, str
     arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
     errors = stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
     assert stage.fired() == len(points)
-    assert all("fault" in error for error in errors), errors
+    raised = [error for error in errors if "fault" in error]
+    assert len(raised) >= sum(action == "raise" for _, action in points) - 1, (
+        errors
+    )  # one may hit a task, which is repeated
     stage.check_copies(Counter(range(N)))
 
 
@@ -127,6 +139,7 @@ def test_servers_are_killed(stage: Stage, points: tuple[tuple[str, str], ...]) -
 EXECUTORS: Final = chain(("taken", "taken and prepared", "written and prepared", "prepared"), "kill executor")
 
 
+@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
 def test_executors_are_killed(stage: Stage) -> None:
     stage.send(range(N))
     stage.schedule(*EXECUTORS)
@@ -147,6 +160,7 @@ SPECULATION: Final = {
 }
 
 
+@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
 def test_slow_tasks_are_run_twice(stage: Stage, tmp_path: Path) -> None:
     """By both workers at a time: one of the two attempts counts."""
     points = chain(("taken", "yielded", "written", "prepared"), "slow")

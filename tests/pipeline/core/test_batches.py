@@ -69,8 +69,9 @@ def test_a_driver_that_dies_before_the_decision_has_its_batch_planned_again(stag
         stage.writer().commit(plan, Batch("q", 0), late)
     with pytest.raises(PipelineTaken):
         stage.writer().plan()
-    with pytest.raises(PipelineTaken):
+    with pytest.raises(PipelineTaken):  # there is nothing to read any more, and it does not wait for it
         reader.latest(Offset())
+    with pytest.raises(PipelineTaken):
         reader.plan(Offset(), end)
     again.logged(end_again)
     assert stage.prepared() == []
