@@ -202,6 +202,5 @@ def _browse(connection: BlockingConnection, queue: str) -> list[dict[str, Any]]:
         try:
             bodies.append(receiver.receive(timeout=GONE_S).body)
         except Timeout:
-            break
-        receiver.accept()
+            break  # what is only looked at comes settled
     return bodies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tm.cli import main
 if TYPE_CHECKING:
     from pathlib import Path
 
+FULL = os.environ.get("XABRIDGE_SPARK_FAULTS") == "all"
 SPARK_S = 600
 """For a run with Spark on a machine that is busy."""
 
@@ -96,6 +98,7 @@ def test_without_spark_or_java_it_says_what_to_install(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
 @pytest.mark.timeout(SPARK_S)
 def test_everything_once_although_the_driver_is_killed(tmp_path: Path) -> None:
     running = demo(tmp_path / "demo", "--orders", "600", "--json")
@@ -111,6 +114,7 @@ def test_everything_once_although_the_driver_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
 @pytest.mark.timeout(SPARK_S)
 def test_interrupted_it_leaves_nothing_running(tmp_path: Path) -> None:
     running = demo(tmp_path / "demo", "--plain", "--orders", "600", "--cluster")

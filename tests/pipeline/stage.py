@@ -283,7 +283,8 @@ class Stage:
 
     def left(self) -> list[str]:
         """Branches that nobody has finished, and messages that nobody has taken."""
-        found = [f"postgresql: {gid}" for (gid,) in self.rows("SELECT gid FROM pg_prepared_xacts")]
+        own = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"  # others share the server
+        found = [f"postgresql: {gid}" for (gid,) in self.rows(own)]
         rm = AmqpResource()
         rm.open(self.resources["broker"], 1)
         found += [f"broker: {xid}" for xid in rm.prepared(1)]

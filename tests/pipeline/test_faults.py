@@ -200,6 +200,7 @@ def test_a_query_that_is_started_twice(stage: Stage) -> None:
     stage.check_copies(Counter(range(N)))
 
 
+@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
 def test_foreach_batch_under_faults(stage: Stage) -> None:
     points = (("prepared", "raise"), ("undecided", "kill driver"), ("decided", "raise"), ("decided", "kill driver"))
     stage.send(range(N))
