@@ -19,13 +19,14 @@ from dtx.protocol.conditions import RefusedError
 from dtx.protocol.replies import Result as Told
 from rm_amqp.bulk import selected
 from rm_amqp.command import commanding
+from rm_amqp.connecting import connect
 from rm_amqp.core import Core
 from rm_amqp.keeper import KEEPER
-from rm_amqp.line import connect
 from rm_amqp.loss import Cause, ConnectionLost, TimedOut
 from rm_amqp.pool import Dialler, Pool
 from rm_amqp.standing import Asked, Standing
 from xa import EXCEPTIONS, Code, check_flags, thread_of_control, xa_error
+from xa.machine import advance
 from xa.tables import RESOURCE, ResourceState, ResourceVerb
 
 if TYPE_CHECKING:
@@ -192,6 +193,25 @@ class Connected:
         if self._command is not None:
             self._command[1].drop()
         self._state = R0
+
+    # -- open
+    def _begin_open(self, settings: Settings, rmid: int) -> None:
+        """Checks what `open` is asked, and makes ready to connect with these settings. XAER_INVAL."""
+        with self._lock:
+            if self._state is R1 and rmid != self._rmid:
+                raise xa_error(Code.XAER_INVAL, f"open: is open under rmid {self._rmid} already, not {rmid}")
+            if self._state is R1 and settings != self._settings:
+                raise xa_error(Code.XAER_INVAL, "open: is open already, with another open string")
+            if self._pool is None or settings != self._settings:
+                self._disconnect()
+                self._use(settings)
+
+    def _end_open(self, standing: Standing, rmid: int) -> None:
+        """The resource was reached: the instance is open, for this thread too where it had heard XAER_RMFAIL."""
+        with self._lock:
+            standing.lost = False
+            self._rmid = rmid
+            self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN)
 
     # -- who calls
     def _standing(self) -> Standing:

@@ -100,20 +100,10 @@ class DecidingBroker(LocalBranches):
         check_flags("open", flags, self.flags)
         settings = parse(open_string)
         standing = self._standing()
-        with self._lock:
-            if self._state is R1 and rmid != self._rmid:
-                raise xa_error(Code.XAER_INVAL, f"open: is open under rmid {self._rmid} already, not {rmid}")
-            if self._state is R1 and settings != self._settings:
-                raise xa_error(Code.XAER_INVAL, "open: is open already, with another open string")
-            if self._pool is None or settings != self._settings:
-                self._disconnect()
-                self._use(settings)
+        self._begin_open(settings, rmid)
         with self._opening:
             self._guarded(standing, "open", None, self._reach if self._log is not None else self._found)
-        with self._lock:
-            standing.lost = False
-            self._rmid = rmid
-            self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN)
+        self._end_open(standing, rmid)
         return Code.XA_OK
 
     def _reach(self) -> None:

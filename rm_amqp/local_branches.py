@@ -6,6 +6,7 @@ branch of `AmqpResource` it lives and dies with its connection, and is done in o
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -83,7 +84,7 @@ class LocalBranch:
         self.state = advance(BRANCH, self.state, verb, result)
 
 
-class LocalBranches(Connected):
+class LocalBranches(Connected, ABC):
     """The branches of one instance, and its sessions. An association can be resumed only in the thread of control that
     suspended it; an ended branch can be joined by any thread of the instance."""
 
@@ -98,9 +99,9 @@ class LocalBranches(Connected):
         """As Connected says."""
         return opened(core, settings, deadline)
 
+    @abstractmethod
     def _known(self, gtrid: bytes) -> int:
         """How far the fences are known that a transaction which begins now need not fear."""
-        raise NotImplementedError
 
     # --- association ------------------------------------------------------------------------------------------
     def start(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:

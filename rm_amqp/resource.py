@@ -88,14 +88,7 @@ class AmqpResource(Coordinating):
         check_flags("open", flags, self.flags)
         settings = parse(open_string)
         standing = self._standing()
-        with self._lock:
-            if self._state is R1 and rmid != self._rmid:
-                raise xa_error(Code.XAER_INVAL, f"open: is open under rmid {self._rmid} already, not {rmid}")
-            if self._state is R1 and settings != self._settings:
-                raise xa_error(Code.XAER_INVAL, "open: is open already, with another open string")
-            if self._pool is None or settings != self._settings:
-                self._disconnect()
-                self._use(settings)
+        self._begin_open(settings, rmid)
         return self._at_once(standing, "open", None, flags, lambda: self._open(standing, rmid))
 
     def _open(self, standing: Standing, rmid: int) -> Code:
@@ -109,10 +102,7 @@ class AmqpResource(Coordinating):
             self._commanding(deadline)
         except (ConnectionLost, TimedOut) as why:
             raise self._failed(standing, "open", why, None) from None
-        with self._lock:
-            standing.lost = False
-            self._rmid = rmid
-            self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN)
+        self._end_open(standing, rmid)
         return Code.XA_OK
 
     def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:  # noqa: ARG002 — says nothing here

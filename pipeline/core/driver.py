@@ -1,7 +1,7 @@
 """The driver's side of a pipeline: `Reader` plans what is read, `Writer` decides what was written.
 
 Both are opened in whatever process Spark calls, as often as it likes: they take the pipeline for their driver or join
-it (`pipeline.core.ledger`). Resource managers stay open in the process. One object is for one thread at a time.
+it (`pipeline.core.entrance`). Resource managers stay open in the process. One object is for one thread at a time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pipeline.core import deciding, planning
+from pipeline.core.entrance import Entrance
 from pipeline.core.errors import PipelineError, PipelineTaken
 from pipeline.core.finishing import resolve
 from pipeline.core.identity import process_id
-from pipeline.core.ledger import Entrance
 from pipeline.core.resources import PROCESS, asked, broker
 from pipeline.core.shell import Shell
 from pipeline.core.values import Offset, SinkPlan, SourcePartition

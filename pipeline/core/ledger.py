@@ -1,8 +1,6 @@
 """Ledger: who has a pipeline, its epochs and its last batches, beside the decisions in its log.
 
-Taking a pipeline takes the node of its log, which fences off whoever had it. Further processes of the driver join it by
-the driver's name; one of a driver that was fenced off hears who has the pipeline now. A driver that never had it takes
-it by its first process, whichever that is.
+It is opened by `pipeline.core.entrance`.
 """
 
 from __future__ import annotations
@@ -12,14 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from sqlalchemy import delete, func, inspect, select, text, update
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import delete, func, select, text, update
 
-from pipeline.core.errors import PipelineTaken
-from pipeline.core.identity import is_alive
-from pipeline.core.tables import BATCH, DRIVER, EPOCH, METADATA, PIPELINE
-from tm.log import LogError, LogLocked
-from tm.log.sql import SqlLog
+from pipeline.core.tables import BATCH, EPOCH, PIPELINE
 from tm.log.sql_gtrids import TakenOver
 from tm.log.sql_schema import NODE, Database
 from tm.log.sql_trouble import persistently, told
@@ -28,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from sqlalchemy import Connection, Executable
+
+    from tm.log.sql import SqlLog
 
 T = TypeVar("T")
 
@@ -95,7 +90,7 @@ class Ledger:
         """The pipeline's row. TakenOver: it is another one's."""
         row = self._told(lambda: read_pipeline(self._database, self.pipeline))
         if row is None or row.incarnation != self.log.incarnation:
-            raise TakenOver(_taken(self.pipeline, row, f"this is incarnation {self.log.incarnation}"))
+            raise TakenOver(taken(self.pipeline, row, f"this is incarnation {self.log.incarnation}"))
         return row
 
     def epoch(self, epoch: int) -> EpochRow | None:
@@ -131,13 +126,13 @@ class Ledger:
         """The number of a new epoch. (One that is given and not used is missed by nobody.)"""
 
         def change(connection: Connection) -> int:
-            more = self._update(PIPELINE.c.epoch + 1)
+            more = self._row(epoch=PIPELINE.c.epoch + 1)
             return int(connection.execute(more.returning(PIPELINE.c.epoch)).scalar_one())
 
         return self._change("an epoch's number", change)
 
-    def _update(self, epoch: Any) -> Any:
-        return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(epoch=epoch)
+    def _row(self, **values: Any) -> Any:
+        return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(**values)
 
     def plan(self, epoch: int, previous: int, gtrid: bytes, tries: int, source: str) -> None:
         """The epoch, which follows `previous`, goes by this global transaction from now on: the one planned last."""
@@ -157,19 +152,15 @@ class Ledger:
         row = insert.on_conflict_do_update(
             index_elements=[EPOCH.c.pipeline, EPOCH.c.epoch], set_={name: insert.excluded[name] for name in names}
         )
-        self._changes("a plan", row, self._current(gtrid, 0))
+        self._changes("a plan", row, self._row(gtrid=gtrid, again=0))
 
     def plan_again(self, gtrid: bytes) -> None:
         """What was decided under this global transaction is read again."""
-        self._changes("a plan", self._current(gtrid, self.log.incarnation))
+        self._changes("a plan", self._row(gtrid=gtrid, again=self.log.incarnation))
 
     def replayed(self) -> None:
         """What was planned to be read again has been."""
-        ended = update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(again=0)
-        self._changes("the end of a replay", ended)
-
-    def _current(self, gtrid: bytes, again: int) -> Executable:
-        return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(gtrid=gtrid, again=again)
+        self._changes("the end of a replay", self._row(again=0))
 
     def sink(self, gtrid: bytes) -> None:
         """A sink of ours was planned for this global transaction."""
@@ -190,11 +181,7 @@ class Ledger:
         last = max(epochs, default=0) - KEEP_EPOCHS
         old = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch <= last, EPOCH.c.logged.is_(True))
         forgotten = select(func.max(EPOCH.c.epoch)).where(*old).scalar_subquery()
-        noting = (
-            update(PIPELINE)
-            .where(PIPELINE.c.pipeline == self.pipeline, PIPELINE.c.forgotten < forgotten)
-            .values(forgotten=forgotten)
-        )
+        noting = self._row(forgotten=forgotten).where(PIPELINE.c.forgotten < forgotten)
         self._changes("what Spark has logged", logging, *((noting, delete(EPOCH).where(*old)) if last > 0 else ()))
 
     def finished(self, epoch: int, words: Collection[str]) -> frozenset[str]:
@@ -293,8 +280,8 @@ def read_pipeline(database: Database, pipeline: str) -> PipelineRow | None:
     return None if row is None else PipelineRow(*row)
 
 
-# --- taking and joining ---------------------------------------------------------------------------------------------
-def _taken(pipeline: str, row: PipelineRow | None, why: str) -> str:
+def taken(pipeline: str, row: PipelineRow | None, why: str) -> str:
+    """What whoever has lost the pipeline is told."""
     if row is None:
         return f"pipeline {pipeline!r} was removed from its log"
     at = datetime.fromtimestamp(row.taken_at, UTC).isoformat(sep=" ", timespec="seconds")
@@ -302,103 +289,3 @@ def _taken(pipeline: str, row: PipelineRow | None, why: str) -> str:
         f"pipeline {pipeline!r} was taken by driver {row.driver} at {at} (incarnation {row.incarnation}); {why}: it "
         "decides nothing any more. Run one driver for a pipeline: stop the other one, or give this one another name"
     )
-
-
-class Entrance:
-    """Opens ledgers. `alive` tells whether a process lives."""
-
-    def __init__(
-        self,
-        url: str,
-        pipeline: str,
-        *,
-        alive: Callable[[str], bool | None] = is_alive,
-        sleep: Callable[[float], None],
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        self._url = url
-        self._pipeline = pipeline
-        self._alive = alive
-        self._sleep = sleep
-        self._clock = clock
-
-    def take(self, driver: str, reader: str) -> Ledger:
-        """Takes the pipeline for `driver`, whose process `reader` reads it. PipelineTaken: another process of this
-        driver does. LogError: the log can't be opened."""
-        return self._open(
-            lambda database: self._take(database, driver, reader, read_pipeline(database, self._pipeline)), joins=False
-        )
-
-    def join(self, driver: str, incarnation: int | None = None) -> Ledger:
-        """The ledger under the driver's incarnation, which has to be `incarnation` where that is given. PipelineTaken:
-        another driver has the pipeline, or has had it since."""
-
-        def enter(database: Database) -> Ledger:
-            row = read_pipeline(database, self._pipeline)
-            if row is None or row.driver != driver:
-                if incarnation is not None or _has_had(database, self._pipeline, driver):
-                    raise PipelineTaken(_taken(self._pipeline, row, f"this is driver {driver}"))
-                return self._take(database, driver, "", row)
-            if incarnation is not None and row.incarnation != incarnation:
-                raise PipelineTaken(_taken(self._pipeline, row, f"this is of incarnation {incarnation}"))
-            try:
-                log = SqlLog(database, self._pipeline, incarnation=row.incarnation, sleep=self._sleep)
-            except LogLocked as error:
-                raise PipelineTaken(f"pipeline {self._pipeline!r} is being taken by another driver: {error}") from error
-            return Ledger(database, log, self._sleep)
-
-        return self._open(enter, joins=True)
-
-    def _open(self, enter: Callable[[Database], Ledger], *, joins: bool) -> Ledger:
-        """Who joins does so for every batch, and looks no closer at tables that another process has made."""
-        database = Database(self._url, self._clock)
-        try:
-            if not joins or not inspect(database.engine).has_table(PIPELINE.name):
-                database.prepare(METADATA)
-            return enter(database)
-        except SQLAlchemyError as error:
-            database.engine.dispose()
-            raise LogError(f"{database}: the log of pipeline {self._pipeline!r} can't be opened: {error}") from error
-        except BaseException:
-            database.engine.dispose()
-            raise
-
-    def _take(self, database: Database, driver: str, reader: str, row: PipelineRow | None) -> Ledger:
-        if row is not None and row.driver == driver and row.reader not in {"", reader} and self._alive(row.reader):
-            raise PipelineTaken(
-                f"pipeline {self._pipeline!r} is read by another query of this driver (process {row.reader}): stop "
-                "that query first, or give this one a pipeline of its own"
-            )
-        log = SqlLog(database, self._pipeline, take_over=True, keep_s=None, sleep=self._sleep)
-        try:
-            self._note(database, log.incarnation, driver, reader)
-        except TakenOver as error:
-            log.close()
-            raise PipelineTaken(str(error)) from error
-        return Ledger(database, log, self._sleep)
-
-    def _note(self, database: Database, incarnation: int, driver: str, reader: str) -> None:
-        who = {"incarnation": incarnation, "driver": driver, "reader": reader, "taken_at": database.now()}
-        taking = database.insert(PIPELINE).values(pipeline=self._pipeline, epoch=0, forgotten=0, again=0, **who)
-        having = database.insert(DRIVER).values(pipeline=self._pipeline, driver=driver, incarnation=incarnation)
-
-        def attempt() -> None:
-            with changing(database, self._pipeline, incarnation) as connection:
-                connection.execute(
-                    taking.on_conflict_do_update(
-                        index_elements=[PIPELINE.c.pipeline], set_={name: taking.excluded[name] for name in who}
-                    )
-                )
-                connection.execute(
-                    having.on_conflict_do_update(
-                        index_elements=[DRIVER.c.pipeline, DRIVER.c.driver], set_={"incarnation": incarnation}
-                    )
-                )
-
-        persistently(attempt, f"taking pipeline {self._pipeline!r} in {database}", self._sleep)
-
-
-def _has_had(database: Database, pipeline: str, driver: str) -> bool:
-    statement = select(DRIVER.c.incarnation).where(DRIVER.c.pipeline == pipeline, DRIVER.c.driver == driver)
-    with database.engine.connect() as connection:
-        return connection.execute(statement).first() is not None

@@ -23,7 +23,7 @@ from dtx.resource.permissions import EVERYTHING, Permissions
 from dtx.resource.settings import Settings
 from dtx.store.memory import Disk, MemoryStore
 from rm_amqp import AmqpResource, DecidingBroker
-from rm_amqp.line import connect
+from rm_amqp.connecting import connect
 from rm_amqp.loss import unreachable
 from xa import TMUSEASYNC
 

@@ -11,7 +11,7 @@ import pytest
 
 from dtx.resource.settings import Settings
 from rm_amqp import AmqpResource, Message, NoMessage
-from rm_amqp.line import connect as connect_line
+from rm_amqp.connecting import connect as connect_line
 from tests.contract.client import ScriptedRegistrar
 from tests.rm_amqp.client import RMID, Client, new_xid
 from tests.rm_amqp.embedded import EmbeddedBroker

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken
+from pipeline.core.entrance import Entrance
 from pipeline.core.identity import process_id
-from pipeline.core.ledger import Entrance
 
 if TYPE_CHECKING:
     from tests.pipeline.core.stage import Stage

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pipeline.core.entrance import Entrance
 from pipeline.core.errors import PipelineTaken
 from pipeline.core.identity import driver_id, is_alive, process_id
-from pipeline.core.ledger import Entrance, Ledger
 from pipeline.core.naming import Own
 from tests.simulation.pipeline.book import Book
 from tm.log import Branch, Decision, DecisionRefused
@@ -20,6 +20,8 @@ from xa import FORMAT_ID, Xid
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pipeline.core.ledger import Ledger
 
 QUERIES = ("a", "b")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline.core import Attempt, Batch, Offset
-from pipeline.core.ledger import Entrance
+from pipeline.core.entrance import Entrance
 from tm.cli import main
 
 if TYPE_CHECKING:
