@@ -23,6 +23,7 @@ from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.event_loop import run
 from tests.rm_amqp.network import Kind, Network
 from tests.simulation.log import Disk, SimulatedLog
+from tests.simulation.seeds import few, many
 from tests.tm.wrapped import VERBS, Wrapped
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
@@ -260,8 +261,7 @@ def _run(seed: int) -> list[str]:
 
 
 def test_one_seed_or_a_quick_walk() -> None:
-    chosen = os.environ.get("XABRIDGE_SEED")
-    for seed in [int(chosen)] if chosen is not None else range(QUICK):
+    for seed in few(QUICK):
         _run(seed)
 
 
@@ -269,8 +269,7 @@ def test_one_seed_or_a_quick_walk() -> None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_schedules(part: int) -> None:
-    first = 1_000_000
     heard: Counter[str] = Counter()
-    for seed in range(first + part, first + SCHEDULES, PARTS):
+    for seed in many(part, PARTS, SCHEDULES):
         heard.update(_run(seed))
     assert min(heard["committed"], heard["rolled back"]) > 0

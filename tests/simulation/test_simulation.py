@@ -11,6 +11,7 @@ import os
 import pytest
 
 from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.seeds import few, many
 from tests.simulation.world import World
 
 QUICK = 1_500
@@ -26,8 +27,7 @@ def _run(seed: int) -> None:
 
 
 def test_one_seed_or_a_quick_walk() -> None:
-    chosen = os.environ.get("XABRIDGE_SEED")
-    for seed in [int(chosen)] if chosen is not None else range(QUICK):
+    for seed in few(QUICK):
         _run(seed)
 
 
@@ -35,8 +35,7 @@ def test_one_seed_or_a_quick_walk() -> None:
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_schedules(part: int) -> None:
-    first = 1_000_000
-    for seed in range(first + part, first + SCHEDULES, PARTS):
+    for seed in many(part, PARTS, SCHEDULES):
         _run(seed)
 
 

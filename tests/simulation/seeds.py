@@ -1,0 +1,23 @@
+"""Seeds of simulated schedules: one that is asked for, the first few, or a part of many."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FIRST: Final = 1_000_000
+"""Where the many begin, behind the few."""
+
+
+def few(quick: int) -> Sequence[int]:
+    """XABRIDGE_SEED alone where it is set, else the first `quick` seeds."""
+    chosen = os.environ.get("XABRIDGE_SEED")
+    return [int(chosen)] if chosen is not None else range(quick)
+
+
+def many(part: int, parts: int, schedules: int) -> Sequence[int]:
+    """One of so many parts of so many seeds."""
+    return range(FIRST + part, FIRST + schedules, parts)
