@@ -6,6 +6,8 @@ its snapshot is old, and then no waiting helps. The database is in WAL mode, and
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import create_engine, event, make_url
@@ -24,6 +26,9 @@ WAIT_OPTION: Final = "xabridge_wait_s"
 """Execution option: how long the transaction that begins next waits for SQLite's write lock."""
 
 TABLE_CONNECTIONS: Final = 2
+_OPENING_S: Final = 5.0
+"""How long a new SQLite file may be in other hands."""
+
 DECIDER_PREFIX: Final = "decider+"
 
 _COMMITS_IMPLICITLY: Final = frozenset({"mysql", "mariadb", "oracle"})
@@ -71,8 +76,22 @@ def guard(engine: Engine) -> None:
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where we say
-    connection.execute("PRAGMA journal_mode = WAL")
+    _write_ahead(connection)
     connection.execute("PRAGMA synchronous = FULL")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Of several that open a new file at once SQLite refuses all but one, and does not wait as it does elsewhere."""
+    until = time.monotonic() + _OPENING_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
+        else:
+            return
 
 
 class _Begin:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from rm_db import DecidingDatabase
 from rm_db.decisions import END_BATCH
+from rm_db.sql_server import make_engine
 from tests.contract.client import RMID, elsewhere, new_key, new_xid, refused
 from tests.contract.deciding import Decider
 from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness
@@ -105,6 +106,22 @@ def test_many_open_at_once(harness: Any) -> None:
     assert sorted(client.rm.incarnation for client in clients) == [1, 2, 3, 4, 5, 6]
     for client in clients:
         client.rm.close("", RMID)
+
+
+def test_several_that_open_a_new_sqlite_file_at_once(tmp_path: Path) -> None:
+    """... wait for each other: SQLite itself refuses a change of the journal's mode at once."""
+    together = threading.Barrier(6)
+
+    def open_it(path: Path) -> None:
+        engine = make_engine(sa.make_url(f"sqlite:///{path}"), 1, 1.0)
+        together.wait(PATIENCE_S)
+        engine.connect().close()
+        engine.dispose()
+
+    with ThreadPoolExecutor(6) as pool:
+        for number in range(60):
+            for opened in [pool.submit(open_it, tmp_path / f"{number}.db") for _ in range(6)]:
+                opened.result()
 
 
 def test_a_table_that_is_not_ours(harness: Any) -> None:

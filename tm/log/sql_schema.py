@@ -25,7 +25,9 @@ Either is used with autocommit: each change is one statement, and durable when t
 from __future__ import annotations
 
 import socket
+import sqlite3
 import threading
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -92,6 +94,9 @@ HEURISTICS: Final = Table(
     Column("record", LargeBinary, nullable=False),
     Column("changed_at", Double, nullable=False),
 )
+
+_WAIT_S: Final = 30.0
+"""How long SQLite's file may be in other hands."""
 
 _CREATING: Final = 0x78616272
 """Key of the PostgreSQL advisory lock under which the tables are made: "xabr"."""
@@ -190,7 +195,7 @@ def database_url(url: str) -> URL:
 def make_engine(url: URL) -> Engine:
     """An engine whose connections commit each statement, notice that a network is gone, and force."""
     if url.get_backend_name() == "sqlite":
-        engine = create_engine(url, isolation_level="AUTOCOMMIT", connect_args={"timeout": 30})
+        engine = create_engine(url, isolation_level="AUTOCOMMIT", connect_args={"timeout": _WAIT_S})
         event.listen(engine, "connect", _force_sqlite)
         return engine
     return create_engine(
@@ -211,13 +216,23 @@ def make_engine(url: URL) -> Engine:
 
 
 def _force_sqlite(connection: Any, _record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
-    (mode,) = cursor.fetchone()
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.close()
+    mode = _write_ahead(connection)
+    connection.execute("PRAGMA synchronous = FULL")
     if mode != "wal":
         raise LogError(f"SQLite can't keep a write-ahead log there (journal mode {mode}): put the file on a local disk")
+
+
+def _write_ahead(connection: sqlite3.Connection) -> str:
+    """Asks for the write-ahead log, and tells the mode. Where several open a new file at once, SQLite refuses the
+    change with "database is locked", and does not wait as it does elsewhere."""
+    until = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            return str(connection.execute("PRAGMA journal_mode = WAL").fetchone()[0])
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.005)
 
 
 def _check_forces(connection: Connection, database: Database) -> None:

@@ -446,6 +446,22 @@ def test_sqlite_forces_each_commit(tmp_path: Path) -> None:
     database.engine.dispose()
 
 
+def test_several_that_open_a_new_sqlite_file_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    """SQLite itself refuses a change of the journal's mode at once, in one of some hundred openings."""
+    together = threading.Barrier(6)
+
+    def open_it(path: Path) -> None:
+        database = Database(f"sqlite:///{path}")
+        together.wait(30)
+        database.prepare()
+        database.engine.dispose()
+
+    with ThreadPoolExecutor(6) as executor:
+        for number in range(60):
+            for opened in [executor.submit(open_it, tmp_path / f"{number}.db") for _ in range(6)]:
+                opened.result()
+
+
 def test_a_full_database_refuses_a_decision_and_takes_the_next_when_there_is_room(tmp_path: Path, node: str) -> None:
     log = SqlLog(f"sqlite:///{tmp_path / 'log.db'}", node)
     limit = [1]
