@@ -8,7 +8,7 @@ comes back to the driver with what the tasks report.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import TaskContext
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from pipeline.core import SinkPlan, SinkReport
+    from pipeline.core import Settings, SinkPlan, SinkReport
     from pipeline.options import SinkOptions
     from pipeline.writing import Layout
 
@@ -80,6 +80,12 @@ def _fitting(options: SinkOptions, rows: tuple[tuple[str, str], ...]) -> Layout:
     return layout(options, dict(rows))
 
 
+@cache
+def _writer(settings: Settings, driver: str) -> Writer:
+    """Spark plans and commits each in a process that it keeps, and that does one thing at a time."""
+    return Writer(settings, driver)
+
+
 class _Planned:
     """A writer that makes its plan when it is pickled."""
 
@@ -92,16 +98,12 @@ class _Planned:
         if self._tasks is None:
             rows = tuple((field.name, field.dataType.simpleString()) for field in self._schema.fields)
             fitting = _fitting(self._options, rows)
-            writer = self.open()
-            try:
-                self._tasks = TaskWriter(fitting, writer.plan())
-            finally:
-                writer.close()
+            self._tasks = TaskWriter(fitting, self.decider().plan())
         return {"_options": self._options, "_schema": self._schema, "_tasks": self._tasks}
 
-    def open(self) -> Writer:
+    def decider(self) -> Writer:
         """The core's writer, on the driver's host."""
-        return Writer(self._options.settings, driver_id())
+        return _writer(self._options.settings, driver_id())
 
     def run(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """One attempt of one task."""
@@ -124,11 +126,11 @@ class XaStreamWriter(_Planned, DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 — Spark's
         """As Spark calls it when every task has written: the micro-batch is decided here."""
-        decide(self.open(), messages, batchId)
+        decide(self.decider(), messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 — Spark's
         """As Spark calls it when a task failed for good, and also when `commit` raised."""
-        give_up(self.open(), messages, batchId)
+        give_up(self.decider(), messages, batchId)
 
 
 class XaBatchWriter(_Planned, DataSourceArrowWriter):
@@ -140,34 +142,28 @@ class XaBatchWriter(_Planned, DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """As Spark calls it when every task has written: the job is decided here."""
-        decide(self.open(), messages, None)
+        decide(self.decider(), messages, None)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """As Spark calls it when the job failed."""
-        give_up(self.open(), messages, None)
+        give_up(self.decider(), messages, None)
 
 
 def decide(writer: Writer, messages: Sequence[WriterCommitMessage | None], number: int | None) -> None:
-    """Decides what the tasks have written, and closes `writer`. BatchRefused: it is not decided."""
+    """Decides what the tasks have written. BatchRefused: it is not decided."""
     written = [message for message in messages if isinstance(message, Written)]
-    try:
-        if not written:
-            raise BatchRefused("no task has reported anything: nothing was decided, and the query has to run again")
-        first = written[0]
-        writer.commit(first.plan, _batch(first, number), [one.report for one in written])
-    finally:
-        writer.close()
+    if not written:
+        raise BatchRefused("no task has reported anything: nothing was decided, and the query has to run again")
+    first = written[0]
+    writer.commit(first.plan, _batch(first, number), [one.report for one in written])
 
 
 def give_up(writer: Writer, messages: Sequence[WriterCommitMessage | None], number: int | None) -> None:
-    """Rolls back what the tasks have written, unless it is decided, and closes `writer`. Where no task has come so far,
-    what is planned now is what failed."""
+    """Rolls back what the tasks have written, unless it is decided. Where no task has come so far, what is planned now
+    is what failed."""
     written = [message for message in messages if isinstance(message, Written)]
-    try:
-        plan = written[0].plan if written else writer.plan()
-        writer.abort(plan, _batch(written[0], number) if written else None, [one.report for one in written])
-    finally:
-        writer.close()
+    plan = written[0].plan if written else writer.plan()
+    writer.abort(plan, _batch(written[0], number) if written else None, [one.report for one in written])
 
 
 def _batch(written: Written, number: int | None) -> Batch | None:

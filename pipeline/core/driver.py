@@ -162,6 +162,7 @@ class Reader:
             return
         with _told():
             self._shell.run(planning.logged(end.epoch, self._shell.names))
+            self._shell.ledger.log.flush()  # what has ended is nobody's work any more, in the other processes neither
             self._batches += 1
             if self._batches % PURGE_EVERY == 0:
                 self._shell.ledger.purge()
@@ -173,7 +174,8 @@ class Reader:
 
 
 class Writer:
-    """The sink of one pipeline: made where Spark plans the sink, and again where it commits or aborts."""
+    """The sink of one pipeline: made where Spark plans the sink, and again where it commits or aborts. It may be kept
+    from batch to batch: opening the log takes longer than deciding a small one."""
 
     def __init__(
         self,
@@ -225,6 +227,7 @@ class Writer:
         with _told():
             shell = self._shell(plan.incarnation)
             outcome = shell.run(deciding.commit(shell.own, plan, batch, told, shell.names))
+            shell.ledger.log.flush()
         decided = Decided(
             outcome.decision.gtrid,
             outcome.before,
@@ -254,10 +257,19 @@ class Writer:
 
     def _shell(self, incarnation: int | None) -> Shell:
         """The shell under the driver's present incarnation, or under the one in which the batch was planned."""
-        if self._ledger is None or (incarnation is not None and self._ledger.log.incarnation != incarnation):
+        if self._ledger is not None and not self._still(self._ledger, incarnation):
             self.close()
+        if self._ledger is None:
             self._ledger = self._entrance.join(self._driver, incarnation)
         return Shell(self._ledger, self._resources, self._sleep)
+
+    def _still(self, ledger: Ledger, incarnation: int | None) -> bool:
+        """Whether what was joined before is what would be joined now."""
+        try:
+            ledger.standing()
+        except TakenOver:
+            return False
+        return incarnation is None or ledger.log.incarnation == incarnation
 
 
 @contextmanager

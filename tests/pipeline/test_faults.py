@@ -42,7 +42,7 @@ def chain(points: tuple[str, ...], action: str) -> tuple[tuple[str, str], ...]:
 
 
 DRIVERS: Final = {
-    "short": chain(("sent and prepared", "decided", "database committed"), "kill driver"),
+    "short": chain(("sent and prepared", "database committed"), "kill driver"),
     **({point: chain((point,) * 2, "kill driver") for point in EVERYWHERE} if FULL else {}),
 }
 LONG_TASKS: Final = {

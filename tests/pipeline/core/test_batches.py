@@ -14,6 +14,7 @@ from pipeline.core.entrance import Entrance
 from pipeline.core.identity import process_id
 
 if TYPE_CHECKING:
+    from pipeline.core.driver import Reader
     from tests.pipeline.core.stage import Stage
 
 ROWS = [f"{number}" for number in range(10)]
@@ -51,6 +52,42 @@ def test_batches_follow_each_other_and_read_limits_hold(stage: Stage) -> None:
     assert number == 3
     _done(stage, ROWS)
     reader.close()
+
+
+def test_writers_that_are_kept(stage: Stage) -> None:
+    """As Spark's processes keep them: from batch to batch, and when the driver starts its query again. Once another
+    driver has had the pipeline they hear of it."""
+    planner, committer = stage.writer(), stage.writer()
+
+    def a_batch(reader: Reader, start: Offset, number: int) -> Offset:
+        end = reader.latest(start)
+        partitions = reader.plan(start, end)
+        plan = planner.plan()
+        reports = [stage.write(plan, stage.rows(part), Attempt(part.index, part.index)) for part in partitions]
+        assert not committer.commit(plan, Batch("q", number), reports).before
+        return end
+
+    stage.put(ROWS)
+    reader = stage.reader(rows=2)
+    start = a_batch(reader, a_batch(reader, Offset(), 0), 1)
+    reader.close()
+    reader = stage.reader(rows=4)
+    start = a_batch(reader, start, 2)
+    last = a_batch(reader, start, 3)
+    _done(stage, ROWS)
+    plan = planner.plan()
+    other = stage.reader("driver-2")
+    for ask in (
+        planner.plan,
+        lambda: committer.commit(plan, Batch("q", 4), []),
+        lambda: committer.abort(plan, None, []),
+    ):
+        with pytest.raises(PipelineTaken, match="was taken by driver driver-2"):
+            ask()
+    other.logged(last)
+    assert stage.prepared() == []
+    for one in (planner, committer, reader, other):
+        one.close()
 
 
 def test_a_driver_that_dies_before_the_decision_has_its_batch_planned_again(stage: Stage) -> None:

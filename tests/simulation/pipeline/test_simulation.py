@@ -15,7 +15,7 @@ from tests.simulation.pipeline.world import World
 from tests.simulation.seeds import few, many
 
 QUICK = 300
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "6000"))
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "3000"))
 PARTS = 4
 SEARCH = 2_000
 

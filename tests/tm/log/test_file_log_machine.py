@@ -193,5 +193,5 @@ def test_file_log() -> None:
 def test_file_log_for_longer() -> None:
     run_state_machine_as_test(
         FileLogMachine,
-        settings=settings(max_examples=150, stateful_step_count=80, deadline=None, print_blob=True),
+        settings=settings(max_examples=60, stateful_step_count=80, deadline=None, print_blob=True),
     )
