@@ -95,7 +95,7 @@ def test_a_closed_log_is_taken_at_once_and_so_is_one_by_force(database_url: str,
 
 
 def test_the_database_s_own_clock_counts_and_the_lease_is_renewed(database_url: str, node: str) -> None:
-    """Long after the lease that it began with has run out. (Renewed each half second: a busy machine is late by one.)"""
+    """Long after the lease that it began with has run out. (It is renewed each half second; busy machines are late.)"""
     holder = SqlLog(database_url, node, lease_s=1.5)
     threading.Event().wait(2.0)
     with pytest.raises(LogLocked):
