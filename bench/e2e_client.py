@@ -23,7 +23,7 @@ from tm.log import FileLog
 from tm.resources import find_factory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rm_amqp import Message
     from tm import Transaction
@@ -38,8 +38,8 @@ LOOK_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to measure. `kind` is "consume", or "floor": prepared transactions with nothing but psycopg. With `steps`
-    the time of each verb is taken too, which costs some."""
+    """What to measure. `kind` is "consume", or "floor": prepared transactions with nothing but psycopg. `together`: the
+    handler has a batch at once. With `steps` the time of each verb is taken too, which costs some."""
 
     kind: str
     broker: str
@@ -49,6 +49,7 @@ class Job:
     mode: Mode = "two-phase"
     workers: int = 1
     batch: int = 1
+    together: bool = False
     seconds: float = 3.0
     steps: bool = False
 
@@ -94,6 +95,15 @@ def handle(message: Message, tx: Transaction) -> None:
     tx[BROKER].send(INVOICES, order.message())
 
 
+def handle_together(messages: Sequence[Message], tx: Transaction) -> None:
+    """The same for a batch."""
+    orders = [Order.read(message.body) for message in messages]
+    with tx[DATABASE].psycopg.cursor() as cursor:
+        cursor.executemany(INSERT, [(order.number, order.customer, order.cents) for order in orders])
+    for order in orders:
+        tx[BROKER].send(INVOICES, order.message())
+
+
 def consume(job: Job) -> dict[str, Any]:
     """A consumer over the orders."""
     watch = Stopwatch()
@@ -109,7 +119,8 @@ def consume(job: Job) -> dict[str, Any]:
         log = TimedLog(log, watch)
     resources = {BROKER: resource(BROKER, job.broker), DATABASE: resource(DATABASE, job.database, job.mode)}
     with TransactionManager("bench", log, resources) as manager:
-        consumer = Consumer(manager, job.queue, handle, workers=job.workers, batch=job.batch, idle_s=0.05)
+        handler, takes = (handle_together, "batch") if job.together else (handle, "message")
+        consumer = Consumer(manager, job.queue, handler, takes=takes, workers=job.workers, batch=job.batch, idle_s=0.05)
         with consumer:
             measured = _window(job.seconds, lambda: consumer.counts.handled, watch)
         if consumer.counts.failed:

@@ -93,6 +93,7 @@ def test_the_whole_is_measured_against_prepared_transactions_alone() -> None:
         for workers in (1, 16):
             assert figures[f"{kind}.{workers}.tx_per_s"] > 0
     assert figures["batch100.msgs_per_s"] > 0
+    assert figures["batch100.each_msgs_per_s"] > 0
     for kind in ("two_phase", "decider"):
         for part in ("client_cpu_us", "broker_cpu_us", "transaction_us"):
             assert figures[f"breakdown.{kind}.{part}"] > 0

@@ -163,7 +163,7 @@ def test_a_broker_is_killed(field: Field, victim: str, steps: str) -> None:
         field.feed(step)
         assert field.run(f"{step} {COUNT}", victim) == 0, step
         assert field.sites[victim].deaths == deaths, step
-        field.recover(step)
+    field.recover(steps)
     field.check()
     assert sum(told == "committed" for told in field.told.values()) >= 3 * len(STEPS[steps])
 

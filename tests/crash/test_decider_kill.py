@@ -58,7 +58,7 @@ def test_a_broker_is_killed(field: Field, victim: str, steps: str) -> None:
         field.feed(step)
         assert field.run(f"{step} {COUNT}", victim) == 0, step
         assert field.sites[victim].deaths == deaths, step
-        field.recover(step)
+    field.recover(steps)
     check(field)
 
 
