@@ -74,7 +74,7 @@ class Entrance:
         return self._open(enter, joins=True)
 
     def _open(self, enter: Callable[[Database], Ledger], *, joins: bool) -> Ledger:
-        """Who joins does so for every batch, and looks no closer at tables that another process has made."""
+        """Who joins looks no closer at tables that another process has made: `foreachBatch` joins for every batch."""
         database = Database(self._url, self._clock)
         try:
             if not joins or not inspect(database.engine).has_table(PIPELINE.name):
