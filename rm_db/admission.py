@@ -1,24 +1,19 @@
 """Admission: what a branch's connection allows to whoever works on it, by threads or by tasks: one view at a time,
-until the association ends; no commit, rollback, close or autocommit.
-
-A thread waits for another one that is in a statement. On the thread of an event loop nobody waits: the one who is in
-the statement may be a task of the same loop, which can't go on before the waiting one returns. There the second one is
-refused, and the first is not disturbed.
+until the association ends; no commit, rollback, close or autocommit. Who waits for whom is `rm_db.turn`'s.
 
 `ManagersOwn` is what the views have in common: what is refused there, and the settings of the transaction.
 """
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import psycopg
 
-from rm_db.caller import caller, on_event_loop
 from rm_db.refusal import busy, managers, over
 from rm_db.statements import ENDS, WRITES, classify
+from rm_db.turn import Turn, on_event_loop
 from rm_db.wire import IDLE, ConnectionLost, Steps
 from xa import Code, xa_error
 
@@ -29,22 +24,18 @@ if TYPE_CHECKING:
 
     from rm_db.wire import Wire
     from rm_db.work import PgWork
-    from xa import XaError, Xid
+    from xa import Xid
 
 
 class Admission:
     """Who may use a branch's connection: one view at a time, until its association ends."""
 
-    __slots__ = ("_holder", "_in_statement", "_over", "is_ending", "work")
+    __slots__ = ("_over", "turn", "work")
 
     def __init__(self, work: PgWork) -> None:
         self.work = work
-        self.is_ending = False
-        """What is still to be flushed is written at this moment, by whoever ends the association, and is waited for on
-        that thread. Nobody else should be at work any more."""
+        self.turn = Turn(work.xid)
         self._over = False
-        self._holder: object = None
-        self._in_statement = False
 
     @property
     def xid(self) -> Xid:
@@ -73,13 +64,8 @@ class Admission:
         wire = self.work.wire
         if self._over or wire is None:
             raise over(self.work.xid)
-        if self._holder is not None and self._holder == caller():
-            if self._in_statement:
-                raise self.unfinished()
-            self._in_statement = True
-            return wire
         if not wire.lock.acquire(blocking=False):
-            if self.is_ending or on_event_loop():
+            if self.turn.is_ending or on_event_loop():
                 raise busy(self.work.xid)
             wire.lock.acquire()
         if self._over or self.work.wire is not wire:
@@ -90,25 +76,8 @@ class Admission:
     @contextmanager
     def hold(self) -> Iterator[None]:
         """As `rm_db.alchemy.Owner` says."""
-        me = caller()
-        if self._holder == me:  # a flush in a savepoint of the same session
+        with self.turn.hold():
             yield
-            return
-        wire = self.enter()
-        self._holder, self._in_statement = me, False
-        try:
-            yield
-        finally:
-            self._holder = None
-            self.leave(wire)
-
-    def unfinished(self) -> XaError:
-        """The caller itself is in a statement."""
-        return xa_error(
-            Code.XAER_PROTO,
-            "a statement, stream or COPY of this branch has not been finished: finish it before the next one",
-            self.work.xid,
-        )
 
     def begun(self, wire: Wire) -> Steps[None]:
         """Makes sure that the transaction has begun, and goes on."""
@@ -134,10 +103,7 @@ class Admission:
         self.work.failure = None
 
     def leave(self, wire: Wire) -> None:
-        """Lets go of the connection; inside `hold`, of the statement only."""
-        if self._holder is not None and self._holder == caller():
-            self._in_statement = False
-            return
+        """Lets go of the connection."""
         if wire.doomed:
             wire.close()
         wire.lock.release()
@@ -171,37 +137,6 @@ def _text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[An
     if isinstance(query, psycopg.sql.Composable):
         return query.as_string(view)
     return "".join(getattr(query, "strings", ()))  # a template string
-
-
-class ViewLock:
-    """What psycopg takes around everything that it does on a view, and around a stream from its first row to its last.
-    psycopg's own lock would stop the event loop for good in a view that waits there."""
-
-    __slots__ = ("_admission", "_holder", "_lock")
-
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
-        self._lock = threading.Lock()
-        self._holder: object = None
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            if self._holder == caller():
-                raise self._admission.unfinished()
-            if self._admission.is_ending or on_event_loop():
-                raise busy(self._admission.xid)
-            self._lock.acquire()
-        self._holder = caller()
-
-    def __exit__(self, *_: object) -> None:
-        self._holder = None
-        self._lock.release()
-
-    async def __aenter__(self) -> None:
-        self.__enter__()
-
-    async def __aexit__(self, *_: object) -> None:
-        self.__exit__()
 
 
 class ManagersOwn:

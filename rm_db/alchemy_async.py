@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.util import await_only
 
-from rm_db.caller import on_event_loop
 from rm_db.pg_view import BranchCursor, BranchView
+from rm_db.turn import on_event_loop
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -54,7 +54,7 @@ class AwaitingView(BranchView):
 
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
         """As psycopg's."""
-        if self.admission.is_ending or not on_event_loop():
+        if self.admission.turn.is_ending or not on_event_loop():
             return super().wait(gen, *args, **kwargs)
         result: RV = await_only(self._in_the_loop.wait(gen, *args, **kwargs))
         return result

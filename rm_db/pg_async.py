@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import psycopg
 from psycopg.waiting import Wait
 
-from rm_db.admission import ManagersOwn, ViewLock, access, deferral, isolation
+from rm_db.admission import ManagersOwn, access, deferral, isolation
 from rm_db.alchemy import ending_savepoint
 from rm_db.wire import IDLE, ConnectionLost, Steps
 
@@ -90,7 +90,7 @@ class AsyncBranchView(ManagersOwn, psycopg.AsyncConnection[Any]):
         # what psycopg knows of the session's prepared statements lives as long as the session, not as this view
         self._prepared = wire.connection._prepared  # noqa: SLF001 — psycopg has no other way to share it
         self.admission = admission
-        self.lock = ViewLock(admission)  # type: ignore[assignment]  # of a lock psycopg only enters and leaves it
+        self.lock = admission.turn  # type: ignore[assignment]  # psycopg only enters and leaves it
         self.cursor_factory = AsyncBranchCursor
 
     @property
@@ -116,6 +116,20 @@ class AsyncBranchView(ManagersOwn, psycopg.AsyncConnection[Any]):
         if admission.work.failure is not None:
             admission.succeeded()
         return result
+
+    def cursor(self, *args: Any, **options: Any) -> Any:
+        """As psycopg's. One with a name is refused where its first statement would be: psycopg complains of a cursor
+        that nobody could close."""
+        if args or "name" in options:
+            self.admission.turn.check()
+        return super().cursor(*args, **options)
+
+    @asynccontextmanager
+    async def pipeline(self) -> AsyncIterator[psycopg.AsyncPipeline]:
+        """As psycopg's. Nobody else's statements come into it."""
+        with self.admission.hold():
+            async with super().pipeline() as pipeline:
+                yield pipeline
 
     @asynccontextmanager
     async def transaction(

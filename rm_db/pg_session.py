@@ -167,7 +167,7 @@ class PgSession:
 
     def finish(self) -> None:
         """As `rm_db.branches.Session` says."""
-        self.admission.is_ending = True
+        self.admission.turn.is_ending = True
         for connection in (self._facade, self._awaiting):
             if connection is not None:
                 connection.finish()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import psycopg
 from psycopg.adapt import AdaptersMap
 
-from rm_db.admission import ManagersOwn, ViewLock, access, deferral, isolation
+from rm_db.admission import ManagersOwn, access, deferral, isolation
 from rm_db.alchemy import ending_savepoint
 from rm_db.wire import IDLE, ConnectionLost, drive
 
@@ -97,7 +97,7 @@ class BranchView(ManagersOwn, psycopg.Connection[Any]):
         # what psycopg knows of the session's prepared statements lives as long as the session, not as this view
         self._prepared = wire.connection._prepared  # noqa: SLF001 — psycopg has no other way to share it
         self.admission = admission
-        self.lock = ViewLock(admission)  # type: ignore[assignment]  # of a lock psycopg only enters and leaves it
+        self.lock = admission.turn  # type: ignore[assignment]  # psycopg only enters and leaves it
         self.cursor_factory = BranchCursor
 
     @property
@@ -123,6 +123,19 @@ class BranchView(ManagersOwn, psycopg.Connection[Any]):
         if admission.work.failure is not None:
             admission.succeeded()
         return result
+
+    def cursor(self, *args: Any, **options: Any) -> Any:
+        """As psycopg's. One with a name is refused where its first statement would be: psycopg complains of a cursor
+        that nobody could close."""
+        if args or "name" in options:
+            self.admission.turn.check()
+        return super().cursor(*args, **options)
+
+    @contextmanager
+    def pipeline(self) -> Iterator[psycopg.Pipeline]:
+        """As psycopg's. Nobody else's statements come into it."""
+        with self.admission.hold(), super().pipeline() as pipeline:
+            yield pipeline
 
     @contextmanager
     def transaction(self, savepoint_name: str | None = None, force_rollback: bool = False) -> Iterator[Savepoint]:

@@ -30,6 +30,15 @@ def busy(xid: Xid) -> XaError:
     )
 
 
+def unfinished(xid: Xid) -> XaError:
+    """The caller is in a statement itself."""
+    return xa_error(
+        Code.XAER_PROTO,
+        "a stream or COPY of this branch has not been finished: read it to its end, or close it, first",
+        xid,
+    )
+
+
 def over(xid: Xid) -> XaError:
     """The session is used after its association has ended."""
     return xa_error(

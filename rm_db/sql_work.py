@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from rm_db.caller import on_event_loop
 from rm_db.decisions import be_durable
 from rm_db.refusal import busy, over
 from rm_db.sql_errors import is_loss, rollback_reason, told
 from rm_db.sql_session import SqlSession
 from rm_db.statements import LINGERS, SETS
+from rm_db.turn import on_event_loop
 from rm_db.work import INTERRUPT_S, SETTLED
 from xa import Code, xa_error
 
