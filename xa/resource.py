@@ -19,8 +19,8 @@ the branch is gone, and the transaction manager gives the branch up: so nobody g
 doing what was asked. Of a branch that is, or may be, prepared still, the answer is XA_RETRY, XAER_PROTO or XAER_RMFAIL.
 
 Room (connections, channels, operations outstanding) is bounded, and no call waits for what its own thread of control
-holds: an operation that waits for `complete` gives its connection back as soon as somebody needs one, or the next one is
-refused with XAER_ASYNC. So any number of branches can be asked, from one thread, whatever the room.
+holds: an operation that waits for `complete` gives its connection back as soon as somebody needs one, or the next one
+is refused with XAER_ASYNC. So any number of branches can be asked, from one thread, whatever the room.
 
 One object is one resource manager instance: it is opened once per process under one rmid, and used by many
 threads of control (`xa.control`), each of which is associated with at most one branch at a time. When a transaction
