@@ -16,10 +16,8 @@ from tm.log import Branch, Decision, FileLog
 from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
-
-    Record = Callable[[str, object], None]
 
 NODE: Final = "orders-1"
 RMID: Final = 1
@@ -90,7 +88,7 @@ class InDoubt:
     ],
 )
 def test_a_manager_that_comes_back(
-    roomy: Postgres, tmp_path: Path, branches: int, settings: str, within_s: float, record_property: Record
+    roomy: Postgres, tmp_path: Path, branches: int, settings: str, within_s: float
 ) -> None:
     """Its constructor returns, and then every decision is carried out, and everything else rolled back."""
     transactions = branches // 2
@@ -99,7 +97,6 @@ def test_a_manager_that_comes_back(
     began = time.monotonic()
     manager = in_doubt.start(settings)
     took_s = time.monotonic() - began
-    record_property("seconds until the manager was there", took_s)
     try:
         assert manager.recover().clean
         decided = {number for number in range(transactions) if number % UNDECIDED_EVERY}
