@@ -168,7 +168,7 @@ class TokenLog:
     ) -> Token:
         """Holds the token of a slot, and puts what `change` makes of it in its place; None leaves it. The token that
         the slot has now, durably. With `alone` the queue is seen to have no other."""
-        seat = self._pool.take(deadline)
+        seat = self._pool.take(deadline, spare=True)
         channel = seat.channel
         assert isinstance(channel, LocalChannel)  # noqa: S101 — the pool's select makes no others
 

@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from rm_db.decisions import be_durable
 from rm_db.refusal import busy, over
-from rm_db.sql_errors import is_loss, rollback_reason, told
+from rm_db.sql_errors import is_loss, is_transient, rollback_reason, told
 from rm_db.sql_session import SqlSession
 from rm_db.statements import LINGERS, SETS
 from rm_db.turn import on_event_loop
@@ -51,11 +51,11 @@ class SqlWork:
             connection = engine.connect()
             connection.begin()
         except PoolTimeout as error:
-            raise xa_error(Code.XAER_RMERR, f"no connection became free: {error}", xid) from None
+            raise xa_error(Code.XA_RETRY, f"no connection became free: {error}", xid) from None
         except DBAPIError as error:
             if connection is not None:
                 connection.close()
-            code = Code.XAER_RMFAIL if is_loss(error) else Code.XAER_RMERR
+            code = Code.XAER_RMFAIL if is_loss(error) else Code.XA_RETRY if is_transient(error) else Code.XAER_RMERR
             raise xa_error(code, told(error), xid) from None
         self._connection: Connection | None = connection
 

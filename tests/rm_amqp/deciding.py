@@ -177,6 +177,9 @@ class DecidingBrokerHarness:
     def come_back(self) -> None:
         raise NotImplementedError("no test of deciders wants it")
 
+    def narrow(self) -> None:
+        self.open_string = self.open_string.replace("timeout=20", "timeout=2&channels=1")
+
     def left(self) -> list[str]:
         """What is left at the broker of transactions and locks."""
         assert isinstance(self.broker, EmbeddedBroker)
