@@ -11,8 +11,7 @@ rests on an order, and nothing that was seen once is believed to be all. What is
 
 A founding brings its lease token with it, in the same transaction. That token is the founding's lock:
 
- 1. Browse the founding queue. Where nothing is in it, send a founding of our own and its tokens; browse again until our
-    own is shown.
+ 1. Browse the founding queue. Where nothing is in it, send a founding of our own and its tokens, and browse again.
  2. Browse the queues of the lease tokens. A token that was used (generation 1 and more) names the founding that counts.
  3. Otherwise browse the founding queue once more. If both browses have shown the same, these were all the foundings at
     one moment between the two.
@@ -107,12 +106,9 @@ def elected(own: Founding) -> Generator[Effect, Any, Founding]:
     sent = strange = False
     while True:
         foundings = yield Browse()
-        if not foundings and not sent:
-            yield Found(own)
+        if not foundings:
+            yield Pause("a browse does not show the one that was sent") if sent else Found(own)
             sent = True
-            continue
-        if sent and own not in foundings:
-            yield Pause("the founding that was sent is not shown by a browse")
             continue
         tokens: list[Token] = []
         for slot in lease_slots(foundings):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rm_amqp.local import LocalWork
 
 BROWSE_CREDIT: Final = 100
+DRAIN_AGAIN_S: Final = 0.5
 QUEUE: Final = ("queue",)
 """The capability that brokers know who have topics as well."""
 _MOVES: Final = LIB.PN_DIST_MODE_MOVE
@@ -110,9 +111,15 @@ class TokenQueues:
             browser.close()
             raise refused(Code.XAER_RMERR, f"{address} can't be browsed", condition=Condition.NOT_IMPLEMENTED)
         found: list[Arrived] = []
-        while (arrived := (yield from self._next(browser, self._core.clock(), deadline, BROWSE_CREDIT))) is not None:
-            browser.settle(arrived, None, RELEASED)
-            found.append(arrived)
+        full = True
+        while full:
+            first = yield from self._next(browser, self._core.clock(), deadline, BROWSE_CREDIT)
+            page = [first, *browser.arrived] if first is not None else []
+            browser.arrived.clear()
+            for arrived in page:
+                browser.settle(arrived, None, RELEASED)
+            found += page
+            full = len(page) >= BROWSE_CREDIT
         browser.close()
         return found
 
@@ -243,12 +250,21 @@ class TokenQueues:
             receiver.flow(credit)
         happened: Callable[[], object] = lambda: receiver.arrived or receiver.refusal is not None  # noqa: E731
         if not (yield from until(self._core, happened, until_s)):
-            receiver.drain()
-            drained: Callable[[], object] = lambda: not receiver.draining or receiver.refusal is not None  # noqa: E731
-            if not (yield from until(self._core, drained, deadline)):
-                raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")
+            yield from self._drained(receiver, deadline)
         self._check(receiver)
         return receiver.arrived.popleft() if receiver.arrived else None
+
+    def _drained(self, receiver: Receiver, deadline: float) -> Steps[None]:
+        """Waits until the broker has given all credit back. It is asked again now and then: ActiveMQ Artemis passes
+        over a drain that comes while it is about to end the one before."""
+        drained: Callable[[], object] = lambda: not receiver.draining or receiver.refusal is not None  # noqa: E731
+        while True:
+            receiver.drain()
+            again_s = self._core.clock() + DRAIN_AGAIN_S
+            if (yield from until(self._core, drained, min(again_s, deadline))):
+                return
+            if self._core.clock() >= deadline:
+                raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")
 
     @staticmethod
     def _read(arrived: Arrived, address: str) -> Message:
