@@ -7,7 +7,7 @@ XAER_PROTO, `commit` is taken with TMONEPHASE only (work without a decision, whe
 `recover` finds nothing.
 
 Several nodes may use it, and several processes of one node. Each decision belongs to the node and the incarnation in
-its gtrid; each transaction manager holds a lease here, from before its first gtrid on until it is closed. Only its owner
+its gtrid. Each transaction manager holds a lease here, from before its first gtrid until it is closed. Only its owner
 ends a decision, or another process of the same node once the owner's lease has run out. No lease is needed to be right
 about a decision: `settle` is final, whoever asks.
 """
