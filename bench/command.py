@@ -49,12 +49,13 @@ class Benchmark(Protocol):
 class Seeded(Protocol):
     """A benchmark whose rounds come from a seed."""
 
-    def measure(self, *, quick: bool, rounds: int | None, seed: int | None) -> dict[str, Any]:
-        """The figures, of so many rounds, as the seed says; None: as the benchmark thinks fit."""
+    def measure(self, *, quick: bool, rounds: int | None, seed: int | None, part: str | None) -> dict[str, Any]:
+        """The figures, of so many rounds, as the seed says, of one part; None: as the benchmark thinks fit."""
         ...
 
 
 SEEDED: Final = frozenset({"crash"})
+PARTS: Final = ("orders", "bank")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="few repetitions: to see that it works, not to quote")
     parser.add_argument("--rounds", type=count, metavar="N", help="crash: how many storms (default 40, with --quick 3)")
     parser.add_argument("--seed", type=int, metavar="N", help="crash: which storms (default 1)")
+    parser.add_argument(
+        "--part", choices=PARTS, help="crash: one node that handles orders, or the bank of several nodes"
+    )
     parser.add_argument("--out", type=Path, help="also write NAME.json into this folder")
 
 
@@ -79,15 +83,18 @@ def count(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """As `tm.cli.main.Command` says."""
     names = sorted(BENCHMARKS) if arguments.name == "all" else [arguments.name]
-    if not SEEDED.issuperset(names) and (arguments.rounds, arguments.seed) != (None, None):
-        print(f"xabridge bench: --rounds and --seed are for {', '.join(sorted(SEEDED))}", file=sys.stderr)
+    told = (arguments.rounds, arguments.seed, arguments.part)
+    if not SEEDED.issuperset(names) and any(value is not None for value in told):
+        print(f"xabridge bench: --rounds, --seed and --part are for {', '.join(sorted(SEEDED))}", file=sys.stderr)
         return EXIT_USAGE
     results = {}
     for name in names:
         benchmark = cast("Benchmark", import_module(BENCHMARKS[name]))
         print(f"{name}: {benchmark.SUMMARY}", file=sys.stderr)
         figures = (
-            cast("Seeded", benchmark).measure(quick=arguments.quick, rounds=arguments.rounds, seed=arguments.seed)
+            cast("Seeded", benchmark).measure(
+                quick=arguments.quick, rounds=arguments.rounds, seed=arguments.seed, part=arguments.part
+            )
             if name in SEEDED
             else benchmark.measure(quick=arguments.quick)
         )

@@ -31,6 +31,8 @@ TABLES: Final = f"""
     INSERT INTO account SELECT number, {OPENING} FROM generate_series(0, {ACCOUNTS - 1}) AS number
 """  # noqa: S608 — of our own constants
 """No key of the entries: a transfer that is done twice has to be seen, not to be refused."""
+PLAIN: Final = frozenset({COMMITTED, ROLLED_BACK, "not known yet"})
+"""What a transaction may be told where everybody tells the truth, and nobody interferes."""
 TOKENS: Final = "xabridge.tokens"
 """What the token queues are called where nobody says otherwise."""
 
@@ -85,13 +87,15 @@ class Audit:
     """What was found. `money`: the sum is another one than at first, or a balance is not that of its entries; `lost`:
     transfers that are neither to be done nor done, and transactions that were told to be committed and did nothing;
     `duplicated`: transfers that are done more than once, or done and still to be done, and transactions that were told
-    to be rolled back and did something; `split`: halves of a transaction; `left`: branches in doubt and decisions that
-    nobody ends. `waiting` and `done` are transfers."""
+    to be rolled back and did something; `split`: halves of a transaction; `misled`: transactions that were told to be
+    completed by somebody else, or in part, where nobody did that; `left`: branches in doubt and decisions that nobody
+    ends. `waiting` and `done` are transfers."""
 
     money: int = 0
     lost: int = 0
     duplicated: int = 0
     split: int = 0
+    misled: int = 0
     left: int = 0
     waiting: int = 0
     done: int = 0
@@ -135,6 +139,8 @@ def compare(transfers: Iterable[Transfer], books: Books, told: Mapping[str, str]
     audit.note("lost", kept, "told to be committed, without an entry")
     undead = [gtrid for gtrid, verdict in told.items() if verdict == ROLLED_BACK and gtrid in attempts]
     audit.note("duplicated", undead, "told to be rolled back, with an entry")
+    misled = [f"{gtrid} {verdict}" for gtrid, verdict in told.items() if verdict not in PLAIN]
+    audit.note("misled", misled, "nobody completed anything by hand, and these were told otherwise")
     audit.note("left", books.in_doubt, "in doubt")
     audit.note("left", books.decisions, "decisions that nobody ends")
     return audit

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from bench.crash.bank.site import Process, Site
     from bench.crash.bank.transfers import Setup, Transfer
 
+KINDS: Final = ("money", "lost", "duplicated", "split", "misled", "left")
+"""What an audit can find."""
 PER_POINT: Final = 12
 PER_STORM: Final = 150
 GUSTS: Final = 6
@@ -104,9 +106,9 @@ class BankCampaign:
         return audit
 
     # --- storms ---------------------------------------------------------------------------------------------
-    def storms(self, seed: int, rounds: int) -> None:
-        """So many rounds, as the seed says."""
-        for number in range(rounds):
+    def storms(self, seed: int, rounds: int, first: int = 0) -> None:
+        """So many rounds, as the seed says, from the `first` on."""
+        for number in range(first, first + rounds):
             self.storm(Random(f"{seed} bank {number}"), f"seed {seed}, bank {number}")  # noqa: S311 — no secret
 
     def storm(self, dice: Random, name: str) -> Audit:
@@ -122,7 +124,7 @@ class BankCampaign:
         self._back(queues)
         if dice.random() < 0.5:
             self._drain(queues, f"{name}: {setup}")
-        audit = self._audit(setup, queues, transfers, f"{name}: {setup}: {gusts}")
+        audit = self._audit(setup, queues, transfers, f"{name}: {setup}: {', '.join(map(str, gusts))}")
         took = time.monotonic() - began
         print(f"  {name}: {setup}: {audit.done} of {len(transfers)} done: {took:.1f} s", file=sys.stderr)
         return audit
@@ -247,7 +249,7 @@ class BankCampaign:
         self.tally.rounds += 1
         self.tally.transfers += audit.done
         self.tally.transactions += len(told)
-        for kind in ("money", "lost", "duplicated", "split", "left"):
+        for kind in KINDS:
             self.tally.by_kind[kind] += getattr(audit, kind)
         if not audit.right:
             self.tally.by_setup[setup.decides] += 1
@@ -264,7 +266,7 @@ class BankCampaign:
             "transfers": tally.transfers,
             "transactions": tally.transactions,
             "by_fault": dict(sorted(tally.by_fault.items())),
-            **{kind: tally.by_kind[kind] for kind in ("money", "lost", "duplicated", "split", "left")},
+            **{kind: tally.by_kind[kind] for kind in KINDS},
             "violated": dict(sorted(tally.by_setup.items())),
             "violations": tally.violations,
         }

@@ -85,6 +85,10 @@ class Gust:
     point: str = ""
     absence_s: float = 0.0
 
+    def __str__(self) -> str:
+        what = self.action or f"{self.number} {self.fate} {self.point or 'anywhere'} for {self.absence_s:.1f} s"
+        return f"+{self.pause_s:.2f} s {what}"
+
 
 _HARM: Final = (
     ("kill broker", 2),

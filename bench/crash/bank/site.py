@@ -50,6 +50,7 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._folder.mkdir(exist_ok=True)
         self.worker = WORKER
         self.more: dict[str, Any] = {}
         self._stack = ExitStack()

@@ -198,7 +198,8 @@ class BankWorker:
             consumer.stop()
         self.consumers = []
         left = recover_all(manager)
-        tell("rested", left=left, decisions=0 if manager.log is None else len(manager.log.decisions()))
+        own = manager.log is not None and self.station.decides == "file"  # the auditor can look at the others
+        tell("rested", left=left, decisions=len(manager.log.decisions()) if own and manager.log else 0)
 
     def _listen(self) -> None:
         for line in sys.stdin:
