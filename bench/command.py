@@ -34,6 +34,7 @@ BENCHMARKS: Final[dict[str, str]] = {
 
 
 EXIT_USAGE: Final = 2
+EXIT_MISSING: Final = 1
 
 
 class Benchmark(Protocol):
@@ -89,15 +90,13 @@ def run(arguments: argparse.Namespace) -> int:
         return EXIT_USAGE
     results = {}
     for name in names:
-        benchmark = cast("Benchmark", import_module(BENCHMARKS[name]))
-        print(f"{name}: {benchmark.SUMMARY}", file=sys.stderr)
-        figures = (
-            cast("Seeded", benchmark).measure(
-                quick=arguments.quick, rounds=arguments.rounds, seed=arguments.seed, part=arguments.part
-            )
-            if name in SEEDED
-            else benchmark.measure(quick=arguments.quick)
-        )
+        try:
+            figures = measured(name, arguments)
+        except ModuleNotFoundError as error:
+            extras = "demo,pipeline" if name == "pipeline" else "demo"
+            why = f"{error.name} is not installed: pip install 'xabridge[{extras}]'" if error.name else str(error)
+            print(f"xabridge bench {name}: {why}", file=sys.stderr)
+            return EXIT_MISSING
         results[name] = {"benchmark": name, "machine": machine_facts(), **figures}
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
@@ -109,6 +108,17 @@ def run(arguments: argparse.Namespace) -> int:
             for key, value in flat(results[name]):
                 print(f"{name:10} {key:32} {value}")
     return 0
+
+
+def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one benchmark."""
+    benchmark = cast("Benchmark", import_module(BENCHMARKS[name]))
+    print(f"{name}: {benchmark.SUMMARY}", file=sys.stderr)
+    if name not in SEEDED:
+        return benchmark.measure(quick=arguments.quick)
+    return cast("Seeded", benchmark).measure(
+        quick=arguments.quick, rounds=arguments.rounds, seed=arguments.seed, part=arguments.part
+    )
 
 
 def flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
