@@ -7,7 +7,9 @@ needed to make them."""
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -167,6 +169,50 @@ def test_what_needs_an_extra_says_which(wheel: Path, tmp_path: Path) -> None:
         assert done.returncode != 0, words
         assert "Traceback" not in done.stderr, done.stderr
         assert re.search(r"pip install 'xabridge\[(demo|pipeline)[\w,-]*\]'", done.stderr), (words, done.stderr)
+
+
+PROGRAM = Path(__file__).parent / "user" / "program.py"
+WRONG = (
+    ("place(1) + 1", 'place("one") + 1'),
+    ("and error.outcome.verdict", "and error.outcome.nothing"),
+    ("counts.handled", "counts.nothing"),
+    ("finding.why", "finding.nothing"),
+)
+"""Mistakes that nobody sees who knows no types of ours."""
+
+
+@pytest.fixture(scope="module")
+def checkers(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> tuple[tuple[str, ...], ...]:
+    """The commands of mypy and pyright, for an environment with the wheel."""
+    commands = environment(tmp_path_factory.mktemp("typed") / "environment", wheel)
+    if shutil.which("node") is None:
+        if os.environ.get("CI"):
+            pytest.fail("pyright needs node, and CI has to have it")
+        pytest.skip("pyright needs node, which is not installed")
+    python = str(commands / "python")
+    return (
+        (sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--python-executable", python),
+        (sys.executable, "-m", "pyright", "--pythonpath", python),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_type_checkers_know_our_types_in_a_program_of_a_user(
+    checkers: tuple[tuple[str, ...], ...], tmp_path: Path
+) -> None:
+    right = PROGRAM.read_text(encoding="utf-8")
+    wrong = right
+    for good, bad in WRONG:
+        assert good in wrong
+        wrong = wrong.replace(good, bad)
+    (tmp_path / "right.py").write_text(right, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(wrong, encoding="utf-8")
+    for checker in checkers:
+        found = run(tmp_path, *checker, "right.py")
+        assert found.returncode == 0, found.stdout + found.stderr
+        found = run(tmp_path, *checker, "wrong.py")
+        assert found.stdout.count("wrong.py:") == len(WRONG), found.stdout + found.stderr
 
 
 @pytest.mark.slow
