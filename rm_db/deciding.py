@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from sqlalchemy import URL
 
 from rm_db.address import Address
-from rm_db.decisions import DecisionTable
+from rm_db.decisions import DECIDED, DecisionTable
 from rm_db.diagnosing import diagnose_decider
 from rm_db.resource import DatabaseResource, Place
 from rm_db.server import SCHEMES, PgServer
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rm_db.wire import Steps
     from rm_db.work import PgWork
-    from xa import DecisionRecord, Handle, Xid
+    from xa import DecisionRecord, Handle, Owner, Xid
     from xa.diagnosis import Diagnosis
 
 
@@ -75,7 +75,7 @@ class PostgresPlace:
         if not self._into:
             self._into = self.table.insert_into().encode()
         # a literal: calling decode() costs the server as much as the rest of the insertion
-        values = f" VALUES ('{gtrid.hex()}', 'committed', E'\\\\x{record.hex()}')"
+        values = f" VALUES ('{gtrid.hex()}', '{DECIDED}', E'\\\\x{record.hex()}')"
         return work.decide(self._into + values.encode("ascii"))
 
     def close(self) -> None:
@@ -117,7 +117,6 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
     name = "xabridge deciding database"
 
     _decider_id = b""
-    _incarnation = 0
 
     @property
     def decider_id(self) -> bytes:
@@ -125,11 +124,6 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
         if not self._decider_id:
             raise xa_error(Code.XAER_PROTO, "decider_id: the resource manager has not been opened")
         return self._decider_id
-
-    @property
-    def incarnation(self) -> int:
-        """As `xa.DecidingResource` says."""
-        return self._incarnation
 
     def _reach(self, url: str, place: DecidingPlace | None) -> DecidingPlace:
         if place is not None:
@@ -140,7 +134,7 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
         place = PostgresPlace(address) if scheme in SCHEMES else SqlPlace(address)
         try:
             place.reach()
-            self._decider_id, self._incarnation = place.table.open()
+            self._decider_id = place.table.open()
         except BaseException:
             place.close()
             raise
@@ -173,6 +167,20 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
     def diagnose(self, open_string: str) -> Diagnosis:
         """As `xa.diagnosis.Diagnosing` says."""
         return diagnose_decider(open_string)
+
+    # --- owners ---------------------------------------------------------------------------------------------------
+
+    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
+        """As `xa.DecidingResource` says."""
+        control = self._enter("hold", rmid, 0)
+        table = self._opened.table
+        self._run(control, _call(lambda: table.hold(owner, lease_s)))
+
+    def owners(self, rmid: int) -> Sequence[Owner]:
+        """As `xa.DecidingResource` says."""
+        control = self._enter("owners", rmid, 0)
+        table = self._opened.table
+        return self._run(control, _call(table.owners))
 
     # --- decisions ------------------------------------------------------------------------------------------------
 

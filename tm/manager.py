@@ -17,6 +17,7 @@ from weakref import WeakSet
 from tm.config import Configuration, configuration_from
 from tm.consumer import Consumer
 from tm.driver import Driver
+from tm.lease import Lease, since_boot
 from tm.log import LogError
 from tm.log.opening import open_log
 from tm.outcome import ManagerUnusable, ProtocolMisuse
@@ -30,7 +31,7 @@ from tm.states import FINAL, GlobalState
 from tm.telemetry import opentelemetry
 from tm.transaction import Transaction
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
-from xa.gtrid import log_prefix
+from xa.gtrid import incarnation_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
     from tm.completion import Completion, Steps
     from tm.log import DecisionLog
-    from tm.recovery import Ownership, Report
+    from tm.ownership import Ownership
+    from tm.recovery import Report
     from tm.telemetry.recorder import Recorder, Telemetry
 
 logger = logging.getLogger("xabridge.tm")
@@ -90,11 +92,12 @@ class TransactionManager:
         self._closed = False
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._unusable: str | None = None
-        performer = Performer(self._resources, self._log, sleep)
+        self._sequence = itertools.count(1)
+        self._lease = self._make_lease(clock)
+        performer = Performer(self._resources, self._log, sleep, self._lease)
         self._performer = performer
         if self._recorder is not None:
-            self._performer = self._recorder.performer(self._resources, self._log, sleep)
-        self._sequence = itertools.count(1)
+            self._performer = self._recorder.performer(self._resources, self._log, sleep, self._lease)
         self._prefix: bytes | None = None
         self._recoverer = Recoverer(
             self._resources, self._log, performer, self._live, self._ownership, self._recorder, clock=clock
@@ -114,6 +117,8 @@ class TransactionManager:
         if background:
             self._recoverer.start(recovery_interval_s)
             self._reaper.start()
+            if self._lease is not None:
+                self._lease.keep()
 
     @classmethod
     def from_config(cls, path: str | Path = "xabridge.toml") -> TransactionManager:
@@ -160,8 +165,16 @@ class TransactionManager:
             )
         return decider or (deciders[0] if deciders else None)
 
+    def _make_lease(self, clock: Callable[[], float]) -> Lease | None:
+        """The lease at the resource that decides; not held yet. It needs a clock that stops for nothing."""
+        if self._decider is None:
+            return None
+        decider = self._resources[self._decider]
+        return Lease(self.node, decider, lambda: next(self._sequence), since_boot if clock is time.monotonic else clock)
+
     def _ownership(self) -> Ownership:
-        return ownership_of(self.node, self._log, self._resources)
+        own = b"" if self._lease is None else self._lease.owner.incarnation
+        return ownership_of(self.node, self._log, self._resources, own)
 
     def resource(self, name: str) -> Resource:
         """The resource `name`; ProtocolMisuse when none is configured under it."""
@@ -243,21 +256,29 @@ class TransactionManager:
         self._driver.log_stopped = False
 
     def _begin_prefix(self) -> bytes:
-        """What the gtrids of this incarnation begin with: known once the place of the decisions is open."""
-        if self._decider is None:
+        """What the gtrids of this incarnation begin with: known once the place of the decisions is open, and durably
+        knows of the incarnation."""
+        if self._lease is None:
             assert self._log is not None  # noqa: S101 — as the constructor checked
-            place, incarnation = self._log.log_id, self._log.incarnation
+            place, incarnation = self._log.log_id, self._noted()
         else:
-            resource = self._resources[self._decider]
+            resource = self._resources[self._lease.resource]
             try:
-                resource.mend()
+                self._lease.take()
             except XaError as error:
                 raise ManagerUnusable(
                     f"{resource.name} decides, and can't be used: {error.message}. Try again when it is back."
                 ) from error
-            place, incarnation = resource.decider.decider_id, resource.decider.incarnation
-        self._prefix = log_prefix(self.node, place) + incarnation.to_bytes(4, "big")
+            place, incarnation = resource.decider.decider_id, self._lease.owner.incarnation
+        self._prefix = incarnation_prefix(self.node, place, incarnation)
         return self._prefix
+
+    def _noted(self) -> bytes:
+        assert self._log is not None  # noqa: S101 — as above
+        try:
+            return self._log.incarnation
+        except LogError as error:
+            raise ManagerUnusable(f"the decision log can't note this incarnation: {error}. Try again later.") from error
 
     def get_transaction(self) -> Transaction:
         """The calling context's transaction; ProtocolMisuse when it has none."""
@@ -405,6 +426,8 @@ class TransactionManager:
         self._close_resources()
 
     def _close_resources(self) -> None:
+        if self._lease is not None:
+            self._lease.end()
         for resource in self._resources.values():
             with entered(ThreadOfControl()):  # this thread's own may be at work in one of its transactions
                 resource.close()
