@@ -206,8 +206,9 @@ class TransactionManager:
 
     # --- transactions ---------------------------------------------------------------------------------------
 
-    def begin(self, timeout_s: float | None = None) -> Transaction:
-        """A new transaction, the current one of the calling context until it is completed or suspended."""
+    def begin(self, timeout_s: float | None = None, *, waits: bool = False) -> Transaction:
+        """A new transaction, the current one of the calling context until it is completed or suspended. With `waits`
+        it waits for work, as a consumer does: unless `has_work` is called, its rollback is not told to anybody."""
         if self._unusable is not None or self._driver.log_stopped:
             self.check_usable()
         outer = self._current.get(None)
@@ -228,9 +229,16 @@ class TransactionManager:
         self._live[gtrid] = transaction
         self._current.set(transaction)
         transaction.outer_control = switch_control(transaction.control)
-        if self._recorder is not None:
+        transaction.waits = waits
+        if self._recorder is not None and not waits:
             self._recorder.began(gtrid)
         return transaction
+
+    def has_work(self, transaction: Transaction) -> None:
+        """A transaction that waited for work has some: from here on it is one as any other."""
+        transaction.waits = False
+        if self._recorder is not None:
+            self._recorder.began(transaction.gtrid)
 
     def check_usable(self) -> None:
         """ManagerUnusable where nothing can be decided any more. After the log told nothing it is asked again, before

@@ -72,6 +72,7 @@ class Transaction:
         "outer_control",
         "suspended",
         "timeout_s",
+        "waits",
     )
 
     def __init__(
@@ -93,6 +94,8 @@ class Transaction:
         self.outer_control: ThreadOfControl | None = None
         self.suspended = False
         self.expired = False
+        self.waits = False
+        """It waits for work and has none: as long as nothing goes wrong, nobody wants to hear of it."""
         self._decider = decider
         self._state = _ACTIVE
         self._guard = Guard(gtrid, self.control)
