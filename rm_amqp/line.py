@@ -236,10 +236,11 @@ class SocketLine:
         if self._reading and not self._unsent:
             self._wait_turn(Waiter(ready), timeout_s)
             return
-        reads, self._reading = not self._reading, True
+        reads = not self._reading
         poll = self._both if self._unsent else self._readable
-        self._lock.release()
-        try:
+        try:  # Ctrl-C interrupts an application that receives: nearly always here
+            self._reading = True
+            self._lock.release()
             events = poll.poll(timeout_s * 1000 + 1)
         finally:
             self._lock.acquire()
@@ -252,8 +253,8 @@ class SocketLine:
     def _wait_turn(self, waiter: Waiter, timeout_s: float) -> None:
         """Waits until somebody wakes this one. The lock is held before and after."""
         self._waiters.append(waiter)
-        self._lock.release()
         try:
+            self._lock.release()
             waiter.turn.acquire(timeout=timeout_s)
         finally:
             self._lock.acquire()
