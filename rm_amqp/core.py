@@ -108,7 +108,7 @@ class Core:
             window=WINDOW,
         )
         self._names = 0
-        self._staged = b""
+        self._staged: list[bytes] = []
         self._outgoing = OutgoingFrames()
         self._sasl: SaslClient | None = SaslClient(
             settings.policy, encrypted=tls is not None, hostname=broker.host, nonce=nonce
@@ -161,15 +161,16 @@ class Core:
     def stage(self) -> None:
         """Lets proton write all that it may: what is in its queues afterwards waits for the broker."""
         if self._sasl is not None:
-            self._staged += self._sasl.output()
+            self._staged.append(self._sasl.output())
         elif self.lost is None:
             while octets := self.engine.output():
-                self._staged += self._outgoing.feed(octets)
+                self._staged.append(self._outgoing.feed(octets))
 
     def output(self) -> bytes:
         """What is to be written now."""
         self.stage()
-        octets, self._staged = self._staged, b""
+        octets = b"".join(self._staged)
+        self._staged.clear()
         if self._tls is not None:
             self._tls.send(octets)
             return self._tls.output()

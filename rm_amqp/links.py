@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from rm_amqp.core import Core
 
 TERMINAL: Final = frozenset({0x24, 0x25, 0x26, 0x27})
+PIECE: Final = 1 << 20
+"""What proton is given of a message at a time: for each frame that it writes, it moves all that it has of the message."""
 
 
 class Link:
@@ -147,7 +149,10 @@ class Sender(Link):
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         if state is not None:
             set_state(delivery, *state)
-        send(self.pointer, octets)
+        for first in range(0, len(octets), PIECE):
+            if first:
+                self.core.stage()
+            send(self.pointer, octets[first : first + PIECE])
         LIB.pn_link_advance(self.pointer)
         if settled:
             LIB.pn_delivery_settle(delivery)
@@ -254,8 +259,9 @@ class Receiver(Link):
 
     @property
     def draining(self) -> bool:
-        """Whether the broker has yet to use up the credit, or to give it back."""
-        return self.alive and bool(LIB.pn_link_draining(self.pointer))
+        """Whether the broker has yet to use up the credit, or to give it back. (A message that has come in part has used
+        its credit for proton, and is not there.)"""
+        return self.alive and (bool(self._parts) or bool(LIB.pn_link_draining(self.pointer)))
 
     @property
     def idle(self) -> bool:
