@@ -85,7 +85,7 @@ class OutgoingLink(Link):
             return True
         if (
             outgoing < self.connection.little
-        ):  # it is full of payloads that are being read: nothing that is sent would make room
+        ):  # payloads that are being read fill it: nothing that is sent would make room
             self.connection.when_unloaded()
         elif not self._crowded:  # of messages that are sent settled nothing is heard that would wake the link
             self._crowded = True
