@@ -295,7 +295,7 @@ class OutgoingFrames(_Splitter):
         self._properties[name, receiver] = octets
 
     def set_default_outcome(self, name: str, outcome: Described) -> None:
-        """The attach of our receiver `name`, which proton has not written yet, gives its source this default outcome."""
+        """The attach of our receiver `name`, which is not written yet, gives its source this default outcome."""
         self._default_outcomes[name] = outcome
 
     def feed(self, data: bytes) -> bytes:

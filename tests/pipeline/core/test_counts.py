@@ -59,7 +59,7 @@ def _interrupted(stage: Stage) -> None:
     resource = other.get(first.resource, first.url)
     resource.mend()
     resource.rm.start(first.xid, 1)
-    assert len(resource.rm.session(1).gather("orders", 5)) == 5  # type: ignore[attr-defined]
+    assert len(resource.rm.session(1).gather("orders", 5)) == 5
     resource.rm.end(first.xid, 1, TMFAIL)
     other.close()
     reader.close()
