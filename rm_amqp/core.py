@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from dtx.protocol.conditions import Refusal
+    from dtx.protocol.values import Described
     from rm_amqp.engine import Pointer
     from rm_amqp.links import Link
     from rm_amqp.settings import Broker, Settings
@@ -228,6 +229,10 @@ class Core:
     def say_transaction(self, name: str, txn: dict[str, bytes]) -> None:
         """From now on flows of our receiver `name` have these properties."""
         self._outgoing.set_properties(name, txn, receiver=True)
+
+    def say_default_outcome(self, name: str, outcome: Described) -> None:
+        """The attach of our receiver `name`, which is not opened yet, gives its source this default outcome."""
+        self._outgoing.set_default_outcome(name, outcome)
 
     # -- events
     def _handle_events(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.links import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL
 from dtx.protocol.replies import REJECTED, RELEASED
+from dtx.protocol.values import Described, Ulong
 from rm_amqp.engine import (
     LIB,
     NULL,
@@ -33,6 +34,7 @@ from xa import Code
 if TYPE_CHECKING:
     from rm_amqp.core import Core
 
+_RELEASED: Final = Described(Ulong(RELEASED), [])
 TERMINAL: Final = frozenset({0x24, 0x25, 0x26, 0x27})
 PORTION: Final = 1 << 18
 """Octets of a message that proton gets at a time."""
@@ -265,8 +267,9 @@ class Receiver(Link):
 
     @property
     def draining(self) -> bool:
-        """Whether the broker has yet to use up the credit, or to give it back."""
-        return self.alive and bool(LIB.pn_link_draining(self.pointer))
+        """Whether the broker has yet to use up the credit, or to give it back. (A message that has come in part has
+        used its credit for proton, and is not there.)"""
+        return self.alive and (bool(self._parts) or bool(LIB.pn_link_draining(self.pointer)))
 
     @property
     def idle(self) -> bool:
@@ -334,11 +337,16 @@ class Receiver(Link):
 
 
 class Taker(Receiver):
-    """Takes messages that come settled, by the thousand: their octets are all that is kept of them."""
+    """Takes messages that come settled, by the thousand: their octets are all that is kept of them. What a branch took
+    and gives back does not count as delivered in vain: that a batch failed says nothing of any one of its messages."""
 
     def __init__(self, core: Core, address: str, *, browse: bool = False, name: str) -> None:
         self._taken: list[bytes] = []
         super().__init__(core, address, settled=True, browse=browse, name=name)
+
+    def _terminus(self, source: Pointer) -> None:
+        del source  # proton's has no default outcome
+        self.core.say_default_outcome(self.name, _RELEASED)
 
     def delivery_event(self, delivery: Pointer) -> None:
         """As Link says."""
