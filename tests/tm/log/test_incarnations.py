@@ -135,7 +135,7 @@ def test_a_copy_that_is_trusted_presumes_again() -> None:
     log = FileLog("", NODE, segment_size=SMALL, files=copy)
     assert log.incarnations.cut == (first.incarnation,)
     log.trust(first.incarnation)
-    assert log.incarnations.cut == ()
+    assert not log.incarnations.cut
     log = FileLog("", NODE, segment_size=SMALL, files=copy.crashed(random.Random(1)))
     assert log.incarnations.why_not(first.incarnation) is None, "it is durable"
 
@@ -175,10 +175,10 @@ def test_a_copy_of_a_database_presumes_nothing_about_what_was_open(tmp_path: Pat
     assert copy.incarnations.cut == (first.incarnation,)
     assert list(copy.decisions()) == [decision(1)]
     copy.trust(first.incarnation)
-    assert copy.incarnations.cut == ()
+    assert not copy.incarnations.cut
     copy.close()
     same = SqlLog(f"sqlite:///{tmp_path}/log.db", NODE, take_over=True)
-    assert same.incarnations.cut == ()
+    assert not same.incarnations.cut
     assert not first.held(), "another one has taken the node"
     same.close()
     first.close()
