@@ -55,7 +55,7 @@ def openings(log: DecisionLog) -> list[int | bytes]:
     return [Gtrid.decode(made.gtrid).incarnation for made in log.decisions()]
 
 
-# --- former versions ----------------------------------------------------------------------------------------------------
+# --- former versions --------------------------------------------------------------------------------------------------
 def test_a_log_of_the_former_version_is_read_with_what_is_in_doubt(former_url: str) -> None:
     image = look_at_log(former_url, NODE)
     assert image.incarnations == Incarnations(counted=2)
@@ -95,7 +95,7 @@ def test_tables_of_a_version_that_is_not_known_are_refused(tmp_path: Path) -> No
         SqlLog(url, NODE)
 
 
-# --- copies -------------------------------------------------------------------------------------------------------------
+# --- copies -----------------------------------------------------------------------------------------------------------
 def copied_on_disk(disk: Disk) -> Disk:
     return disk.copied()
 
@@ -184,7 +184,7 @@ def test_a_copy_of_a_database_presumes_nothing_about_what_was_open(tmp_path: Pat
     first.close()
 
 
-# --- how many -----------------------------------------------------------------------------------------------------------
+# --- how many ---------------------------------------------------------------------------------------------------------
 def test_the_oldest_are_dropped_where_there_are_too_many() -> None:
     noted = {number.to_bytes(8, "big"): Standing.WHOLE for number in range(MOST + 5)}
     assert list(succeeded(noted, copied=False)) == list(noted)[6:]
