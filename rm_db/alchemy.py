@@ -170,8 +170,11 @@ class BranchConnection(Connection):
         if level is not None:
             if level.upper() == "AUTOCOMMIT":
                 self.refuse("autocommit")
-            self.execute(text(f"SET TRANSACTION ISOLATION LEVEL {level.replace('_', ' ')}"))
+            self._set_isolation(level.replace("_", " "))
         return super().execution_options(**options) if options else self
+
+    def _set_isolation(self, level: str) -> None:
+        self.execute(text(f"SET TRANSACTION ISOLATION LEVEL {level}"))
 
     def begin(self) -> RootTransaction:
         """Refused: the transaction has begun. (SQLAlchemy begins its own bookkeeping anew after a rollback.)"""
