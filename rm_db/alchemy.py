@@ -136,6 +136,9 @@ class BranchConnection(Connection):
     It is made in two steps, which can be far apart. The constructor sets what is ours, and `_connect` what is
     SQLAlchemy's: neither touches what belongs to the other, because the application may work with it in between."""
 
+    takes_part = True
+    """As `rm_db.engines.BranchPool`."""
+
     def __init__(self, owner: Owner) -> None:  # Connection's own constructor: _connect
         self._owner = owner
         self._orm: BranchSession | None = None
