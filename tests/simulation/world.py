@@ -62,9 +62,9 @@ _ROUTINE = {
 _ANSWERS: dict[str, tuple[Code, ...]] = {
     "start": (Code.XAER_RMERR,),
     "end": (Code.XA_RBROLLBACK, Code.XAER_RMERR),
-    "prepare": (Code.XA_RBROLLBACK, Code.XA_RBDEADLOCK, Code.XAER_RMERR, Code.XA_RDONLY),
+    "prepare": (Code.XA_RBROLLBACK, Code.XA_RBDEADLOCK, Code.XAER_RMERR, Code.XA_RETRY, Code.XA_RDONLY),
     "commit": (Code.XA_RETRY, Code.XA_HEURRB, Code.XA_HEURCOM, Code.XA_HEURMIX, Code.XA_HEURHAZ, Code.XAER_RMERR),
-    "rollback": (Code.XA_RBROLLBACK, Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURMIX, Code.XA_HEURHAZ),
+    "rollback": (Code.XA_RETRY, Code.XA_RBROLLBACK, Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURMIX, Code.XA_HEURHAZ),
     "decide": (Code.XA_RBINTEGRITY, Code.XAER_RMERR),
 }
 _VERBS = {
@@ -77,6 +77,8 @@ _VERBS = {
     ("rollback", False): BranchVerb.ROLLBACK,
     ("decide", False): BranchVerb.COMMIT_ONE_PHASE,
 }
+ROOMS = (4096, 2, 1, 0)
+"""How many operations a client may have outstanding at a resource manager."""
 _LOSSES = (Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT)
 
 
@@ -123,6 +125,8 @@ class World:
             self.stores[name] = ReferenceStore(name, read_only_votes=True)
         if self.decider_mode:
             self.stores["decider"] = DecidingStore("decider", decider_id=DECIDER_ID)
+        for store in self.stores.values():
+            store.room = self.random.choice(ROOMS)
         self.disk = Disk(LOG_ID)
         self.told: dict[bytes, Outcome] = {}
         self.wrote: dict[bytes, list[str]] = {}
@@ -130,6 +134,8 @@ class World:
         self.forgotten: set[bytes] = set()
         """Rolled back at commit by a resource manager that keeps no record of it (XAER_RMERR in S3): should the manager
         die before it hears the answer, nobody can ever tell."""
+        self.on_their_own: set[bytes] = set()
+        """Of which a resource manager has completed a branch on its own, or may have said so."""
         self.trace: list[str] = []
         self.process = Process(self)
         self.activities: list[tuple[Process, Generator[None, None, None]]] = []
@@ -203,6 +209,7 @@ class World:
                 code = self.random.choice((Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURHAZ))
                 self.trace.append(f"{store.name}: operator {code.name} {named(prepared[0].gtrid)}")
                 store.complete_heuristically(prepared[0], code)
+                self.on_their_own.add(prepared[0].gtrid)
 
     def _deliver(self, store: ReferenceStore) -> None:
         if self.random.random() < 0.7:
@@ -327,18 +334,41 @@ class World:
         raise AssertionError(effect)
 
     def _call(self, process: Process, control: ThreadOfControl, effect: Call) -> Generator[None, None, list[Any]]:
+        """As `tm.performer` overlaps: whoever is told to collect first does, and then asks again."""
         routine = _ROUTINE[effect.verb]
         answers: list[Any] = []
         for branch in effect.branches:
             yield
             flags = TMASYNC if self.random.random() < 0.5 and len(effect.branches) > 1 else 0
-            answers.append(self._ask(process, control, routine, branch, effect.flags | flags))
-        for index, branch in enumerate(effect.branches):
-            if isinstance(answers[index], Handle):
-                yield
-                answers[index] = self._collect(process, control, branch, answers[index])
-            self.trace.append(f"{routine} {named(branch.xid.gtrid)} {branch.resource}: {_shown(answers[index])}")
+            answer = self._ask(process, control, routine, branch, effect.flags | flags)
+            if flags and _is_full(answer):
+                yield from self._collect_all(process, control, effect, answers, branch.resource)
+                answer = self._ask(process, control, routine, branch, effect.flags | flags)
+                if _is_full(answer):  # by operations of others
+                    answer = self._ask_in_vain(process, control, routine, branch, effect.flags)
+            answers.append(answer)
+        yield from self._collect_all(process, control, effect, answers)
+        for branch, answer in zip(effect.branches, answers, strict=True):
+            self.trace.append(f"{routine} {named(branch.xid.gtrid)} {branch.resource}: {_shown(answer)}")
         return answers
+
+    def _collect_all(
+        self, process: Process, control: ThreadOfControl, effect: Call, answers: list[Any], resource: str = ""
+    ) -> Generator[None, None, None]:
+        """Collects what is outstanding: everywhere, or at one resource."""
+        for index, answer in enumerate(answers):
+            branch = effect.branches[index]
+            if isinstance(answer, Handle) and resource in ("", branch.resource):
+                yield
+                answers[index] = self._collect(process, control, branch, answer)
+
+    def _ask_in_vain(self, process: Process, control: ThreadOfControl, routine: str, branch: Branch, flags: int) -> Any:
+        """Without TMASYNC: there is room by now, or none becomes free in time."""
+        store = self.stores[branch.resource]
+        possible = routine in _ANSWERS and self._possible(store, routine, branch, flags, Code.XA_RETRY)
+        if possible and not self.healing and self.random.random() < 0.5:
+            store.script.plan(routine, Code.XA_RETRY, xid=branch.xid)
+        return self._ask(process, control, routine, branch, flags)
 
     def _ask(self, process: Process, control: ThreadOfControl, routine: str, branch: Branch, flags: int) -> Any:
         self._mischief(routine, branch, flags)
@@ -349,6 +379,8 @@ class World:
                 return getattr(process.clients[name], routine)(branch.xid, 1, flags)
         except XaError as error:
             return self._noticed(process, control, name, error)
+        finally:
+            self.stores[name].script.clear()  # what was planned for this call, where it did not come that far
 
     def _collect(self, process: Process, control: ThreadOfControl, branch: Branch, handle: Handle) -> Any:
         try:
@@ -384,6 +416,8 @@ class World:
             if possible:
                 answer = self.random.choice(possible)
                 store.script.plan(routine, answer, xid=branch.xid)
+                if answer in HEURISTIC_CODES or answer is Code.XAER_RMERR:
+                    self.on_their_own.add(branch.xid.gtrid)
                 if answer is Code.XAER_RMERR and routine == "commit":
                     self.forgotten.add(branch.xid.gtrid)
             return
@@ -492,6 +526,8 @@ class World:
         for name, store in self.stores.items():
             noted = {h.branch.xid for h in self.disk.heuristics.values()}
             found += [f"{name}: {named(xid.gtrid)} left in doubt" for xid in store.in_doubt if xid not in noted]
+            prepared = [xid for xid, state in store.branches.items() if state is BranchState.S3]
+            found += [f"{name}: {named(xid.gtrid)} given up, and prepared still" for xid in prepared if xid in noted]
             if isinstance(store, DecidingStore):
                 found += [f"{name}: decision of {named(gtrid)} never ended" for gtrid in store.decided]
         open_decisions = set(self.disk.decisions) - self.disk.lazily_ended
@@ -503,6 +539,8 @@ class World:
         outcome = self.told.get(gtrid)
         who = named(gtrid)
         noted = any(branch.xid.gtrid == gtrid for branch in self.disk.heuristics)
+        if (noted or gtrid in self.reported) and gtrid not in self.on_their_own:
+            return [f"{who}: a heuristic outcome is reported, and nobody completed a branch on his own"]
         if noted or gtrid in self.reported or (gtrid in self.forgotten and outcome is None):
             return []
         if len(set(data.values())) > 1:
@@ -530,6 +568,10 @@ def _refusal(work: Callable[[], None]) -> LogError | None:
     except LogError as error:
         return error
     return None
+
+
+def _is_full(answer: Any) -> bool:
+    return isinstance(answer, XaError) and answer.code is Code.XAER_ASYNC
 
 
 def _shown(answer: Any) -> str:
