@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from rm_db.address import Address
 from rm_db.diagnosing import diagnose_postgres
 from rm_db.gid import decode_gid, encode_gid
-from rm_db.reporting import REPORT, read_report
+from rm_db.reporting import LOCKED, REPORT, read_locks, read_report
 from rm_db.resource import DatabaseResource
 from rm_db.server import Facts, PgServer
 from rm_db.sqlstate import (
@@ -52,12 +52,7 @@ _OWNER: Final = "SELECT quote_ident(p.owner) FROM pg_prepared_xacts p WHERE p.gi
 
 _LIST: Final = """
 SELECT {gid}, p.database, p.owner, to_char(p.prepared AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
-       coalesce({mine}, false),
-       (SELECT string_agg(DISTINCT l.mode || ' on ' || l.relation::regclass, chr(10))
-          FROM pg_locks x JOIN pg_locks l ON l.virtualtransaction = x.virtualtransaction
-         WHERE x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL
-           AND l.locktype = 'relation'
-           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+       coalesce({mine}, false), p.transaction::text
   FROM pg_prepared_xacts p ORDER BY p.prepared, p.gid
 """
 
@@ -223,8 +218,8 @@ class PostgresResource(DatabaseResource[PgServer]):
         return self._page(self._reports, self._report, rmid, flags, count)
 
     def _report(self) -> Steps[list[InDoubtBranch]]:
-        reply = yield from self._opened.command(REPORT.format(gid=_GID, mine=self._mine).encode())
-        return list(read_report(reply.rows()))
+        reply = yield from self._opened.command(f"{REPORT.format(gid=_GID, mine=self._mine)};{LOCKED}".encode())
+        return list(read_report(reply.rows(), read_locks(reply.rows(1))))
 
     def diagnose(self, open_string: str) -> Diagnosis:
         """As `xa.diagnosis.Diagnosing` says."""
@@ -237,14 +232,17 @@ class PostgresResource(DatabaseResource[PgServer]):
         return self._run(control, self._list(everybodys=everybodys))
 
     def _list(self, *, everybodys: bool) -> Steps[list[PreparedTransaction]]:
-        reply = yield from self._opened.command(_LIST.format(gid=_GID, mine=self._mine).encode())
+        reply = yield from self._opened.command(f"{_LIST.format(gid=_GID, mine=self._mine)};{LOCKED}".encode())
+        locks = read_locks(reply.rows(1))
         listed = []
         for row in reply.rows():
-            gid_hex, database, owner, prepared_at, mine, *holds = ((octets or b"").decode() for octets in row)
+            gid_hex, database, owner, prepared_at, mine, transaction = ((octets or b"").decode() for octets in row)
             gid = bytes.fromhex(gid_hex)
             xid = decode_gid(gid)
             if everybodys or (mine == "t" and xid is not None):
-                held = tuple(filter(None, holds[0].split("\n")))
+                held = tuple(
+                    sorted({f"{mode} on {name}" for _, _, _, mode, name in locks.get(transaction.encode(), ())})
+                )
                 at = datetime.fromisoformat(prepared_at)
                 listed.append(PreparedTransaction(gid, xid, database, owner, at, mine == "t", held))
         return listed

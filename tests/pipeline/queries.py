@@ -39,6 +39,11 @@ def copied_rows(rows: DataFrame) -> DataFrame:
     return numbered(rows).select("id", "text")
 
 
+def scattered(rows: DataFrame) -> DataFrame:
+    """Each message is a row, written by one of 200 tasks."""
+    return copied_rows(rows).repartition(200)
+
+
 def copied_body(rows: DataFrame) -> DataFrame:
     """Each message is a message."""
     return rows.select("body")

@@ -9,10 +9,10 @@ from pipeline.core import deciding, planning, taking
 from pipeline.core.effects import Abort, Fence, FindEpochOf, Scan
 from pipeline.core.naming import Own
 from tests.simulation.pipeline.world import Cores
-from tm.effects import Force
+from tm.effects import Call, Force
 from tm.log import LogError
 from tm.log.sql_states import GtridState
-from xa import FORMAT_ID, Code, Gtrid, Xid
+from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -78,6 +78,17 @@ def _as_if_logged(effect: Any) -> Generator[Any, Any, Any]:
     return replace(answer, logged=True) if isinstance(effect, FindEpochOf) and answer is not None else answer
 
 
+def _not_now_is_rolled_back(effect: Any) -> Generator[Any, Any, Any]:
+    """ "No connection was free", told with the code for "was rolled back"."""
+    answer = yield effect
+    if not isinstance(effect, Call):
+        return answer
+    return [
+        xa_error(Code.XAER_RMERR) if isinstance(told, XaError) and told.code is Code.XA_RETRY else told
+        for told in answer
+    ]
+
+
 class _Forgetful(Own):
     """Its gtrids say nothing of incarnation and try."""
 
@@ -129,5 +140,6 @@ MUTANTS = (
         Cores(commit=bent(deciding.commit, _without(Fence, None)), abort=bent(deciding.abort, _without(Fence, None))),
     ),
     Mutant("sources finished with the decision", Cores(commit=bent(deciding.commit, lambda: _as_if_logged))),
+    Mutant('"no room" counts as rolled back', Cores(commit=bent(deciding.commit, lambda: _not_now_is_rolled_back))),
     Mutant("what another attempt is at is rolled back", Cores(take=bent(taking.take, lambda: _rolled_back))),
 )

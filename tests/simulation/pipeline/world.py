@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.core import deciding, effects, planning, taking
 from pipeline.core.errors import BatchRefused, PipelineError
@@ -111,6 +111,9 @@ def _check_all(reports: list[SinkReport], tasks: list[Task]) -> None:
         raise Failed("the job")
 
 
+ROOMS: Final = (1, 2, 99)
+
+
 class World:
     """One schedule."""
 
@@ -135,6 +138,8 @@ class World:
         """Global transactions whose commit or abort came to its end, and whose fence may be missing all the same."""
         self.dying: list[int] = []
         self.away: str | None = None
+        self.room = self.random.choice(ROOMS)
+        """How many branches a place surely completes of those that are asked of it at a time."""
         self.queued = 0
 
     # --- running --------------------------------------------------------------------------------------------------
@@ -450,7 +455,8 @@ class World:
     def _driver(self, effect: Any, incarnation: int) -> Any:
         match effect:
             case Call(verb, branches, _):
-                return [self._call(verb, branch) for branch in branches]
+                asked: Counter[str] = Counter()
+                return [self._call(verb, branch, asked) for branch in branches]
             case effects.Scan(resource):
                 prefix = log_prefix("p", self.book.log_id)
                 found = self.places[resource].prepared
@@ -462,7 +468,10 @@ class World:
                 return answer
             case effects.HasMessages(resource, _):
                 return self._reached(resource, lambda: bool(self.places[resource].queue))
-            case Pause() | Note():
+            case Pause():
+                return None
+            case Note(heuristic):
+                self.wrong.append(f"{heuristic.branch} is said to be completed on its own, and nobody does that")
                 return None
             case End(decision):
                 if self.random.random() < 0.7 or not self.faults:  # lazy
@@ -470,8 +479,11 @@ class World:
                 return None
         return self._written(effect, incarnation)
 
-    def _call(self, verb: Verb, branch: Branch) -> Any:
+    def _call(self, verb: Verb, branch: Branch, asked: Counter[str]) -> Any:
         place = self.places[branch.resource]
+        asked[branch.resource] += 1
+        if self.faults and asked[branch.resource] > self.room and self.random.random() < 0.5:
+            return xa_error(Code.XA_RETRY, "no connection became free in time")
         if verb is Verb.ROLLBACK:
             return self._reached(branch.resource, lambda: place.roll_back(branch.xid))
         assert verb is Verb.COMMIT_AGAIN, verb
