@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def backed_up(field: Field, xabridge: Xabridge) -> None:
-    """A copy is made while a manager is at work, which goes on, dies, and leaves two transactions in doubt: one was decided
-    before the copy was made, one after it. Then the copy takes the log's place."""
+    """A copy is made while a manager is at work, which goes on, dies, and leaves two transactions in doubt: one was
+    decided before the copy was made, one after it. Then the copy takes the log's place."""
     log = field.open_log()
     early, late = field.gtrid(1), field.gtrid(2)
     for gtrid in (early, late):
