@@ -203,7 +203,7 @@ class World:
         """Transactions that the application, or a fault, wanted rolled back."""
         self.forgotten: set[bytes] = set()
         """Rolled back at commit by a resource manager that keeps no record of it (XAER_RMERR in S3): should the manager
-        die before it hears the answer, nobody can ever tell."""
+        die before it hears the answer, or before its log takes a note of it, nobody can ever tell."""
         self.trace: list[str] = []
         self.processes = [Process(self, node) for node in self.nodes]
         self.activities: list[tuple[Process, Generator[None, None, None]]] = []
@@ -715,7 +715,8 @@ class World:
             return [f"{who}: told {outcome.verdict.value}, though nothing was in its way"]
         if any(branch.xid.gtrid == gtrid for disk in self.disks.values() for branch in disk.heuristics):
             return []
-        if gtrid in self.reported or (gtrid in self.forgotten and outcome is None):
+        untold = outcome is None or outcome.verdict is Verdict.UNKNOWN
+        if gtrid in self.reported or (gtrid in self.forgotten and untold):
             return []
         if self._is_lost(gtrid):  # what is in doubt there is left alone
             for name in names:
