@@ -207,7 +207,7 @@ class World:
         """Transactions that the application, or a fault, wanted rolled back."""
         self.forgotten: set[bytes] = set()
         """Rolled back at commit by a resource manager that keeps no record of it (XAER_RMERR in S3): should the manager
-        die before it hears the answer, nobody can ever tell."""
+        die before it hears the answer, or before its log takes a note of it, nobody can ever tell."""
         self.on_their_own: set[bytes] = set()
         """Of which a resource manager has completed a branch on its own, or may have said so."""
         self.trace: list[str] = []
@@ -753,7 +753,8 @@ class World:
         noted = any(branch.xid.gtrid == gtrid for disk in self.disks.values() for branch in disk.heuristics)
         if (noted or gtrid in self.reported) and gtrid not in self.on_their_own:
             return [f"{who}: a heuristic outcome is reported, and nobody completed a branch on his own"]
-        if noted or gtrid in self.reported or (gtrid in self.forgotten and outcome is None):
+        untold = outcome is None or outcome.verdict is Verdict.UNKNOWN
+        if noted or gtrid in self.reported or (gtrid in self.forgotten and untold):
             return []
         if self._is_lost(gtrid):  # what is in doubt there is left alone
             for name in names:
