@@ -52,6 +52,9 @@ def summary(transactions: Sequence[TransactionView], survey: Survey) -> list[str
     if transactions:
         counted = several(len(transactions), "transaction")
         said = f"{counted} in doubt on {several(len(managers), 'resource manager')}"
+        others = sum(view.ours is None for view in transactions)
+        if others:
+            said += f", {others} of them not xabridge's"
     elif survey.configured == 0:
         said = "nothing in doubt: no resource manager is configured"
     else:

@@ -57,7 +57,7 @@ orders-2·c07d11·114           100 s  prepared     unknown   shop
     another transaction manager's (format id 4660): its log is not here
 orders-1·3fa91c·9000          0 s    prepared     none      broker
     1 key locked in broker
-4 transactions in doubt on 2 resource managers
+4 transactions in doubt on 2 resource managers, 1 of them not xabridge's
 analytics could not be reached: analytics can't be reached at /field/nowhere
 """
 
@@ -70,7 +70,7 @@ orders-2·c07d11·114               orders-2  100 s  prepared  unknown   shop   
 4660_c29tZWJvZHkgZWxzZSdzIHRyYW…  -         0 s    prepared  unknown   shop     1 key locked in shop
     another transaction manager's (format id 4660): its log is not here
 orders-1·3fa91c·9000              orders-1  0 s    prepared  none      broker   1 key locked in broker
-4 transactions in doubt on 2 resource managers
+4 transactions in doubt on 2 resource managers, 1 of them not xabridge's
 """
 
 
@@ -97,6 +97,18 @@ def test_nothing_in_doubt(field: Field, xabridge: Xabridge) -> None:
     said = xabridge("recover", "list")
     assert (said.code, said.out, said.err) == (0, "nothing in doubt on 2 resource managers\n", "")
     assert not field.log_folder.exists(), "looking makes no log"
+
+
+def test_what_others_have_in_doubt_is_shown_and_no_trouble_of_ours(field: Field, xabridge: Xabridge) -> None:
+    """Many transaction managers write their xids into PostgreSQL's gids in the same form."""
+    field.prepare("shop", b"", "e", xid=FOREIGN)
+    for action in (("list",), ("list", "--json"), ("list", "--names"), ("show", str(FOREIGN))):
+        said = xabridge("recover", *action)
+        assert said.code == 0, action
+        assert "4660_" in said.out or "4660" in said.out
+    assert "1 transaction in doubt on 1 resource manager, 1 of them not xabridge" in xabridge("recover", "list").out
+    field.prepare("shop", field.gtrid(9000), "f")
+    assert xabridge("recover", "list").code == 3
 
 
 def test_looking_needs_no_lock_and_takes_none(field: Field, xabridge: Xabridge) -> None:
