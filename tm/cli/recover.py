@@ -17,7 +17,7 @@ from tm.cli.progress import Progress
 from tm.cli.recovering import exit_code, expected, one_pass, report_lines, under_way_perhaps
 from tm.cli.site import Site
 from tm.cli.survey import IN_DOUBT, survey
-from tm.cli.tables import paragraph, troubles
+from tm.cli.tables import MOST, paragraph, troubles
 from tm.cli.text import duration, printable
 from tm.config import configuration_from
 from tm.log import LogError, LogLocked
@@ -56,6 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
     listing = action("list", "list every transaction in doubt", list_transactions)
     _add_filters(listing)
+    _add_all(listing)
     listing.add_argument("--names", action="store_true", help="print the names only, one to a line")
     show = action("show", "show everything about a transaction", show_transactions)
     _add_names(show)
@@ -64,6 +65,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     watching.add_argument("--interval", type=_duration, default=2.0, metavar="TIME", help="pause (default 2s)")
     running = action("run", "make one recovery pass and say what it did", _run_pass)
     running.add_argument("--dry-run", action="store_true", help="only say what it would do")
+    _add_all(running)
     for wanted, summary in (
         (Act.COMMIT, "commit branches in doubt"),
         (Act.ROLLBACK, "roll back branches in doubt"),
@@ -84,6 +86,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="not configured any more; it does not exist any more, or has been told by hand (repeatable)",
     )  # fmt: skip
     _add_consent(ending)
+
+
+def _add_all(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--all", action="store_true", help=f"tell of each transaction, also where there are over {MOST}"
+    )
 
 
 def _add_consent(parser: ArgumentParser) -> None:
@@ -151,7 +159,7 @@ def complain(said: object, code: Exit) -> Exit:
 
 def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     if arguments.dry_run:
-        return _dry_run(survey(site.look()), as_text=not arguments.json)
+        return _dry_run(survey(site.look()), as_text=not arguments.json, most=None if arguments.all else MOST)
     with site.holding_the_log() as log:
         spared = under_way_perhaps(site)
         with progress.step("recovering", 1):
@@ -159,16 +167,17 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     if arguments.json:
         as_json.write(as_json.report_value(report))
     else:
-        for line in report_lines(report, spared, site.configuration.timeout_s):
+        most = None if arguments.all else MOST
+        for line in report_lines(report, spared, site.configuration.timeout_s, most):
             print(line)
         for name, why in report.unreachable.items():
             print(*paragraph(f"{printable(name)} could not be reached: {printable(why)}"), sep="\n")
     return exit_code(report)
 
 
-def _dry_run(found: Survey, *, as_text: bool) -> Exit:
+def _dry_run(found: Survey, *, as_text: bool, most: int | None) -> Exit:
     if as_text:
-        for line in (*expected(found), *troubles(found)):
+        for line in (*expected(found, most), *troubles(found)):
             print(line)
     else:
         as_json.write(as_json.survey_value(found, found.transactions))
