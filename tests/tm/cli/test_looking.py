@@ -357,3 +357,36 @@ def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str], xabridge:
     with pytest.raises(SystemExit):
         xabridge("recover", "list", "--help")
     assert dedent("6 log in use, nothing done") in capsys.readouterr().out
+
+
+def test_many_are_summed_up(field: Field, xabridge: Xabridge) -> None:
+    """Fifty are listed, the oldest first; of the others how many there are of each kind. All of them with --all."""
+    field.open_log().close()
+    for number in range(70):
+        field.prepare("broker", field.gtrid(number))
+        field.prepare("shop", field.gtrid(number))
+        field.now += 1
+    field.prepare("shop", b"", "e", xid=FOREIGN)
+    said = xabridge("recover", "list")
+    assert said.code == 3
+    assert "orders-1·1·49 " in said.out
+    assert "orders-1·1·50 " not in said.out
+    assert said.out.endswith(
+        """\
+… and 21 transactions more; --all lists them:
+    20  orders-1, decision none: prepared on broker and shop, oldest 20 s
+    1  foreign, decision unknown: prepared on shop, oldest 0 s
+71 transactions in doubt on 2 resource managers
+"""
+    )
+    everything = xabridge("recover", "list", "--all").out
+    assert all(f"orders-1·1·{number} " in everything for number in range(70))
+    assert len(xabridge("recover", "list", "--names").out.splitlines()) == 71
+    assert len(json.loads(xabridge("recover", "list", "--json").out)["transactions"]) == 71
+    said = xabridge("recover", "run", "--dry-run")
+    assert len(said.out.splitlines()) < 2 * 55
+    assert "… and 21 transactions more (--all tells of each):" in said.out
+    assert len(xabridge("recover", "run", "--dry-run", "--all").out.splitlines()) >= 2 * 70
+    said = xabridge("recover", "run")
+    assert len(said.out.splitlines()) < 55
+    assert "20 rolled back on broker, shop" in " ".join(said.out.split())
