@@ -6,15 +6,17 @@ in seconds, from a while after 1970 on.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 import pipeline
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 def numbered(rows: DataFrame) -> DataFrame:
@@ -154,3 +156,22 @@ def built(spark: SparkSession, source: dict[str, str]) -> list[str]:
 def taken(spark: SparkSession, source: dict[str, str]) -> list[dict[str, Any]]:
     """What a batch read shows; nothing is decided."""
     return [row.asDict(recursive=True) for row in spark.read.format("amqp").options(**source).load().collect()]
+
+
+def several(
+    spark: SparkSession, sources: list[dict[str, str]], sink: dict[str, str], checkpoint: str, restarts: int = 0
+) -> dict[str, Any]:
+    """A query over several sources, which are united."""
+    errors: list[str] = []
+    while True:
+        rows = [copied(spark.readStream.format("amqp").options(**source).load()) for source in sources]
+        writer = functools.reduce(DataFrame.union, rows).writeStream.format("xa").options(**sink)
+        running = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        try:
+            running.awaitTermination()
+        except StreamingQueryException as error:
+            errors.append(str(error))
+            if len(errors) > restarts:
+                raise
+            continue
+        return {"errors": errors}

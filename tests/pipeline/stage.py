@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +29,7 @@ from tests.pipeline.faults import GENERATION, VARIABLE, await_until
 from tests.rm_amqp.embedded import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
@@ -139,6 +141,8 @@ class Stage:
     postgres: Postgres
     settings: dict[str, str] = field(default_factory=dict)
     pipeline: str = "test"
+    others: dict[str, str] = field(default_factory=dict)
+    """Further resources."""
 
     def __post_init__(self) -> None:
         self.faults = self.folder / "faults"
@@ -155,7 +159,7 @@ class Stage:
     @property
     def resources(self) -> dict[str, str]:
         """name → open string."""
-        return {"broker": f"amqp://127.0.0.1:{self.port}/", "shop": self.database}
+        return {"broker": f"amqp://127.0.0.1:{self.port}/", "shop": self.database, **self.others}
 
     @property
     def shared(self) -> dict[str, str]:
@@ -163,9 +167,23 @@ class Stage:
         resources = {f"resource.{name}": url for name, url in self.resources.items()}
         return {"pipeline": self.pipeline, "log": self.database, **resources}
 
+    @contextmanager
+    def second_broker(self) -> Iterator[int]:
+        """The resource `second`, another broker; its port."""
+        port = free_port()
+        folder = self.folder / "second"
+        folder.mkdir()
+        broker = BrokerProcess(folder, "--listen", f"127.0.0.1:{port}")
+        broker.start()
+        self.others["second"] = f"amqp://127.0.0.1:{port}/"
+        try:
+            yield port
+        finally:
+            broker.kill()
+
     def source(self, **options: str) -> dict[str, str]:
         """Options of the format amqp."""
-        return {**self.shared, "queue": "in", "maxRowsPerBatch": "100", **options}
+        return {**self.shared, "resource": "broker", "queue": "in", "maxRowsPerBatch": "100", **options}
 
     def sink(self, **options: str) -> dict[str, str]:
         """Options of the format xa."""
@@ -175,6 +193,11 @@ class Stage:
     def checkpoint(self) -> str:
         """Where Spark keeps its own."""
         return str(self.folder / "checkpoint")
+
+    def query(self) -> str:
+        """The id of the query that has the checkpoint."""
+        identity: dict[str, str] = json.loads(Path(self.checkpoint, "metadata").read_text())
+        return identity["id"]
 
     # -- drivers
     def driver(self) -> Driver:
@@ -231,9 +254,9 @@ class Stage:
             time.sleep(0.02)
 
     # -- messages
-    def send(self, numbers: range | list[int], queue: str = "in") -> None:
+    def send(self, numbers: range | list[int], queue: str = "in", port: int | None = None) -> None:
         """Puts messages into a queue."""
-        with_proton = BlockingConnection(f"127.0.0.1:{self.port}", allowed_mechs="ANONYMOUS", timeout=60)
+        with_proton = BlockingConnection(f"127.0.0.1:{port or self.port}", allowed_mechs="ANONYMOUS", timeout=60)
         sender = with_proton.create_sender(queue)
         for number in numbers:
             message = Message(

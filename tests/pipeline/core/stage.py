@@ -14,6 +14,7 @@ from pipeline.core import (
     Batch,
     Messages,
     Offset,
+    Query,
     Settings,
     SinkPlan,
     SinkReport,
@@ -21,7 +22,7 @@ from pipeline.core import (
     SourcePartition,
     TableTarget,
 )
-from pipeline.core.driver import Decided, Reader, Writer
+from pipeline.core.driver import Decided, Reader, Writer, bind
 from pipeline.core.resources import Resources
 from pipeline.core.task import SinkTask, read
 from rm_amqp import AmqpResource, Message
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _NUMBERS: Final = itertools.count(1)
 TABLE: Final = TableTarget("shop", "public.orders", lock_timeout_s=0.3)
 _GIDS: Final = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+EVERY: Final = 1_000_000
+"""A batch that no test reaches."""
 ALERTS: Final = AddressTarget("broker", "alerts")
 
 
@@ -58,10 +61,23 @@ class Stage:
         return Settings(self.pipeline, self.log, (("broker", broker), ("shop", self.database)))
 
     # --- the driver -------------------------------------------------------------------------------------------------
-    def reader(self, driver: str = "driver-1", *, streaming: bool = True, **source: Any) -> Reader:
-        """A reader of the queue `orders`."""
-        wanted = Source("broker", **{"queues": ("orders",), "partitions": 2, "rows": 100, **source})
+    def reader(
+        self, driver: str = "driver-1", *, streaming: bool = True, query: Query | None = None, **source: Any
+    ) -> Reader:
+        """A reader of the queue `orders`, which a query reads that starts now; or a job."""
+        wanted = self.source(**source)
+        if streaming:
+            self.start(wanted, driver=driver, query=query)
         return Reader(self.settings, wanted, driver, streaming=streaming, resources=self.resources)
+
+    def source(self, resource: str = "broker", **source: Any) -> Source:
+        """What reads the queue `orders`."""
+        return Source(resource, **{"queues": ("orders",), "partitions": 2, "rows": 100, **source})
+
+    def start(self, *sources: Source, driver: str = "driver-1", query: Query | None = None) -> None:
+        """What the driver does when it starts a query over these sources, whose checkpoint knows every batch."""
+        start = query or Query("q", f"run-{next(_NUMBERS)}", EVERY)
+        bind(self.settings, driver, start, sources, resources=self.resources)
 
     def writer(self, driver: str = "driver-1") -> Writer:
         """A writer."""
