@@ -109,9 +109,9 @@ class Epoch:
         for source in parts.sources:
             if (source.settings.pipeline, source.settings.log) != (settings.pipeline, settings.log):
                 raise PipelineError(
-                    f"epoch: the query reads {source.source} as pipeline {source.settings.pipeline!r}, and the epoch is of "
-                    f"pipeline {settings.pipeline!r}, or has another log: what is read and written is decided together, "
-                    "so give them the same options pipeline and log"
+                    f"epoch: the query reads {source.source} as pipeline {source.settings.pipeline!r}, and the epoch "
+                    f"is of pipeline {settings.pipeline!r}, or has another log: what is read and written is decided "
+                    "together, so give them the same options pipeline and log"
                 )
         if not parts.sources:
             bind_query(self._spark, execution, settings, parts)

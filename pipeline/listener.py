@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.streaming import StreamingQueryListener
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from pipeline.core import PipelineError, Query
 from pipeline.core.driver import bind
@@ -51,9 +51,11 @@ class Listener(StreamingQueryListener):
             parts = parts_of(self._spark, execution)
             if parts.sources or parts.sink is not None:
                 bind_query(self._spark, execution, parts.settings(), parts)
-        except Exception as error:  # noqa: BLE001 — whatever it is: the query must not run unbound
-            logger.error("query %s is refused: %s", event.id, error)
-            refuse(self._spark, execution, error)
+        except PipelineError as error:
+            refuse(self._spark, execution, str(error))
+        except Exception as error:  # whatever it is: the query must not run unbound
+            logger.exception("query %s could not be bound to its pipeline", event.id)
+            refuse(self._spark, execution, f"{type(error).__name__}: {error}")
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """As Spark calls it."""
@@ -125,10 +127,9 @@ def bind_query(spark: SparkSession, execution: Any, settings: Settings, parts: P
     bind(settings, driver_of(spark), query, [one.source for one in parts.sources], runs=runs)
 
 
-def refuse(spark: SparkSession, execution: Any, error: Exception) -> None:
-    """Fails the query with this error, in front of its first micro-batch."""
-    kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
-    execution.errorNotifier().markError(jvm_of(spark).java.lang.IllegalStateException(f"{kind}{error}"))
+def refuse(spark: SparkSession, execution: Any, why: str) -> None:
+    """Fails the query with these words, in front of its first micro-batch."""
+    execution.errorNotifier().markError(jvm_of(spark).java.lang.IllegalStateException(why))
 
 
 def _is_ours(leaf: Any, name: str) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What one query reads by the format `amqp`, in the order of its sources, and what it writes by `xa`, if it does."""
+    """What one query reads by the format `amqp`, in the order of its sources, and what it writes by `xa`, if so."""
 
     sources: tuple[SourceOptions, ...]
     sink: SinkOptions | None
@@ -40,8 +40,9 @@ class Parts:
             for source in self.sources:
                 if source.source.resource not in known:
                     raise PipelineError(
-                        f"the query reads from {source.source.resource}, and {name} does not know that resource: whoever "
-                        "decides asks it what was taken. Configure it for all parts of the query, under the same name"
+                        f"the query reads from {source.source.resource}, and {name} does not know that resource: "
+                        "whoever decides asks it what was taken. Configure it for all parts of the query, under the "
+                        "same name"
                     )
         adopted = {settings.adopt for _, settings in named if settings.adopt}
         if len(adopted) > 1:
@@ -60,9 +61,9 @@ class Parts:
             for queue in source.source.queues:
                 if (source.source.resource, queue) in read:
                     raise PipelineError(
-                        f"two sources of the query read queue {queue!r} of {source.source.resource}: each message would "
-                        "come to one of them, not to both. Read it by one source; a DataFrame that is joined with "
-                        "itself makes two"
+                        f"two sources of the query read queue {queue!r} of {source.source.resource}: each message "
+                        "would come to one of them, not to both. Read it by one source; a DataFrame that is joined "
+                        "with itself makes two"
                     )
                 read.add((source.source.resource, queue))
 
@@ -75,8 +76,8 @@ def _check_same_pipeline(first_name: str, first: Settings, name: str, settings: 
         )
     if settings.log != first.log:
         raise PipelineError(
-            f"pipeline {first.pipeline!r}: {first_name} and {name} have different decision logs: the sources and the sink "
-            "of one query share one decision. Give them the same option log"
+            f"pipeline {first.pipeline!r}: {first_name} and {name} have different decision logs: the sources and the "
+            "sink of one query share one decision. Give them the same option log"
         )
 
 

@@ -37,21 +37,21 @@ def check(pipeline: str, query: Query, known: Known) -> None:
     owner = _owner(known)
     if owner not in {None, query.id, query.adopt or None}:
         raise PipelineError(
-            f"pipeline {pipeline!r} belongs to query {owner}, which has another checkpoint than this one ({query.id}). Use "
-            f"that checkpoint. Where it is lost, or older than what was decided, start with this new one and the option "
-            f'adopt = "{owner}": nothing is read twice, and the state of a stateful query begins anew. For another '
-            "query, use a pipeline of its own"
+            f"pipeline {pipeline!r} belongs to query {owner}, which has another checkpoint than this one ({query.id}). "
+            "Use that checkpoint. Where it is lost, or older than what was decided, start with this new one and the "
+            f'option adopt = "{owner}": nothing is read twice, and the state of a stateful query begins anew. For '
+            "another query, use a pipeline of its own"
         )
     last = known.decided.get(query.id)
     if last is not None and last.batch > query.planned:
         raise EpochGone(
-            f"pipeline {pipeline!r}: batch {last.batch} of query {query.id} is decided, and the checkpoint has none behind "
-            f"{query.planned}: {OLDER}"
+            f"pipeline {pipeline!r}: batch {last.batch} of query {query.id} is decided, and the checkpoint has none "
+            f"behind {query.planned}: {OLDER}"
         )
 
 
 def bind(own: Own, query: Query, sources: Sequence[str], resources: Collection[str]) -> Steps[None]:
-    """Binds the pipeline to this start of the query, as the module's docstring says. PipelineError: it can't have it."""
+    """Binds the pipeline to this start of the query, as the module's docstring says. PipelineError: it can't."""
     known: Known = yield FindKnown()
     check(own.pipeline, query, known)
     if known.bound is None:

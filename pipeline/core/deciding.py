@@ -94,7 +94,8 @@ def _decided_before(plan: SinkPlan, batch: Batch | None) -> Steps[Decision | Non
         bound: BatchRow | None = yield FindBatch(batch.query)
         if bound is not None and bound.batch > batch.number:
             raise EpochGone(
-                f"batch {batch.number} of query {batch.query} was decided long ago (the last one is {bound.batch}): {OLDER}"
+                f"batch {batch.number} of query {batch.query} was decided long ago (the last one is {bound.batch}): "
+                f"{OLDER}"
             )
         if bound is None or bound.batch != batch.number:
             return None

@@ -1,5 +1,5 @@
-"""The driver's side of a pipeline: `bind` gives it to a query that starts, `Reader` plans what is read, `Writer` decides
-what was written.
+"""The driver's side of a pipeline: `bind` gives it to a query that starts, `Reader` plans what is read, `Writer`
+decides what was written.
 
 The latter two are opened in whatever process Spark calls, as often as it likes: they join their driver
 (`pipeline.core.entrance`). Resource managers stay open in the process. One object is for one thread at a time.
@@ -67,9 +67,9 @@ def bind(
     resources: Resources = PROCESS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Gives the pipeline to a query that starts: takes it for this driver, which fences off who had it before, and binds
-    it to the query (`pipeline.core.binding`). Before that nothing of the query is planned. `runs` tells whether a start
-    of a query goes on in this driver.
+    """Gives the pipeline to a query that starts: takes it for this driver, which fences off who had it before, and
+    binds it to the query (`pipeline.core.binding`). Before that nothing of the query is planned. `runs` tells whether
+    a start of a query goes on in this driver.
 
     PipelineTaken: another query of this driver has it. PipelineError: the query can't have it; nobody was disturbed.
     """
@@ -82,8 +82,8 @@ def bind(
                 return
             if bound.run != query.run and runs(bound.query, bound.run):
                 raise PipelineTaken(
-                    f"pipeline {settings.pipeline!r} is read by another query of this driver ({bound.query}): stop that "
-                    "query first, or give this one a pipeline of its own"
+                    f"pipeline {settings.pipeline!r} is read by another query of this driver ({bound.query}): stop "
+                    "that query first, or give this one a pipeline of its own"
                 )
         binding.check(settings.pipeline, query, known)
         ledger = entrance.take(driver)

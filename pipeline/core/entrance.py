@@ -1,9 +1,9 @@
 """Entrance: taking a pipeline, and joining whoever has it.
 
-Taking a pipeline takes the node of its log, which fences off whoever had it. A driver takes it when it starts a streaming
-query, and further processes of the driver join it by the driver's name; one of a driver that was fenced off hears who
-has the pipeline now. For jobs without streaming nothing is started: a driver that never had the pipeline takes it by the
-first process that joins, whichever that is.
+Taking a pipeline takes the node of its log, which fences off whoever had it. A driver takes it when it starts a
+streaming query, and further processes of the driver join it by the driver's name; one of a driver that was fenced off
+hears who has the pipeline now. For jobs without streaming nothing is started: a driver that never had the pipeline
+takes it by the first process that joins, whichever that is.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class Entrance:
         return self._open(lambda database: self._take(database, driver), joins=False)
 
     def join(self, driver: str, incarnation: int | None = None, *, takes: bool = False) -> Ledger:
-        """The ledger under the driver's incarnation, which has to be `incarnation` where that is given. `takes`: a driver
-        that never had the pipeline takes it. PipelineTaken: another driver has it, or has had it since."""
+        """The ledger under the driver's incarnation, which has to be `incarnation` where that is given. `takes`: a
+        driver that never had the pipeline takes it. PipelineTaken: another driver has it, or has had it since."""
 
         def enter(database: Database) -> Ledger:
             row = read_pipeline(database, self._pipeline)

@@ -399,8 +399,8 @@ def unannounced(pipeline: str) -> str:
 
 def _read_by_another(pipeline: str, query: str, what: str) -> str:
     return (
-        f"pipeline {pipeline!r} is read by another query of this driver ({query}), which {what}: stop that query first, "
-        "or give this one a pipeline of its own"
+        f"pipeline {pipeline!r} is read by another query of this driver ({query}), which {what}: stop that query "
+        "first, or give this one a pipeline of its own"
     )
 
 

@@ -2,9 +2,9 @@
 
 gtrid   a `Gtrid` of the pipeline's log: the pipeline's name, the log, the incarnation, and as sequence the epoch in
         the upper 48 bits and in the lower 16 which try at it this is
-bqual   src/EPOCH/INDEX                what a source partition took: the same in each attempt at it. The sources of a query
-                                       have epochs of their own in one global transaction. (Before: src/INDEX, for the
-                                       one source that there was.)
+bqual   src/EPOCH/INDEX                what a source partition took: the same in each attempt at it. The sources of a
+                                       query have epochs of their own in one global transaction. (Before: src/INDEX,
+                                       for the one source that there was.)
         snk/PARTITION/TASK/RANDOM      what one attempt of a task writes: no other attempt ever has it
 """
 

@@ -166,6 +166,7 @@ def check_newest(origin: Origin, start: int, end: int | None = None) -> Steps[No
             continue
         entry: Entry | None = yield Look(row.gtrid)
         if row.logged or (entry is not None and entry.state in DECIDED):
+            yield Standing()  # who has lost the pipeline hears of that instead
             raise _older(row.epoch, f"the checkpoint's last one is {start}")
 
 
@@ -283,7 +284,8 @@ def _mixed(epoch: int) -> EpochGone:
 
 # --- the sink ---------------------------------------------------------------------------------------------------------
 def plan_sink(own: Own, query: str, resources: Collection[str]) -> Steps[tuple[bytes, int, bool]]:
-    """The global transaction that the sink of a query (of a job: "") works under, its epoch, and whether it is decided."""
+    """The global transaction that the sink of a query (of a job: "") works under, its epoch, and whether it is
+    decided."""
     standing: PipelineRow = yield Standing()
     current = standing.gtrid
     entry: Entry | None = None

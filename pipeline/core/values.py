@@ -97,8 +97,8 @@ class SourcePartition:
     """One task's part of an epoch: what to do is said by the branch `xid`, which is the same in each attempt.
 
     `share` is how many messages it may take; 0: none, the epoch is decided, and what the branch holds is read again.
-    `query` is the query that reads (empty for a job without streaming); its batches up to `decided` are decided, but for
-    one that is read again.
+    `query` is the query that reads (empty for a job without streaming); its batches up to `decided` are decided, but
+    for one that is read again.
     """
 
     pipeline: str
@@ -198,8 +198,8 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class Query:
     """A start of a streaming query, as Spark tells of it: its id, which stands in its checkpoint; the id of this start;
-    and the last micro-batch that the checkpoint has planned (-1: none). `adopt` is the id of the query whose pipeline it
-    takes over with a new checkpoint."""
+    and the last micro-batch that the checkpoint has planned (-1: none). `adopt` is the id of the query whose pipeline
+    it takes over with a new checkpoint."""
 
     id: str
     run: str

@@ -20,8 +20,8 @@ from proton import Message
 from proton.utils import BlockingConnection
 
 from bench.process import BrokerProcess
-from pipeline.core import Offset, Source
-from pipeline.core.driver import Reader
+from pipeline.core import Offset, Query, Source
+from pipeline.core.driver import Reader, bind
 from pipeline.core.identity import process_id
 from pipeline.settings import settings_from
 from rm_amqp import AmqpResource
@@ -297,21 +297,25 @@ class Stage:
         commits = [int(path.name) for path in Path(self.checkpoint, "commits").glob("[0-9]*")]
         offsets = [int(path.name) for path in Path(self.checkpoint, "offsets").glob("[0-9]*")]
         assert max(commits) == max(offsets), "Spark has not finished its last batch"
-        stored = Path(self.checkpoint, "offsets", str(max(offsets))).read_text().splitlines()[2]
+        stored = Path(self.checkpoint, "offsets", str(max(offsets))).read_text().splitlines()[2:]
         settings = settings_from(self.pipeline, self.database, self.resources)
-        reader = Reader(settings, Source("broker", ("in",)), process_id())
-        start = Offset.from_json(json.loads(stored))
-        assert reader.latest(start) == start, "something is left in the queue"
-        reader.close()
+        sources = [Source(resource, ("in",)) for resource in ("broker", *self.others)]
+        bind(settings, process_id(), Query(self.query(), "settle", max(offsets)), sources)
+        for source, text in zip(sources, stored, strict=True):
+            reader = Reader(settings, source, process_id())
+            start = Offset.from_json(json.loads(text))
+            assert reader.latest(start) == start, "something is left in the queue"
+            reader.close()
 
     def left(self) -> list[str]:
         """Branches that nobody has finished, and messages that nobody has taken."""
         own = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"  # others share the server
         found = [f"postgresql: {gid}" for (gid,) in self.rows(own)]
-        rm = AmqpResource()
-        rm.open(self.resources["broker"], 1)
-        found += [f"broker: {xid}" for xid in rm.prepared(1)]
-        rm.close("", 1)
+        for name in ("broker", *self.others):
+            rm = AmqpResource()
+            rm.open(self.resources[name], 1)
+            found += [f"{name}: {xid}" for xid in rm.prepared(1)]
+            rm.close("", 1)
         return found + [f"in the queue: {body}" for body in self.received("in")]
 
     def check_copies(self, expected: Counter[int], *, table: bool = True, address: bool = True) -> None:

@@ -74,7 +74,9 @@ def test_a_driver_that_never_had_the_pipeline_takes_it_with_its_first_process(ur
     assert writer.log.incarnation == first.log.incarnation + 1
     assert writer.standing().driver == "driver-2"
     with pytest.raises(PipelineTaken):
-        _entrance(url).join("driver-3", first.log.incarnation, takes=True)  # what was planned by another is not carried on
+        _entrance(url).join(
+            "driver-3", first.log.incarnation, takes=True
+        )  # what was planned by another is not carried on
     other = _entrance(url, "another").take("driver-2")
     assert (other.standing().driver, other.allot()) == ("driver-2", 1)
     for ledger in (first, writer, other):
