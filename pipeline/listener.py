@@ -36,6 +36,7 @@ SOURCE: Final = "amqp"
 SINK: Final = "xa"
 _TABLE: Final = "org.apache.spark.sql.execution.datasources.v2.python.PythonTable"
 _STREAM: Final = "StreamingRelationV2"
+_EXECUTION: Final = "MicroBatchExecution"
 
 
 class Listener(StreamingQueryListener):
@@ -103,9 +104,14 @@ def parts_of(spark: SparkSession, execution: Any) -> Parts:
                 "the query reads the format amqp by spark.read as well: that would be decided apart from the query. "
                 "Read it by spark.readStream"
             )
-    sink = None
-    if _name_of(execution.sink()) == SINK:
-        sink = sink_options(dict(_java_map(spark, _field(execution, "extraOptions"))))
+    writes = _name_of(execution.sink()) == SINK
+    kind = execution.getClass().getSimpleName()
+    if (streams or writes) and kind != _EXECUTION:
+        raise PipelineError(
+            f"a pipeline needs ordinary micro-batches, and this query is a {kind}: start it without a continuous "
+            "trigger and without asyncProgressTrackingEnabled"
+        )
+    sink = sink_options(dict(_java_map(spark, _field(execution, "extraOptions")))) if writes else None
     sources = tuple(source_options(dict(leaf.extraOptions().asCaseSensitiveMap())) for leaf in streams)
     return Parts(sources, sink)
 

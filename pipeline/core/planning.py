@@ -296,7 +296,7 @@ def plan_sink(own: Own, query: str, resources: Collection[str]) -> Steps[tuple[b
     if current is not None and entry is not None:
         if active and own.planned(current):
             planned: Planned = yield FindPlanned(current)
-            if planned.epochs:
+            if planned.epochs and all(row.query == query for row in planned.epochs):
                 _check_sources(planned, resources)
                 yield from check_whole(own, query, current)
                 yield Sink(current)

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 import pipeline
+from pipeline.source import AmqpSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -175,3 +176,32 @@ def several(
                 raise
             continue
         return {"errors": errors}
+
+
+def misused(spark: SparkSession, how: str, source: dict[str, str], shared: dict[str, str], checkpoint: str) -> str:
+    """How a query fails that writes in `foreachBatch` what it must not."""
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        session = rows.sparkSession
+        if how == "epoch of another pipeline":
+            with pipeline.epoch(session, batch_id, {**shared, "pipeline": "another"}) as epoch:
+                epoch.write(rows, table="shop:rows")
+        if how == "two epochs":
+            for _ in range(2):
+                with pipeline.epoch(session, batch_id, shared) as epoch:
+                    epoch.write(rows, table="shop:rows")
+        if how == "job that writes":
+            rows.write.format("xa").options(**shared, table="shop:rows").mode("append").save()
+        if how == "job that reads":
+            session.read.format("amqp").options(**source).load().collect()
+
+    reading = spark if how != "unannounced" else spark.newSession()
+    if reading is not spark:
+        reading.dataSource.register(AmqpSource)
+    rows = copied_rows(reading.readStream.format("amqp").options(**source).load())
+    running = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+    try:
+        running.trigger(availableNow=True).start().awaitTermination()
+    except StreamingQueryException as error:
+        return str(error)
+    return "it was not refused"

@@ -194,9 +194,9 @@ class Stage:
         """Where Spark keeps its own."""
         return str(self.folder / "checkpoint")
 
-    def query(self) -> str:
+    def query(self, checkpoint: str | None = None) -> str:
         """The id of the query that has the checkpoint."""
-        identity: dict[str, str] = json.loads(Path(self.checkpoint, "metadata").read_text())
+        identity: dict[str, str] = json.loads(Path(checkpoint or self.checkpoint, "metadata").read_text())
         return identity["id"]
 
     # -- drivers

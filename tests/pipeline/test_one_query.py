@@ -3,6 +3,7 @@ or is older than what was decided, is refused before a message is taken."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -81,3 +82,27 @@ def test_a_new_checkpoint_is_adopted_or_refused(spark: Driver, stage: Stage) -> 
     stage.send(range(40, 60))
     spark.call("stream", source=stage.source(adopt=first), **query)
     stage.check_copies(Counter(range(60)), address=False)
+
+
+MISUSED = {
+    "epoch of another pipeline": "reads broker: in as pipeline 'test', and the epoch is of pipeline 'another'",
+    "two epochs": "a micro-batch has one epoch",
+    "job that writes": r"in foreachBatch, write by pipeline\.epoch",
+    "job that reads": r"read it by spark\.readStream",
+    "unannounced": r"Call pipeline\.register\(spark\) in the driver",
+}
+
+
+def test_what_a_query_must_not_do(spark: Driver, stage: Stage) -> None:
+    """None of it takes or writes anything, but for the first of two epochs."""
+    written = 0
+    for number, (how, message) in enumerate(MISUSED.items()):
+        stage.send(range(5))
+        stage.pipeline = f"test-{number}" if number else "test"
+        arguments = {"how": how, "source": stage.source(), "shared": stage.shared}
+        told = spark.call("misused", **arguments, checkpoint=f"{stage.checkpoint}-{number}")
+        assert re.search(message, told), f"{how}: {told}"
+        if how == "two epochs":
+            ((written,),) = stage.rows("SELECT count(*) FROM rows")
+            assert written
+        assert stage.rows("SELECT count(*) FROM rows") == [(written,)], how

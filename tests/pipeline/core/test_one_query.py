@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sqlalchemy import text
 
-from pipeline.core import Attempt, Batch, EpochGone, Offset, PipelineError, PipelineTaken, Query
+from pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken, Query
 from pipeline.core import planning as planning_module
 from pipeline.core.driver import Writer, bind
 from pipeline.core.tables import QUERY, SOURCE
@@ -150,6 +150,25 @@ def test_a_source_and_a_sink_of_different_pipelines_do_not_work(stage: Stage) ->
             plan.check(query)
     with pytest.raises(PipelineError, match=r"in foreachBatch, write by pipeline\.epoch"):
         replace(plan, query="").check("q")
+
+
+def test_a_job_never_decides_what_a_query_reads(stage: Stage) -> None:
+    """Under the same name, in the same driver, between the planning of a batch and its commit."""
+    stage.put(ROWS)
+    reader = stage.reader()
+    end = reader.latest(Offset())
+    parts = reader.plan(Offset(), end)
+    writer, job = stage.writer(), stage.writer()
+    plan = writer.plan()
+    of_job = job.plan(streaming=False)
+    assert of_job.gtrid != plan.gtrid
+    assert not job.commit(of_job, None, [stage.write(of_job, ["100"])]).before
+    reports = [stage.write(plan, stage.rows(part), Attempt(part.index, part.index)) for part in parts]
+    with pytest.raises(BatchRefused, match="has to be run again"):
+        writer.commit(plan, Batch("q", 0), reports)
+    writer.abort(plan, Batch("q", 0), reports)
+    stage.batch(reader, Offset(), 0, end=end)
+    assert sorted(stage.table(), key=int) == [*ROWS, "100"]
 
 
 def test_a_source_that_nobody_announced_takes_nothing(stage: Stage) -> None:
