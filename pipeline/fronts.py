@@ -8,6 +8,7 @@ missing.
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from pyspark import TaskContext
 
 from pipeline.core import Attempt, Batch, Offset, PipelineError
 from pipeline.core.driver import Reader, Writer
-from pipeline.listener import Listener, bind_query, driver_of, execution_of, jvm_of, parts_of
+from pipeline.listener import Listener, bind_query, driver_of, execution_of, jvm_of, offsets_of, parts_of
 from pipeline.options import SHARED, shared_settings, sink_options, source_options
 from pipeline.parts import Parts
 from pipeline.sink import XaSink
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 WRITES: Final = 1 << 20
 """So many partitions has a write at most: the partitions of an epoch's writes are told apart by it."""
 REPORT: Final = "report binary"
-LISTENS: Final = "_xabridge_listens"
-"""The attribute of a session that has the listener."""
+LISTENER: Final = "_xabridge_listener"
+"""The attribute of a session that keeps its listener."""
 
 
 def register(spark: SparkSession) -> None:
@@ -44,9 +45,10 @@ def register(spark: SparkSession) -> None:
     jvm_of(spark)
     spark.dataSource.register(AmqpSource)
     spark.dataSource.register(XaSink)
-    if not getattr(spark, LISTENS, False):
-        spark.streams.addListener(Listener(spark))
-        setattr(spark, LISTENS, True)
+    if not hasattr(spark, LISTENER):
+        listener = Listener(spark)
+        spark.streams.addListener(listener)
+        setattr(spark, LISTENER, listener)
 
 
 _DECIDED: Final[dict[str, tuple[str, int]]] = {}
@@ -105,6 +107,7 @@ class Epoch:
                 f"epoch: batch {self._batch.number} of query {query} is decided: a micro-batch has one epoch. Write "
                 "everything that it writes in one block"
             )
+        self._batch = replace(self._batch, offsets=offsets_of(self._spark, execution, self._batch.number))
         parts = parts_of(self._spark, execution)
         for source in parts.sources:
             if (source.settings.pipeline, source.settings.log) != (settings.pipeline, settings.log):

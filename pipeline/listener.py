@@ -8,6 +8,7 @@ refuse to work (`pipeline.core.ledger.unannounced`), so nothing depends on its b
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -114,6 +115,16 @@ def parts_of(spark: SparkSession, execution: Any) -> Parts:
     sink = sink_options(dict(_java_map(spark, _field(execution, "extraOptions")))) if writes else None
     sources = tuple(source_options(dict(leaf.extraOptions().asCaseSensitiveMap())) for leaf in streams)
     return Parts(sources, sink)
+
+
+def offsets_of(spark: SparkSession, execution: Any, batch: int) -> str:
+    """A digest of what the checkpoint says that a micro-batch reads. It is written once, and never changed."""
+    path = jvm_of(spark).org.apache.hadoop.fs.Path(execution.resolvedCheckpointRoot(), f"offsets/{batch}")
+    stream = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).open(path)  # noqa: SLF001
+    try:
+        return hashlib.sha256(bytes(jvm_of(spark).org.apache.commons.io.IOUtils.toByteArray(stream))).hexdigest()
+    finally:
+        stream.close()
 
 
 def bind_query(spark: SparkSession, execution: Any, settings: Settings, parts: Parts) -> None:

@@ -75,7 +75,7 @@ def commit(
     yield from check_whole(own, plan.query, plan.gtrid)
     decision = Decision(plan.gtrid, (yield from _prepared(plan, planned, reports, resources)))
     if batch is not None:
-        yield Bind(batch.query, batch.number, plan.gtrid)
+        yield Bind(batch.query, batch.number, plan.gtrid, batch.offsets)
     refused: LogError | None = yield Force(decision)
     if refused is not None:
         raise undecidable(_name(plan, batch), refused) from refused
@@ -89,7 +89,7 @@ def commit(
 
 def _decided_before(plan: SinkPlan, batch: Batch | None) -> Steps[Decision | None]:
     """The decision of the batch, if it has one."""
-    gtrid = plan.gtrid
+    gtrid, offsets = plan.gtrid, ""
     if batch is not None:
         bound: BatchRow | None = yield FindBatch(batch.query)
         if bound is not None and bound.batch > batch.number:
@@ -99,22 +99,23 @@ def _decided_before(plan: SinkPlan, batch: Batch | None) -> Steps[Decision | Non
             )
         if bound is None or bound.batch != batch.number:
             return None
-        gtrid = bound.gtrid
+        gtrid, offsets = bound.gtrid, bound.offsets
         if gtrid != plan.gtrid:  # an earlier attempt at it: it never will be decided, unless it is
             yield Abort(gtrid)
     entry: Entry | None = yield Look(gtrid)
     if entry is None or entry.decision is None or entry.state not in DECIDED:
         return None
     if batch is not None and gtrid != plan.gtrid:
-        yield from _check_same(plan, batch, entry.decision)
+        yield from _check_same(plan, batch, entry.decision, offsets)
     return entry.decision
 
 
-def _check_same(plan: SinkPlan, batch: Batch, decision: Decision) -> Steps[None]:
-    """The batch was decided before under another global transaction, which is right for one that reads nothing: it is
-    planned anew each time. EpochGone: this one or that one has read something, so they are not the same batch."""
+def _check_same(plan: SinkPlan, batch: Batch, decision: Decision, offsets: str) -> Steps[None]:
+    """The batch was decided before under another global transaction, which is right for one that reads nothing of ours:
+    it is planned anew each time. EpochGone: this one or that one has, or it reads something else of others."""
     planned: Planned = yield FindPlanned(plan.gtrid)
-    if planned.sources or any(is_source(branch.xid) for branch in decision.branches):
+    ours = planned.sources or any(is_source(branch.xid) for branch in decision.branches)
+    if ours or (offsets and batch.offsets and offsets != batch.offsets):
         raise EpochGone(
             f"batch {batch.number} of query {batch.query} was decided, with other messages than now: {OLDER}"
         )

@@ -116,6 +116,7 @@ class Bind:
     query: str
     batch: int
     gtrid: bytes
+    offsets: str
 
 
 @dataclass(frozen=True, slots=True)

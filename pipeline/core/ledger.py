@@ -109,6 +109,7 @@ class BatchRow:
 
     batch: int
     gtrid: bytes
+    offsets: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +189,9 @@ class Ledger:
 
     def batch(self, query: str) -> BatchRow | None:
         """The last micro-batch of a query."""
-        statement = select(BATCH.c.batch, BATCH.c.gtrid).where(
-            BATCH.c.pipeline == self.pipeline, BATCH.c.query == query
-        )
+        statement = select(BATCH).where(BATCH.c.pipeline == self.pipeline, BATCH.c.query == query)
         rows = self._told(lambda: self._rows(statement))
-        return BatchRow(rows[0].batch, bytes(rows[0].gtrid)) if rows else None
+        return _batch_row(rows[0]) if rows else None
 
     # --- what is changed ----------------------------------------------------------------------------------------
     def allot(self) -> int:
@@ -243,12 +242,12 @@ class Ledger:
         """A sink of ours was planned for this global transaction."""
         self._changes("a sink's plan", update(EPOCH).where(EPOCH.c.gtrid == gtrid).values(sunk=True))
 
-    def bind(self, query: str, batch: int, gtrid: bytes) -> None:
+    def bind(self, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
         """The query's last micro-batch is this one, decided if the global transaction is."""
-        insert = self._database.insert(BATCH).values(pipeline=self.pipeline, query=query, batch=batch, gtrid=gtrid)
+        row = {"batch": batch, "gtrid": gtrid, "offsets": offsets}
+        insert = self._database.insert(BATCH).values(pipeline=self.pipeline, query=query, **row)
         binding = insert.on_conflict_do_update(
-            index_elements=[BATCH.c.pipeline, BATCH.c.query],
-            set_={"batch": insert.excluded.batch, "gtrid": insert.excluded.gtrid},
+            index_elements=[BATCH.c.pipeline, BATCH.c.query], set_={name: insert.excluded[name] for name in row}
         )
         self._changes("a batch", binding)
 
@@ -378,13 +377,13 @@ def read_known(database: Database, pipeline: str) -> Known:
     asked = select(QUERY.c.query, QUERY.c.run, QUERY.c.incarnation).where(QUERY.c.pipeline == pipeline)
     states = (GtridState.COMMITTED.value, GtridState.DONE.value)
     batches = (
-        select(BATCH.c.query, BATCH.c.batch, BATCH.c.gtrid)
+        select(BATCH)
         .join(GTRIDS, GTRIDS.c.gtrid == BATCH.c.gtrid)
         .where(BATCH.c.pipeline == pipeline, GTRIDS.c.state.in_(states))
     )
     with database.engine.connect() as connection:
         row = connection.execute(asked).one_or_none()
-        decided = {one.query: BatchRow(one.batch, bytes(one.gtrid)) for one in connection.execute(batches)}
+        decided = {one.query: _batch_row(one) for one in connection.execute(batches)}
     return Known(None if row is None else QueryRow(*row), decided)
 
 
@@ -402,6 +401,10 @@ def _read_by_another(pipeline: str, query: str, what: str) -> str:
         f"pipeline {pipeline!r} is read by another query of this driver ({query}), which {what}: stop that query "
         "first, or give this one a pipeline of its own"
     )
+
+
+def _batch_row(row: Any) -> BatchRow:
+    return BatchRow(row.batch, bytes(row.gtrid), row.offsets)
 
 
 def _epoch_row(row: Any) -> EpochRow:

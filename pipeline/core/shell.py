@@ -128,7 +128,7 @@ _PERFORM: Final[dict[type, Callable[[Shell, Any], Any]]] = {
     effects.PlanAgain: lambda shell, effect: shell.ledger.plan_again(effect.gtrid),
     effects.Replayed: lambda shell, _: shell.ledger.replayed(),
     effects.Sink: lambda shell, effect: shell.ledger.sink(effect.gtrid),
-    effects.Bind: lambda shell, effect: shell.ledger.bind(effect.query, effect.batch, effect.gtrid),
+    effects.Bind: lambda shell, effect: shell.ledger.bind(effect.query, effect.batch, effect.gtrid, effect.offsets),
     effects.BindQuery: lambda shell, effect: shell.ledger.bind_query(effect.query, effect.run, effect.sources),
     effects.NameEpochs: lambda shell, effect: shell.ledger.name_epochs(effect.query, effect.epochs),
     effects.Log: lambda shell, effect: shell.ledger.logged(effect.epochs),

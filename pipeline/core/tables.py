@@ -26,6 +26,7 @@
     xabridge_pipeline_batch   a row for each query (checkpoint): its last micro-batch
         pipeline, query       primary key
         batch, gtrid          the batch is decided if and only if the log says so of this gtrid
+        offsets               a digest of what the checkpoint says that it reads; empty where that is not known
     xabridge_pipeline_query   a row for each pipeline that a streaming query has: no other query works under its name
         pipeline              primary key
         query, run            the query's id, which stands in its checkpoint, and the id of its latest start
@@ -36,7 +37,7 @@
         source                what it reads: the resource and its queues
         process               the process that plans it (`identity.process_id`); empty until it asks for the first time
 
-Tables of before have neither of the last two, nor the columns query and place: `upgrade` adds them.
+Tables of before have neither of the last two, nor the columns query, place and offsets: `upgrade` adds them.
 
 Each change is one short transaction, which first locks the log's row of the node and compares the incarnation.
 """
@@ -108,6 +109,7 @@ BATCH: Final = Table(
     Column("query", String(255), primary_key=True),
     Column("batch", BigInteger, nullable=False),
     Column("gtrid", LargeBinary(64), nullable=False),
+    Column("offsets", String(64), nullable=False, server_default=""),
 )
 QUERY: Final = Table(
     "xabridge_pipeline_query",
@@ -132,10 +134,11 @@ def upgrade(database: Database) -> None:
     """Adds the columns that tables of before lack. Several processes may do so at once."""
     with database.writing(), database.engine.connect() as connection:
         connection.execute(text("BEGIN IMMEDIATE" if database.is_sqlite else "BEGIN"))
-        known = {column["name"] for column in inspect(connection).get_columns(EPOCH.name)}
-        for column in EPOCH.columns:
-            if column.name not in known:
-                what = CreateColumn(column).compile(dialect=connection.dialect)
-                missing = "" if database.is_sqlite else "IF NOT EXISTS "
-                connection.execute(text(f"ALTER TABLE {EPOCH.name} ADD COLUMN {missing}{what}"))
+        for table in (EPOCH, BATCH):
+            known = {column["name"] for column in inspect(connection).get_columns(table.name)}
+            for column in table.columns:
+                if column.name not in known:
+                    what = CreateColumn(column).compile(dialect=connection.dialect)
+                    missing = "" if database.is_sqlite else "IF NOT EXISTS "
+                    connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {missing}{what}"))
         connection.execute(text("COMMIT"))

@@ -189,10 +189,12 @@ class SinkReport:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """A micro-batch as Spark names it: `query` is the id that stands in the checkpoint (the local property
-    `sql.streaming.queryId`), `number` the batch id. None of a batch is both: a job without streaming."""
+    `sql.streaming.queryId`), `number` the batch id. None of a batch is both: a job without streaming. `offsets` is a
+    digest of what the checkpoint says that it reads, where that is known."""
 
     query: str
     number: int
+    offsets: str = ""
 
 
 @dataclass(frozen=True, slots=True)

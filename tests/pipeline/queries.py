@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 import pipeline
-from pipeline.source import AmqpSource
+from pipeline.fronts import LISTENER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -195,13 +195,15 @@ def misused(spark: SparkSession, how: str, source: dict[str, str], shared: dict[
         if how == "job that reads":
             session.read.format("amqp").options(**source).load().collect()
 
-    reading = spark if how != "unannounced" else spark.newSession()
-    if reading is not spark:
-        reading.dataSource.register(AmqpSource)
-    rows = copied_rows(reading.readStream.format("amqp").options(**source).load())
+    rows = copied_rows(spark.readStream.format("amqp").options(**source).load())
     running = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+    if how == "unannounced":
+        spark.streams.removeListener(getattr(spark, LISTENER))
     try:
         running.trigger(availableNow=True).start().awaitTermination()
     except StreamingQueryException as error:
         return str(error)
+    finally:
+        if how == "unannounced":
+            spark.streams.addListener(getattr(spark, LISTENER))
     return "it was not refused"

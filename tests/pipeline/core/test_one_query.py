@@ -258,6 +258,24 @@ def test_a_checkpoint_one_batch_old_takes_no_message(stage: Stage) -> None:
     assert stage.queued() == MORE
 
 
+def test_a_batch_of_others_messages_that_is_not_the_decided_one_is_refused(stage: Stage) -> None:
+    """The query reads something that is not ours: only the checkpoint's own log tells what."""
+    stage.start()
+
+    def write(row: str, offsets: str) -> bool:
+        plan = stage.writer().plan()
+        report = stage.write(plan, [row], Attempt(0, 0))
+        return stage.writer().commit(plan, Batch("q", 0, offsets), [report]).before
+
+    assert not write("1", "these")
+    stage.start()
+    assert write("1", "these"), "Spark has not logged it, and runs it again"
+    assert write("1", ""), "who can't see them believes it"
+    with pytest.raises(EpochGone, match="with other messages than now"):
+        write("2", "others")
+    assert stage.table() == ["1"]
+
+
 def test_a_new_checkpoint_is_refused_unless_it_says_whom_it_follows(stage: Stage) -> None:
     stage.put(ROWS)
     reader = stage.reader()
@@ -319,8 +337,8 @@ def old(request: pytest.FixtureRequest, stage: Stage, monkeypatch: pytest.Monkey
     with database.engine.connect() as connection:
         for table in (QUERY, SOURCE):
             connection.execute(text(f"DROP TABLE {table.name}"))
-        for column in ("query", "place"):
-            connection.execute(text(f"ALTER TABLE xabridge_pipeline_epoch DROP COLUMN {column}"))
+        for name, column in (("epoch", "query"), ("epoch", "place"), ("batch", "offsets")):
+            connection.execute(text(f"ALTER TABLE xabridge_pipeline_{name} DROP COLUMN {column}"))
     database.engine.dispose()
     stage.put(MORE)
     return stage

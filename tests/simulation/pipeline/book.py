@@ -156,10 +156,10 @@ class Book:
         for row in self.planned(gtrid).epochs:
             self.epochs[row.epoch] = replace(row, sunk=True)
 
-    def bind(self, incarnation: int, query: str, batch: int, gtrid: bytes) -> None:
+    def bind(self, incarnation: int, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
         """As Ledger."""
         self.check(incarnation)
-        self.batches[query] = BatchRow(batch, gtrid)
+        self.batches[query] = BatchRow(batch, gtrid, offsets)
 
     def bind_query(self, incarnation: int, query: str, run: str, sources: Sequence[str]) -> None:
         """As Ledger."""

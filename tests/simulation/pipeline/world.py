@@ -650,8 +650,8 @@ class World:
                 return book.replayed(incarnation)
             case effects.Sink(gtrid):
                 return book.sink(incarnation, gtrid)
-            case effects.Bind(query, batch, gtrid):
-                return book.bind(incarnation, query, batch, gtrid)
+            case effects.Bind(query, batch, gtrid, offsets):
+                return book.bind(incarnation, query, batch, gtrid, offsets)
             case effects.BindQuery(query, run, sources):
                 book.bind_query(incarnation, query, run, sources)
                 return self._bound(query)
