@@ -196,6 +196,8 @@ def misused(spark: SparkSession, how: str, source: dict[str, str], shared: dict[
             session.read.format("amqp").options(**source).load().collect()
 
     rows = copied_rows(spark.readStream.format("amqp").options(**source).load())
+    if how == "job beside the stream":
+        rows = rows.join(copied_rows(spark.read.format("amqp").options(**source).load()).select("id"), "id")
     running = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
     if how == "unannounced":
         spark.streams.removeListener(getattr(spark, LISTENER))
