@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.core.naming import TRY_BITS, epoch_of, is_sink, is_source, source_epoch, source_index
+from pipeline.core.naming import TRY_BITS, epoch_of, is_sink, is_source, is_upsert, source_epoch, source_index
 from tm.cli.origins import Origin
 from xa import Gtrid, Xid
 
@@ -23,5 +23,7 @@ def _branch(xid: Xid) -> str:
         epoch = source_epoch(xid)
         of_another = f" for epoch {epoch}, decided with it" if epoch != epoch_of(xid.gtrid) else ""
         return f"what source partition {source_index(xid)} took{of_another}"
+    if is_upsert(xid):
+        return "rows by key"
     _, partition, task, *_ = xid.bqual.decode("ascii", "replace").split("/")
     return f"what task {task} wrote as partition {partition}"

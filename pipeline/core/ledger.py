@@ -149,8 +149,8 @@ class Ledger:
     def standing(self) -> PipelineRow:
         """The pipeline's row. TakenOver: it is another one's."""
         row = self._told(lambda: read_pipeline(self._database, self.pipeline))
-        if row is None or row.incarnation != self.log.incarnation:
-            raise TakenOver(taken(self.pipeline, row, f"this is incarnation {self.log.incarnation}"))
+        if row is None or row.incarnation != self.log.epoch:
+            raise TakenOver(taken(self.pipeline, row, f"this is incarnation {self.log.epoch}"))
         return row
 
     def epoch(self, epoch: int) -> EpochRow | None:
@@ -232,7 +232,7 @@ class Ledger:
 
     def plan_again(self, gtrid: bytes) -> None:
         """What was decided under this global transaction is read again."""
-        self._changes("a plan", self._row(gtrid=gtrid, again=self.log.incarnation))
+        self._changes("a plan", self._row(gtrid=gtrid, again=self.log.epoch))
 
     def replayed(self) -> None:
         """What was planned to be read again has been."""
@@ -253,7 +253,7 @@ class Ledger:
 
     def bind_query(self, query: str, run: str, sources: Sequence[str]) -> None:
         """The pipeline is this query's, in this start of it, which reads these sources."""
-        row = {"query": query, "run": run, "incarnation": self.log.incarnation, "bound_at": self._database.now()}
+        row = {"query": query, "run": run, "incarnation": self.log.epoch, "bound_at": self._database.now()}
         insert = self._database.insert(QUERY).values(pipeline=self.pipeline, **row)
         binding = insert.on_conflict_do_update(
             index_elements=[QUERY.c.pipeline], set_={name: insert.excluded[name] for name in row}
@@ -275,7 +275,7 @@ class Ledger:
 
         def change(connection: Connection) -> tuple[str, int]:
             row = connection.execute(select(QUERY).where(QUERY.c.pipeline == self.pipeline)).one_or_none()
-            if row is None or row.incarnation != self.log.incarnation:
+            if row is None or row.incarnation != self.log.epoch:
                 raise PipelineTaken(unannounced(self.pipeline))
             mine = (SOURCE.c.pipeline == self.pipeline, SOURCE.c.source == source)
             place = connection.execute(select(SOURCE.c.place, SOURCE.c.process).where(*mine)).one_or_none()
@@ -338,7 +338,7 @@ class Ledger:
 
     def _change(self, what: str, change: Callable[[Connection], T]) -> T:
         def attempt() -> T:
-            with changing(self._database, self.pipeline, self.log.incarnation) as connection:
+            with changing(self._database, self.pipeline, self.log.epoch) as connection:
                 return change(connection)
 
         return persistently(attempt, f"{what} in {self._database}", self._sleep)

@@ -6,6 +6,7 @@ bqual   src/EPOCH/INDEX                what a source partition took: the same in
                                        query have epochs of their own in one global transaction. (Before: src/INDEX,
                                        for the one source that there was.)
         snk/PARTITION/TASK/RANDOM      what one attempt of a task writes: no other attempt ever has it
+        snk/key/0/RANDOM               rows by key, which the driver upserts for all tasks
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 TRY_BITS: Final = 16
 _SOURCE: Final = b"src/"
 _SINK: Final = b"snk/"
+_UPSERT: Final = b"snk/key/0/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,12 @@ class Own:
             read = Gtrid.decode(gtrid)
         except ValueError:
             return False
-        return read.node == self.pipeline and read.log_id == self.log_id and read.incarnation <= self.incarnation
+        return (
+            read.node == self.pipeline
+            and read.log_id == self.log_id
+            and isinstance(read.incarnation, int)
+            and read.incarnation <= self.incarnation
+        )
 
     def planned(self, gtrid: bytes) -> bool:
         """Whether this very incarnation planned it."""
@@ -61,6 +68,16 @@ def source_xid(gtrid: bytes, epoch: int, index: int) -> Xid:
 def sink_xid(gtrid: bytes, partition: int, task: int, random: bytes) -> Xid:
     """The branch of an attempt at a task of the sink."""
     return Xid(FORMAT_ID, gtrid, sink_prefix(partition) + b"%d/%s" % (task, random.hex().encode("ascii")))
+
+
+def upsert_xid(gtrid: bytes, random: bytes) -> Xid:
+    """The branch of the driver for the rows by key of all tasks."""
+    return Xid(FORMAT_ID, gtrid, _UPSERT + random.hex().encode("ascii"))
+
+
+def is_upsert(xid: Xid) -> bool:
+    """Whether the driver's, for rows by key."""
+    return xid.bqual.startswith(_UPSERT)
 
 
 def sink_prefix(partition: int) -> bytes:

@@ -234,13 +234,9 @@ def _looks_without_holding(monkeypatch: pytest.MonkeyPatch) -> None:
     def settle(self: TokenLog, gtrid: bytes, deadline: float) -> bytes | None:
         seat = self._pool.take(deadline)
         channel: Any = seat.channel
-        arrived = seat.line.run(channel.tokens._browsed(channel.tokens.address(0), deadline))
+        tokens = seat.line.run(channel.tokens.shown(0, deadline))
         self._pool.give(seat)
-        if arrived is None:
-            return None
-        message = Message()
-        message.decode(arrived.octets)
-        return Token.decode(message.body).record_of(gtrid)
+        return tokens[0].record_of(gtrid) if tokens else None
 
     monkeypatch.setattr(TokenLog, "settle", settle)
 
@@ -272,8 +268,7 @@ class Outside(LocalWork):
 def _decides_outside_of_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     def replaced(self: TokenQueues, _work: LocalWork, held: HeldToken, token: Token, deadline: float) -> Any:
         work = Outside()
-        answer = yield from self._send(self.address(token.slot), token.encode(), work, deadline)
-        yield from self._taken(work, answer, deadline)
+        yield from self.send([(self.address(token.slot), token.encode())], work, deadline)
         held.arrived.link.settle(held.arrived, None, ACCEPTED)
 
     monkeypatch.setattr(TokenQueues, "replace", replaced)

@@ -25,6 +25,7 @@ NOT_ON_SQLITE = {
     "test_a_settled_transaction_is_not_decided_any_more": _ONE_WRITER,
     "test_decisions_in_pages": _ONE_WRITER,
     "test_ended_decisions_are_gone": _ONE_WRITER,
+    "test_the_final_word_needs_no_lease_and_heeds_none": _ONE_WRITER,
 }
 """Test → why it can't be; what SQLite does instead is in test_deciding.py."""
 

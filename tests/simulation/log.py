@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tm.log import Branch, Decision, DecisionRefused, Heuristic, LogFull, LogStopped
+from tm.log.incarnations import Incarnations, Standing, succeeded, trusted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,7 @@ class Disk:
 
     def __init__(self, log_id: bytes) -> None:
         self.log_id = log_id
-        self.incarnation = 0
+        self.noted: dict[bytes, Standing] = {}
         self.decisions: dict[bytes, Decision] = {}
         self.lazily_ended: set[bytes] = set()
         self.heuristics: dict[Branch, Heuristic] = {}
@@ -36,14 +37,21 @@ class SimulatedLog:
     def __init__(self, disk: Disk, node: str) -> None:
         self._disk = disk
         self.node = node
-        disk.incarnation += 1
-        self.incarnation = disk.incarnation
+        self.incarnation = (len(disk.noted) + 1).to_bytes(8, "big")
+        disk.noted = {**succeeded(disk.noted, copied=False), self.incarnation: Standing.OPEN}
         self.log_id = disk.log_id
         self.fault: str | None = None
         self._stopped = False
 
-    def owns(self, gtrid: object) -> bool:
-        return getattr(gtrid, "log_id", None) == self.log_id
+    @property
+    def incarnations(self) -> Incarnations:
+        return Incarnations(dict(self._disk.noted))
+
+    def trust(self, incarnation: bytes) -> None:
+        self._disk.noted[incarnation] = trusted(self.incarnations, incarnation)
+
+    def held(self) -> bool:
+        return not self._stopped
 
     def decide(self, decision: Decision) -> None:
         if self._force():
