@@ -214,9 +214,6 @@ class World:
         while self.actors and self.steps < LIMIT:
             self._step()
         for broker in (self.places[name] for name in BROKERS):
-            for xid in broker.prepared:
-                if xid.gtrid in self.settled - self.unfenced:
-                    self.wrong.append(f"prepared at {broker.name}, behind the fence: {xid}")
             broker.expire()
         self._run_to_its_end(self.checkpoint)
         while self.actors and self.steps < LIMIT:
@@ -487,7 +484,7 @@ class World:
             lambda place: place.start(mine, actor),
             lambda place: place.post(mine, actor, rows),
             lambda place: place.end(mine, actor),
-            lambda place: place.prepare(mine),
+            lambda place: self._prepare(place, mine),
         ]
         for verb in verbs:
             for branch in branches:
@@ -553,14 +550,21 @@ class World:
                 return ask(lambda: _octets(broker.take(number, count)))
             case taking.Prepare(xid):
                 ended = ask(lambda: broker.end(xid, number))
-                return ended if isinstance(ended, XaError) else ask(lambda: broker.prepare(xid))
+                return ended if isinstance(ended, XaError) else ask(lambda: self._prepare(broker, xid))
             case taking.Hold(xid):
                 return ask(lambda: broker.hold(xid))
             case taking.Adopt(xid):
-                return ask(lambda: broker.prepare(xid))
+                return ask(lambda: self._prepare(broker, xid))
             case Pause():
                 return None
         return ask(lambda: broker.roll_back(effect.xid))  # a mutant's
+
+    def _prepare(self, place: Place, xid: Xid) -> Code | XaError:
+        """Nothing is prepared any more behind a fence."""
+        answer = place.prepare(xid)
+        if place.has_fences and not isinstance(answer, XaError) and xid.gtrid in self.settled - self.unfenced:
+            self.wrong.append(f"prepared at {place.name}, behind the fence: {xid}")
+        return answer
 
     def _or_gone(self, broker: Place, number: int, call: Callable[[], Any]) -> Any:
         """Who hears XAER_RMFAIL has lost its connection, and what it was at."""
