@@ -48,16 +48,19 @@ class Listener(StreamingQueryListener):
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """As Spark calls it."""
+        ours = False
         execution = execution_of(self._spark, str(event.id))
         try:
             parts = parts_of(self._spark, execution)
-            if parts.sources or parts.sink is not None:
+            ours = bool(parts.sources) or parts.sink is not None
+            if ours:
                 bind_query(self._spark, execution, parts.settings(), parts)
         except PipelineError as error:
             refuse(self._spark, execution, str(error))
-        except Exception as error:  # whatever it is: the query must not run unbound
-            logger.exception("query %s could not be bound to its pipeline", event.id)
-            refuse(self._spark, execution, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            logger.exception("query %s could not be bound to a pipeline", event.id)
+            if ours:  # a query that is not keeps out of it; parts of ours refuse to work by themselves
+                refuse(self._spark, execution, f"{type(error).__name__}: {error}")
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """As Spark calls it."""
