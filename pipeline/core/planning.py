@@ -223,11 +223,9 @@ def plan(
             raise _mixed(end)
     tries = row.tries + 1 if row is not None else 1
     gtrid = shared or own.gtrid(end, tries)
+    yield Plan(end, start, gtrid, tries, resource, origin.query, origin.place)
     if shared is None:
-        yield Plan(end, start, gtrid, tries, resource, origin.query, origin.place)
         yield from _begin(gtrid)
-    else:
-        yield Plan(end, start, gtrid, tries, resource, origin.query, origin.place)
     advance(EPOCH, state, EpochVerb.PLAN)
     return [source_xid(gtrid, end, index) for index in range(partitions)], False
 
