@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -35,6 +35,7 @@ SHARED: Final[Mapping[str, str]] = {
     "pipeline": "the pipeline's name, for good: no other pipeline of this log may have it",
     "log": "URL of the database that keeps its decisions (default: the configuration's)",
     "config": "the configuration file (default: ./xabridge.toml where there is one)",
+    "adopt": "the query whose pipeline this one takes over, with a new checkpoint: its id",
     "resource.NAME": "open string of the resource NAME, instead of the configuration's",
 }
 SOURCE: Final[Mapping[str, str]] = {
@@ -192,7 +193,8 @@ class _Given:
         resources = {
             name.removeprefix(_RESOURCE): url for name, url in self._options.items() if name.startswith(_RESOURCE)
         }
-        return settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
+        settings = settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
+        return replace(settings, adopt=self.text("adopt") or "")
 
     def text(self, option: str) -> str | None:
         value = self._options.get(option.lower())

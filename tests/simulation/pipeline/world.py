@@ -1,22 +1,26 @@
-"""A pipeline in a world of models: Spark as far as the core can tell, executors, a broker, a database, and a book.
+"""A pipeline in a world of models: Spark as far as the core can tell, executors, two brokers, a database, and a book.
 
-Every effect of every actor is a step; which actor makes the next one is drawn. Drivers die before and after any effect
-of theirs, attempts fail, come late and run twice, replies are lost, places are away for a while, a commit raises and is
-aborted, other drivers take the pipeline. Then that ends, each checkpoint is run to its end, and the checker looks.
+The query reads from both brokers, and writes to one of them and to the database. Every effect of every actor is a step;
+which actor makes the next one is drawn. Drivers die before and after any effect of theirs, attempts fail, come late and
+run twice, tasks of one source begin before another one is planned, replies are lost, places are away for a while, a
+commit raises and is aborted, other drivers take the pipeline. Checkpoints are restored from before, or deleted and made
+anew, with and without saying so. Then that ends, the checkpoint is run to its end, and the checker looks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.core import deciding, effects, planning, taking
+from pipeline.core import binding, deciding, effects, finishing, planning, taking
 from pipeline.core.errors import BatchRefused, PipelineError
 from pipeline.core.naming import Own, sink_xid
-from pipeline.core.values import Batch, SinkPlan, SinkReport
+from pipeline.core.planning import Origin
+from pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition
 from tests.simulation.pipeline.book import Book
 from tests.simulation.pipeline.places import Place
 from tm.effects import Call, End, Force, Note, Pause
@@ -30,13 +34,19 @@ if TYPE_CHECKING:
 
     Steps = Generator[Any, Any, Any]
 
-INPUTS = 12
+INPUTS = 16
 PARTITIONS = 2
-BUDGET = 400
+SHARE = 1
+BUDGET = 1_000
 """Steps with faults."""
+DEATHS = (0.01, 0.003, 0.001)
+"""How often somebody dies before a step, and after it, in one schedule and another: a batch takes a hundred steps."""
 LIMIT = 20_000
 """Steps in all; what is not done by then never will be."""
-PLACES = ("broker", "shop")
+BROKERS = ("broker", "second")
+"""What the query reads: a source at each."""
+SINKS = ("broker", "shop")
+PLACES = ("broker", "second", "shop")
 
 
 class Crash(Exception):
@@ -51,6 +61,8 @@ class Failed(Exception):
 class Cores:
     """What is tested; a mutant has something else in the place of one."""
 
+    check: Callable[..., None] = binding.check
+    bind: Callable[..., Steps] = binding.bind
     logged: Callable[..., Steps] = planning.logged
     latest: Callable[..., Steps] = planning.latest
     plan: Callable[..., Steps] = planning.plan
@@ -70,13 +82,30 @@ class Do:
     call: Callable[[], Any]
 
 
+@dataclass(frozen=True)
+class At:
+    """An effect of a task, at the broker that it reads."""
+
+    place: str
+    effect: Any
+
+
+Offsets = tuple[tuple[int, int], ...]
+"""What a batch reads: start and end of each source."""
+
+
 @dataclass
 class Checkpoint:
-    """What Spark keeps: the offsets of each batch, which are done, and what they had read: the query's state."""
+    """What Spark keeps: the offsets of each batch, which are done, and what they had read: the query's state. A new one
+    may follow another: `adopt`. `before`: what was decided before its query had the pipeline."""
 
     query: str
-    offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
+    adopt: str = ""
+    offsets: dict[int, Offsets] = field(default_factory=dict)
     done: dict[int, list[int]] = field(default_factory=dict)
+    before: frozenset[int] = frozenset()
+    given_up: bool = False
+    """Another one was about to follow it."""
 
 
 @dataclass
@@ -119,10 +148,14 @@ class World:
 
     def __init__(self, seed: int, cores: Cores | None = None) -> None:
         self.random = Random(seed)
+        self.deaths = self.random.choice(DEATHS)
         self.cores = cores or Cores()
         self.book = Book()
-        self.places = {"broker": Place("broker", fences=True), "shop": Place("shop", fences=False)}
-        self.checkpoints = [Checkpoint("a")]
+        self.places = {name: Place(name, fences=name in BROKERS) for name in PLACES}
+        self.checkpoint = Checkpoint("q0")
+        self.snapshots: list[Checkpoint] = []
+        """Of the checkpoint, for those who keep backups."""
+        self.queries = 1
         self.actors: dict[int, Actor] = {}
         self.trace: list[str] = []
         self.told: dict[Xid, list[list[int]]] = {}
@@ -133,6 +166,8 @@ class World:
         self.faults = True
         self.steps = 0
         self.nodata: set[str] = set()
+        self.tokens: set[str] = set()
+        """What batches without data have written, and may have written."""
         self.settled: set[bytes] = set()
         self.unfenced: set[bytes] = set()
         """Global transactions whose commit or abort came to its end, and whose fence may be missing all the same."""
@@ -146,21 +181,27 @@ class World:
     def run(self) -> None:
         """The schedule, to its end."""
         self._put(INPUTS // 2)
-        driver = self._drive(self.checkpoints[0])
+        driver = self._drive(self.checkpoint)
         while self.steps < BUDGET:
             self._step()
             if driver not in self.actors:
                 driver = self._drive(self._checkpoint())
-            elif self.random.random() < 0.004:
+            elif self.random.random() < 0.002:
                 self._drive(self._checkpoint())  # by mistake, while another one runs
             if self.random.random() < 0.02:
                 self._put(2)
         self._finish()
 
     def _checkpoint(self) -> Checkpoint:
-        if len(self.checkpoints) < 2 and self.random.random() < 0.15:
-            self.checkpoints.append(Checkpoint("b"))
-        return self.random.choice(self.checkpoints)
+        """The one that somebody starts the query with: the right one, an old one, or a new one."""
+        drawn = self.random.random()
+        if drawn < 0.1 and self.snapshots:
+            return deepcopy(self.random.choice(self.snapshots))
+        return self._new(adopts=drawn < 0.15) if drawn < 0.2 else self.checkpoint
+
+    def _new(self, *, adopts: bool) -> Checkpoint:
+        self.queries += 1
+        return Checkpoint(f"q{self.queries}", self.checkpoint.query if adopts else "")
 
     def _finish(self) -> None:
         """Faults end. Each checkpoint is run until nothing is left to do; then those who are late have their say."""
@@ -170,24 +211,31 @@ class World:
             self._die(number)
         for actor in self.dying:
             self._forget(actor)
-        for checkpoint in (*self.checkpoints, *self.checkpoints):
-            driver = self._drive(checkpoint)
-            while driver in self.actors and self.steps < LIMIT:
-                self._step()
+        old = [deepcopy(checkpoint) for checkpoint in self.snapshots]
+        for last in range(3):
+            if last and old:
+                self._run_to_its_end(old.pop(self.random.randrange(len(old))))
+            self._run_to_its_end(self._new(adopts=True) if self.checkpoint.given_up else self.checkpoint)
+        while self.actors and self.steps < LIMIT:
+            self._step()
+        for broker in (self.places[name] for name in BROKERS):
+            broker.expire()
+        self._run_to_its_end(self.checkpoint)
         while self.actors and self.steps < LIMIT:
             self._step()
         if self.actors:
             self.wrong.append("it never comes to an end")
-        for xid in self.places["broker"].prepared:
-            if xid.gtrid in self.settled - self.unfenced:
-                self.wrong.append(f"prepared at the broker, behind the fence: {xid}")
-        self.places["broker"].expire()
         self._sweep()
+
+    def _run_to_its_end(self, checkpoint: Checkpoint) -> None:
+        driver = self._drive(checkpoint)
+        while driver in self.actors and self.steps < LIMIT:
+            self._step()
 
     def _sweep(self) -> None:
         """The next plan."""
         own = self.cores.own("p", self.book.log_id, self.book.take("last"))
-        steps = self.cores.plan_sink(own, PLACES)
+        steps = self.cores.plan_sink(own, "", PLACES)
         self._actor("sweep", self._core("plan_sink", steps, own.incarnation))
         while self.actors and self.steps < LIMIT:
             self._step()
@@ -195,7 +243,7 @@ class World:
     def _put(self, count: int) -> None:
         for _ in range(count):
             if self.queued < INPUTS:
-                self.places["broker"].queue.append(self.queued)
+                self.places[self.random.choice(BROKERS)].queue.append(self.queued)
                 self.queued += 1
 
     def _actor(self, name: str, steps: Steps) -> int:
@@ -229,14 +277,14 @@ class World:
             self._die(actor.number)
             return
         self.trace.append(f"{actor.name}: {effect.what if isinstance(effect, Do) else effect}")
-        if self.faults and self.random.random() < 0.01:
+        if self.faults and self.random.random() < self.deaths:
             self._die(actor.number)
             return
         try:
             actor.answer = self._perform(actor, effect)
         except (LogError, PipelineError, Failed) as raised:
             actor.error = raised
-        if self.faults and self.random.random() < 0.01:
+        if self.faults and self.random.random() < self.deaths:
             self._die(actor.number)
 
     def _die(self, number: int) -> None:
@@ -254,41 +302,102 @@ class World:
 
     # --- Spark ----------------------------------------------------------------------------------------------------
     def _spark(self, driver: str, checkpoint: Checkpoint) -> Steps:
-        incarnation: int = yield Do("take", lambda: self.book.take(driver))
+        incarnation = yield from self._bind(driver, checkpoint)
+        own = self.cores.own("p", self.book.log_id, incarnation)
+        yield from self._core("resolve", finishing.resolve(own, BROKERS, None), incarnation)
         while True:
             number = max(checkpoint.offsets, default=-1)
             if number not in checkpoint.done and number >= 0:
-                start, end = checkpoint.offsets[number]
+                offsets = checkpoint.offsets[number]
             else:
-                start = checkpoint.offsets[number][1] if number >= 0 else 0
-                yield from self._core("logged", self.cores.logged(start, ("broker",)), incarnation)
-                end = yield from self._core("latest", self.cores.latest(start, "broker", ("orders",)), incarnation)
+                starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in BROKERS]
+                ends: list[int] = []
+                for place, (broker, start) in enumerate(zip(BROKERS, starts, strict=True)):
+                    yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
+                    latest = self.cores.latest(Origin(checkpoint.query, place), start, broker, ("orders",))
+                    ends.append((yield from self._core("latest", latest, incarnation)))
                 number += 1
-                if start == end and not self._nodata(checkpoint, number):
+                offsets = tuple(zip(starts, ends, strict=True))
+                if starts == ends and not self._nodata(checkpoint, number):
                     return
-                yield Do("offsets", partial(checkpoint.offsets.__setitem__, number, (start, end)))
-            yield from self._batch(driver, checkpoint, number, start, end, incarnation)
+                yield Do("offsets", partial(self._planned, checkpoint, number, offsets))
+            yield from self._batch(driver, checkpoint, number, offsets, incarnation)
+
+    def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
+        """As `pipeline.core.driver.bind`, with one effect for each of its parts."""
+        query = Query(checkpoint.query, driver, max(checkpoint.offsets, default=-1), checkpoint.adopt)
+        known = yield Do("look", lambda: self.book.known(self.book.incarnation))
+        self.cores.check("p", query, known)
+        incarnation: int = yield Do("take", lambda: self.book.take(driver))
+        own = self.cores.own("p", self.book.log_id, incarnation)
+        if checkpoint.adopt == self.checkpoint.query:
+            self.checkpoint.given_up = True
+        yield from self._core("bind", self.cores.bind(own, query, BROKERS, PLACES), incarnation)
+        return incarnation
+
+    def _bound(self, query: str) -> None:
+        """The pipeline is the query's. Of a new one, what was decided before is not in its state."""
+        if query != self.checkpoint.query:
+            decided = {
+                row
+                for xid, told in self.told.items()
+                for row in told[0]
+                if (entry := self.book.entry(xid.gtrid)) is not None and entry.decision is not None
+            }
+            self.checkpoint = Checkpoint(query, self.checkpoint.query, before=frozenset(decided))
+            self.snapshots.clear()
+
+    def _planned(self, checkpoint: Checkpoint, number: int, offsets: Offsets) -> None:
+        """Spark's log of offsets: nobody overwrites what another has written. Whoever goes on from an old checkpoint
+        has the right one from now on; unless he was not refused in time."""
+        if number in checkpoint.offsets:
+            raise Failed("concurrent stream log update")
+        checkpoint.offsets[number] = offsets
+        self._goes_on(checkpoint)
+
+    def _done(self, checkpoint: Checkpoint, number: int, rows: list[int]) -> None:
+        checkpoint.done[number] = rows
+        self._goes_on(checkpoint)
+
+    def _goes_on(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.query == self.checkpoint.query:
+            checkpoint.before, checkpoint.given_up = self.checkpoint.before, self.checkpoint.given_up
+            self.checkpoint = checkpoint
+            self.snapshots = [*self.snapshots[-5:], deepcopy(checkpoint)]
 
     def _nodata(self, checkpoint: Checkpoint, number: int) -> bool:
         """Whether a batch without data is to be run: not behind another one."""
         last = checkpoint.offsets.get(number - 1)
-        return last is not None and last[0] != last[1] and self.random.random() < 0.7
+        return last is not None and any(start != end for start, end in last) and self.random.random() < 0.7
 
-    def _batch(self, driver: str, checkpoint: Checkpoint, number: int, start: int, end: int, incarnation: int) -> Steps:
+    def _batch(self, driver: str, checkpoint: Checkpoint, number: int, offsets: Offsets, incarnation: int) -> Steps:
         own = self.cores.own("p", self.book.log_id, incarnation)
-        xids: list[Xid] = []
-        again = False
-        if start != end:
-            yield from self._core("logged", self.cores.logged(start, ("broker",)), incarnation)
-            planning = self.cores.plan(own, start, end, "broker", PARTITIONS, ("broker",))
+        parts: list[SourcePartition] = []
+        for place, (broker, (start, end)) in enumerate(zip(BROKERS, offsets, strict=True)):
+            if start == end:
+                continue
+            yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
+            planning = self.cores.plan(own, Origin(checkpoint.query, place), start, end, broker, PARTITIONS, BROKERS)
             xids, again = yield from self._core("plan", planning, incarnation)
+            known = yield Do("known", lambda: self.book.known(incarnation))
+            last = known.decided.get(checkpoint.query)
+            decided = -1 if last is None else last.batch - again
+            for index, xid in enumerate(xids):
+                share = 0 if again else SHARE
+                part = SourcePartition("p", end, index, xid, broker, "", ("orders",), share, checkpoint.query, decided)
+                part.check(checkpoint.query, number)
+                parts.append(part)
+                if self.random.random() < 0.2:  # a stage that runs before the others are planned
+                    self._actor("early", self._read(part))
         joined: int = yield Do("join", lambda: self.book.join(driver))
         sink = self.cores.own("p", self.book.log_id, joined)
-        gtrid, epoch, decided = yield from self._core("plan_sink", self.cores.plan_sink(sink, PLACES), joined)
-        plan = SinkPlan("p", gtrid, epoch, joined, (), decided=decided)
-        token = [f"nodata-{checkpoint.query}-{number}"] if start == end else []
-        tasks = [self._task(index, xid, 0 if again else 2, plan, token) for index, xid in enumerate(xids)]
-        tasks = tasks or [self._task(0, None, 0, plan, token)]
+        planning = self.cores.plan_sink(sink, checkpoint.query, PLACES)
+        gtrid, epoch, before = yield from self._core("plan_sink", planning, joined)
+        plan = SinkPlan("p", gtrid, epoch, joined, (), before, checkpoint.query)
+        token = [] if parts else [f"nodata-{checkpoint.query}-{number}"]
+        self.tokens.update(token)
+        tasks = [self._task(index, part, plan, token) for index, part in enumerate(parts)]
+        tasks = tasks or [self._task(0, None, plan, token)]
         yield from self._job(tasks)
         reports = [task.report[0] for task in tasks if task.report is not None]
         rows = sorted(row for task in tasks if task.report is not None for row in task.report[1])
@@ -303,9 +412,8 @@ class World:
             self.settled.add(gtrid)
             raise
         self.settled.add(gtrid)
-        if token:
-            self.nodata.add(token[0])
-        yield Do("commits", lambda: checkpoint.done.__setitem__(number, rows))
+        self.nodata.update(token)
+        yield Do("commits", partial(self._done, checkpoint, number, rows))
 
     def _core(self, _name: str, steps: Steps, incarnation: int, *, raises: bool = False) -> Steps:
         """The steps of the core, as the shell runs them: what the book raises is raised in them. With `raises` they may
@@ -342,9 +450,9 @@ class World:
             yield Do("wait", lambda: None)
 
     # --- executors ------------------------------------------------------------------------------------------------
-    def _task(self, index: int, xid: Xid | None, share: int, plan: SinkPlan, rows: list[str]) -> Task:
+    def _task(self, index: int, part: SourcePartition | None, plan: SinkPlan, rows: list[str]) -> Task:
         def make(actor: int, attempt: int) -> Steps:
-            return self._work(actor, xid, share, plan, rows, index, attempt)
+            return self._work(actor, part, plan, rows, index, attempt)
 
         return Task(index, make)
 
@@ -367,21 +475,21 @@ class World:
         self._actor(f"task-{task.index}", run())
 
     def _work(
-        self, actor: int, xid: Xid | None, share: int, plan: SinkPlan, rows: list[str], index: int, attempt: int
+        self, actor: int, part: SourcePartition | None, plan: SinkPlan, rows: list[str], index: int, attempt: int
     ) -> Steps:
         read: list[int] = []
-        if xid is not None:
-            read = yield from self._read(xid, share)
+        if part is not None:
+            read = yield from self._read(part)
             rows = [str(row) for row in read]
         if plan.decided or not rows:
             return SinkReport(index, attempt, plan.gtrid, ()), read
         mine = self.cores.sink_xid(plan.gtrid, index, attempt, b"%d" % attempt)
-        branches = tuple(Branch(name, mine) for name in PLACES)
+        branches = tuple(Branch(name, mine) for name in SINKS)
         verbs: list[Callable[[Place], Any]] = [
             lambda place: place.start(mine, actor),
             lambda place: place.post(mine, actor, rows),
             lambda place: place.end(mine, actor),
-            lambda place: place.prepare(mine),
+            lambda place: self._prepare(place, mine),
         ]
         for verb in verbs:
             for branch in branches:
@@ -392,18 +500,28 @@ class World:
                     raise Failed(answer.message)
         return SinkReport(index, attempt, plan.gtrid, branches), read
 
-    def _read(self, xid: Xid, share: int) -> Steps:
-        taken = yield from self.cores.take(xid, ("orders",), share)
+    def _read(self, part: SourcePartition) -> Steps:
+        steps = self.cores.take(part.xid, part.queues, part.share)
+        answer: Any = None
+        while True:
+            try:
+                effect = steps.send(answer)
+            except StopIteration as end:
+                taken = end.value
+                break
+            answer = yield At(part.resource, effect)
+        place = self.places[part.resource]
         if taken is None:
-            read = yield Do("browse", lambda: self._browse(xid))
+            read = yield Do("browse", lambda: self._browse(place, part.xid))
         else:
             read = [int(octets) for _, some in taken for octets in some]
-        if xid in self.places["broker"].prepared:
-            self.told.setdefault(xid, []).append(read)
+        if part.xid in place.prepared:
+            self.told.setdefault(part.xid, []).append(read)
         return read
 
-    def _browse(self, xid: Xid) -> list[int]:
-        branch = self.places["broker"].prepared.get(xid)
+    @staticmethod
+    def _browse(place: Place, xid: Xid) -> list[int]:
+        branch = place.prepared.get(xid)
         if branch is None:
             raise BatchRefused("gone")
         return list(branch.taken)
@@ -414,7 +532,8 @@ class World:
             return effect.call()
         if isinstance(effect, tuple):
             return self._driver(*effect)
-        return self._executor(actor, effect)
+        assert isinstance(effect, At), effect
+        return self._executor(actor, self.places[effect.place], effect.effect)
 
     def _lost(self) -> bool:
         return self.faults and self.random.random() < 0.02
@@ -426,30 +545,37 @@ class World:
         answer = call()
         return xa_error(Code.XAER_RMFAIL, "the reply is lost") if self._lost() else answer
 
-    def _executor(self, actor: Actor, effect: Any) -> Any:
-        broker = self.places["broker"]
+    def _executor(self, actor: Actor, broker: Place, effect: Any) -> Any:
         number = actor.number
+        ask = partial(self._or_gone, broker, number)
         match effect:
             case taking.Start(xid):
-                return self._or_gone(number, lambda: broker.start(xid, number))
+                return ask(lambda: broker.start(xid, number))
             case taking.Take(_, count):
-                return self._or_gone(number, lambda: _octets(broker.take(number, count)))
+                return ask(lambda: _octets(broker.take(number, count)))
             case taking.Prepare(xid):
-                ended = self._or_gone(number, lambda: broker.end(xid, number))
-                return ended if isinstance(ended, XaError) else self._or_gone(number, lambda: broker.prepare(xid))
+                ended = ask(lambda: broker.end(xid, number))
+                return ended if isinstance(ended, XaError) else ask(lambda: self._prepare(broker, xid))
             case taking.Hold(xid):
-                return self._or_gone(number, lambda: broker.hold(xid))
+                return ask(lambda: broker.hold(xid))
             case taking.Adopt(xid):
-                return self._or_gone(number, lambda: broker.prepare(xid))
+                return ask(lambda: self._prepare(broker, xid))
             case Pause():
                 return None
-        return self._or_gone(number, lambda: broker.roll_back(effect.xid))  # a mutant's
+        return ask(lambda: broker.roll_back(effect.xid))  # a mutant's
 
-    def _or_gone(self, number: int, call: Callable[[], Any]) -> Any:
+    def _prepare(self, place: Place, xid: Xid) -> Code | XaError:
+        """Nothing is prepared any more behind a fence."""
+        answer = place.prepare(xid)
+        if place.has_fences and not isinstance(answer, XaError) and xid.gtrid in self.settled - self.unfenced:
+            self.wrong.append(f"prepared at {place.name}, behind the fence: {xid}")
+        return answer
+
+    def _or_gone(self, broker: Place, number: int, call: Callable[[], Any]) -> Any:
         """Who hears XAER_RMFAIL has lost its connection, and what it was at."""
-        answer = self._reached("broker", call)
+        answer = self._reached(broker.name, call)
         if isinstance(answer, XaError) and answer.code is Code.XAER_RMFAIL:
-            self.places["broker"].drop(number)
+            broker.drop(number)
         return answer
 
     def _driver(self, effect: Any, incarnation: int) -> Any:
@@ -518,28 +644,39 @@ class World:
                 return book.standing(incarnation)
             case effects.FindEpoch(epoch):
                 return book.epoch(epoch)
-            case effects.FindEpochOf(gtrid):
-                return book.epoch_of(gtrid)
+            case effects.FindPlanned(gtrid):
+                return book.planned(gtrid)
+            case effects.FindLater(query, place, epoch):
+                return book.later(query, place, epoch)
+            case effects.FindWaiting(query):
+                return book.waiting(query)
+            case effects.FindKnown():
+                return book.known(incarnation)
             case effects.FindUnlogged(upto):
                 return book.unlogged(upto)
             case effects.FindBatch(query):
                 return book.batch(query)
             case effects.Allot():
                 return book.allot(incarnation)
-            case effects.Plan(epoch, previous, gtrid, tries, source):
-                return book.plan(incarnation, epoch, previous, gtrid, tries, source)
+            case effects.Plan(epoch, previous, gtrid, tries, source, query, place):
+                return book.plan(incarnation, epoch, previous, gtrid, tries, source, query, place)
             case effects.PlanAgain(gtrid):
                 return book.plan_again(incarnation, gtrid)
             case effects.Replayed():
                 return book.replayed(incarnation)
             case effects.Sink(gtrid):
                 return book.sink(incarnation, gtrid)
-            case effects.Bind(query, batch, gtrid):
-                return book.bind(incarnation, query, batch, gtrid)
+            case effects.Bind(query, batch, gtrid, offsets):
+                return book.bind(incarnation, query, batch, gtrid, offsets)
+            case effects.BindQuery(query, run, sources):
+                book.bind_query(incarnation, query, run, sources)
+                return self._bound(query)
+            case effects.NameEpochs(query, epochs):
+                return book.name_epochs(incarnation, query, epochs)
             case effects.Log(epochs):
                 return book.logged(incarnation, epochs)
-            case effects.Finished(epoch, words):
-                return book.finished(incarnation, epoch, words)
+            case effects.Finished(gtrid, words):
+                return book.finished(incarnation, gtrid, words)
             case effects.Begin(gtrid):
                 return book.begin(incarnation, gtrid)
             case effects.Abort(gtrid):
@@ -561,16 +698,19 @@ class World:
             if entry is not None and entry.decision is not None and told != [told[0]] * len(told):
                 wrong.append(f"{xid} is decided, and told {told}")
         inputs = Counter({str(number): 1 for number in range(INPUTS)})
-        tokens = Counter(dict.fromkeys(self.nodata, 1))
+        written = {row for place in self.places.values() for row in place.output}
+        tokens = Counter(dict.fromkeys(self.nodata | (self.tokens & written), 1))
         for name, place in self.places.items():
+            expected = inputs + tokens if name in SINKS else Counter[str]()
             found = Counter(place.output)
-            if found != inputs + tokens:
-                wrong.append(f"{name}: missing {inputs + tokens - found}, too many {found - inputs - tokens}")
+            if found != expected:
+                wrong.append(f"{name}: missing {expected - found}, too many {found - expected}")
             if place.prepared or place.active or place.ended:
                 wrong.append(f"{name}: left {list(place.prepared)} {list(place.active)} {list(place.ended)}")
-        if self.places["broker"].queue:
-            wrong.append(f"still queued: {self.places['broker'].queue}")
-        state = Counter(str(row) for one in self.checkpoints for rows in one.done.values() for row in rows)
-        if state != inputs:
-            wrong.append(f"state: missing {inputs - state}, too many {state - inputs}")
+            if place.queue:
+                wrong.append(f"{name}: still queued: {place.queue}")
+        state = Counter(str(row) for rows in self.checkpoint.done.values() for row in rows)
+        expected = inputs - Counter({str(row): 1 for row in self.checkpoint.before})
+        if state != expected:
+            wrong.append(f"state: missing {expected - state}, too many {state - expected}")
         return wrong
