@@ -235,7 +235,7 @@ class Auditor:
                 for gtrid, *_ in _token(token)["decided"]
             ]
         if decides == "database":
-            return self._rows(self._databases[EAST], "SELECT gtrid FROM xabridge_decision WHERE state = 'committed'")
+            return self._rows(self._databases[EAST], "SELECT gtrid FROM xabridge_decision WHERE state <> 'rolled back'")
         if decides == "sql":
             return self._rows(self._log, "SELECT encode(gtrid, 'hex') FROM xabridge_gtrid WHERE state = 'committed'")
         return []  # each node's own: it tells
