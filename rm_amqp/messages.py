@@ -16,6 +16,8 @@ from cproton_ffi import ffi  # type: ignore[import-not-found]
 from proton import Array, Described, Message
 
 from rm_amqp.engine import LIB
+from rm_amqp.refusals import refusals
+from xa import Code, xa_error
 
 APPLICATION_PROPERTIES: Final = b"\x00\x53\x74"
 VALUE: Final = b"\x00\x53\x77"
@@ -40,7 +42,7 @@ class _LongWayError(Exception):
 
 # --- writing --------------------
 def encoded(message: Any) -> bytes:
-    """The octets of a proton.Message; proton's exceptions where it is none."""
+    """The octets of a proton.Message. XaMisuse: it holds a value that can't be sent, which is named."""
     short = type(message) is Message and not message.instructions and not message.annotations
     if short and not message.inferred:
         try:
@@ -53,7 +55,13 @@ def encoded(message: Any) -> bytes:
             return _head(message) + b"".join(pieces)
         except (_LongWayError, ValueError, struct.error):
             pass
-    return bytes(message.encode())
+    try:
+        return bytes(message.encode())
+    except Exception as error:
+        for what in ("body", "properties"):
+            for why in refusals(f"the message's {what}", getattr(message, what, None)):
+                raise xa_error(Code.XAER_INVAL, f"work: {why}") from error
+        raise
 
 
 def _head(message: Message) -> bytes:
@@ -141,8 +149,8 @@ def decoded(octets: bytes) -> Message:
 
 
 def _decode(message: Message, octets: bytes) -> Message:
-    """The long way. proton's binaries are views of memory that goes with the message: they get memory of their own, for
-    whoever keeps a body and not its message."""
+    """The long way. proton's binaries are views of memory that goes with the message: they become bytes, for whoever
+    keeps a body and not its message."""
     message.decode(octets)
     message.body, message.properties = _kept(message.body), _kept(message.properties)
     message.annotations, message.instructions = _kept(message.annotations), _kept(message.instructions)
@@ -151,7 +159,7 @@ def _decode(message: Message, octets: bytes) -> Message:
 
 def _kept(value: Any) -> Any:
     if isinstance(value, memoryview):
-        return memoryview(bytes(value))
+        return bytes(value)
     if isinstance(value, dict):
         items = [(_kept(key), _kept(item)) for key, item in value.items()]
         value.clear()
@@ -224,10 +232,10 @@ _CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False}
 _COMPOUNDS: Final = frozenset({0x45, 0xC0, 0xC1, 0xD0, 0xD1})
 
 
-def _text(octets: bytes, at: int, stop: int, string: bool) -> str | memoryview:
+def _text(octets: bytes, at: int, stop: int, string: bool) -> str | bytes:
     if stop > len(octets):
         raise _LongWayError
-    return octets[at:stop].decode() if string else memoryview(octets[at:stop])
+    return octets[at:stop].decode() if string else octets[at:stop]
 
 
 def _read_compound(octets: bytes, at: int, constructor: int, depth: int) -> tuple[Any, int]:
