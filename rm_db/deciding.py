@@ -25,6 +25,7 @@ from xa.tables import BranchVerb
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rm_db.pool import Outstanding
     from rm_db.wire import Steps
     from rm_db.work import PgWork
     from xa import DecisionRecord, Handle, Owner, Xid
@@ -54,9 +55,10 @@ class DecidingPlace(Place, Protocol):
 class PostgresPlace:
     """PostgreSQL through psycopg."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, outstanding: Outstanding) -> None:
         url = address.url.removeprefix(DECIDER_PREFIX)
-        self._server = PgServer(Address(url, address.pool_size, address.pool_wait_s, address.reply_s, address.pooled))
+        plain = Address(url, address.pool_size, address.pool_wait_s, address.reply_s, address.pooled)
+        self._server = PgServer(plain, outstanding)
         self.table = DecisionTable(
             make_engine(
                 URL.create("postgresql+psycopg"), TABLE_CONNECTIONS, address.pool_wait_s, creator=self._server.connect
@@ -131,7 +133,7 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
             return place
         address = Address.parse(url)
         scheme = address.url.removeprefix(DECIDER_PREFIX).partition("://")[0]
-        place = PostgresPlace(address) if scheme in SCHEMES else SqlPlace(address)
+        place = PostgresPlace(address, self._operations) if scheme in SCHEMES else SqlPlace(address)
         try:
             place.reach()
             self._decider_id = place.table.open()

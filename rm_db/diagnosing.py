@@ -58,7 +58,11 @@ def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
 
 def _not_connected(error: psycopg.Error) -> Check:
     said = str(error).strip()
-    if unconnected(said).code is Code.XAER_RMFAIL:
+    code = unconnected(said).code
+    if code is Code.XA_RETRY:
+        mend = "close other connections, raise max_connections, or ask for fewer with xa_pool_size in the URL"
+        return Check(Health.FAIL, "room", said, mend)
+    if code is Code.XAER_RMFAIL:
         mend = "start PostgreSQL, or let this machine reach it; its place is the URL in the configuration"
         return Check(Health.FAIL, "reachable", said, mend)
     return Check(Health.FAIL, "credentials", said, "mend user, password or database in the URL, or pg_hba.conf")

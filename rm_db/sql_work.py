@@ -14,10 +14,11 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from rm_db.decisions import be_durable
-from rm_db.refusal import over
-from rm_db.sql_errors import is_loss, rollback_reason, told
+from rm_db.refusal import busy, over
+from rm_db.sql_errors import is_loss, is_transient, rollback_reason, told
 from rm_db.sql_session import SqlSession
 from rm_db.statements import LINGERS, SETS
+from rm_db.turn import on_event_loop
 from rm_db.work import INTERRUPT_S, SETTLED
 from xa import Code, xa_error
 
@@ -50,11 +51,11 @@ class SqlWork:
             connection = engine.connect()
             connection.begin()
         except PoolTimeout as error:
-            raise xa_error(Code.XAER_RMERR, f"no connection became free: {error}", xid) from None
+            raise xa_error(Code.XA_RETRY, f"no connection became free: {error}", xid) from None
         except DBAPIError as error:
             if connection is not None:
                 connection.close()
-            code = Code.XAER_RMFAIL if is_loss(error) else Code.XAER_RMERR
+            code = Code.XAER_RMFAIL if is_loss(error) else Code.XA_RETRY if is_transient(error) else Code.XAER_RMERR
             raise xa_error(code, told(error), xid) from None
         self._connection: Connection | None = connection
 
@@ -64,8 +65,11 @@ class SqlWork:
 
     @contextmanager
     def statement(self, session: SqlSession) -> Iterator[None]:
-        """Around a statement of the session."""
-        with self._lock:
+        """Around a statement of the session, or several that belong together. On the thread of an event loop another
+        thread's statement is not waited for."""
+        if not self._lock.acquire(blocking=not on_event_loop()):
+            raise busy(self.xid)
+        try:
             if session.is_over or self._connection is None:
                 raise over(self.xid)
             try:
@@ -73,6 +77,8 @@ class SqlWork:
             finally:
                 if self._given_up:  # by a thread that could not wait for this statement
                     self._roll_back()
+        finally:
+            self._lock.release()
 
     def check(self) -> Steps[XaError | None]:
         """As `rm_db.branches.Work` says."""

@@ -170,21 +170,22 @@ def _wrap_function(
 def _retried(call: _Call, work: Callable[[], Any], retries: int) -> Any:
     for attempt in range(retries + 1):
         transaction = call.begin()
+        kept: BaseException | None = None
         try:
-            try:
-                result = work()
-            except BaseException as error:
-                if not call.rolls_back(error):
-                    transaction.__exit__(None, None, None)
-                    raise
-                transaction.__exit__(type(error), error, error.__traceback__)
-                raise
-            transaction.__exit__(None, None, None)
+            with transaction:
+                try:
+                    result = work()
+                except BaseException as error:
+                    if call.rolls_back(error):
+                        raise
+                    kept = error
         except RolledBack:
             if attempt >= retries or not _is_rolled_back(transaction):
                 raise
             time.sleep(_pause_s(attempt))
         else:
+            if kept is not None:
+                raise kept
             return result
     raise AssertionError("unreachable")
 
@@ -222,20 +223,21 @@ def _wrap_coroutine(
 async def _retried_coroutine(call: _Call, work: Callable[[], Any], retries: int) -> Any:
     for attempt in range(retries + 1):
         transaction = call.begin()
+        kept: BaseException | None = None
         try:
-            try:
-                result = await work()
-            except BaseException as error:
-                if not call.rolls_back(error):
-                    await transaction.__aexit__(None, None, None)
-                    raise
-                await transaction.__aexit__(type(error), error, error.__traceback__)
-                raise
-            await transaction.__aexit__(None, None, None)
+            async with transaction:
+                try:
+                    result = await work()
+                except BaseException as error:
+                    if call.rolls_back(error):
+                        raise
+                    kept = error
         except RolledBack:
             if attempt >= retries or not _is_rolled_back(transaction):
                 raise
             await asyncio.sleep(_pause_s(attempt))
         else:
+            if kept is not None:
+                raise kept
             return result
     raise AssertionError("unreachable")

@@ -163,7 +163,8 @@ def test_what_amqp_does_not_have_is_refused_in_a_sentence(body: Any, told: str) 
     ],
 )
 def test_what_comes_back(body: Any, read: Any) -> None:
-    for fields in ({}, {"annotations": {symbol("a"): 1}}, {"properties": {"p": b"q"}}):
+    others: tuple[dict[str, Any], ...] = ({}, {"annotations": {symbol("a"): 1}}, {"properties": {"p": b"q"}})
+    for fields in others:
         back = decoded(encoded(Message(body, **fields)))
         assert (type(back.body), back.body) == (type(read), read)
         if "properties" in fields:

@@ -56,6 +56,10 @@ class _Harness:
         """A database keeps nothing of a branch that an operator has completed."""
         raise NotImplementedError(f"{xid}, commit={commit}")
 
+    def narrow(self) -> None:
+        """As `Harness` says."""
+        self.open_string += ("&" if "?" in self.open_string else "?") + "xa_pool_size=1&xa_pool_wait_s=1"
+
     def expire(self, xid: Xid) -> None:
         """Branches have no timeout of their own."""
         raise NotImplementedError(str(xid))

@@ -18,7 +18,8 @@ class Proxy:
     """Forwards to the server of `url`; clients use `self.url`.
 
     With `replies_held` replies are kept back, requests go through; with `requests_held` requests are kept back.
-    `held` is set when something is. `cut` breaks every connection, for both sides.
+    `held` is set when something is. `cut` breaks every connection, for both sides; `cut_replies_after` does so when so
+    many more octets of replies have arrived.
     """
 
     def __init__(self, url: str) -> None:
@@ -32,6 +33,7 @@ class Proxy:
         self.held = threading.Event()
         self.flow()
         self._lock = threading.Lock()
+        self._left: int | None = None
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._run(self._accept)
@@ -55,6 +57,10 @@ class Proxy:
     def hold_requests(self) -> None:
         """From now on the client's words don't arrive."""
         self.requests_flow.clear()
+
+    def cut_replies_after(self, octets: int) -> None:
+        """The server's words arrive up to these octets, and then no more."""
+        self._left = octets
 
     def cut(self) -> None:
         """Breaks every connection; what is held is lost. New ones are forwarded again."""
@@ -113,6 +119,14 @@ class Proxy:
                     lost = pair not in self._pairs
                 if lost:
                     break
+                if flows is self.replies_flow and self._left is not None:
+                    octets, over = octets[: self._left], len(octets) >= self._left
+                    self._left -= len(octets)
+                    if over:
+                        self._left = None
+                        target.sendall(octets)
+                        self.cut()
+                        break
                 target.sendall(octets)
         except OSError:
             pass
