@@ -117,5 +117,5 @@ class Lease:
             except XaError as error:
                 lasted = reminders.due("lease")
                 if lasted is not None:
-                    text = "the lease at %s could not be renewed%s, will try again: %s"
-                    logger.warning(text, self._resource.name, lasted, error)
+                    name = self._resource.name
+                    logger.warning("the lease at %s could not be renewed%s, will try again: %s", name, lasted, error)

@@ -142,8 +142,8 @@ class Recoverer:
             whose = self._ownership().whose(gtrid, self._at_work(), decided=True)
         decision = decisions.find(gtrid)
         what = f"transaction {named(gtrid)}"
-        if not whose.is_ours:
-            raise ProtocolMisuse(f"{what} is not for this manager to end: {whose.why or whose.claim.value}")
+        if not whose.is_ours and whose.why:
+            raise ProtocolMisuse(f"{what} is not for this manager to end: {whose.why}")
         if decision is None:
             raise ProtocolMisuse(f"{what} has no decision that has not ended: there is nothing to end")
         if gtrid in self._live:

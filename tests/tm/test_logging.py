@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from xa import Handle
 
 ABOUT_NO_TRANSACTION = {
+    "the lease at %s could not be ended, it runs out: %s": "lease.py",
+    "the lease at %s could not be renewed%s, will try again: %s": "lease.py",
     "%s could not be opened: %s": "a resource",
     "%s could not be closed: %s": "a resource",
     "recovery: %s can't be reached%s: %s": "a resource",

@@ -36,7 +36,7 @@ def decided_only(shop: Shop, names: str) -> Transaction:
     return tx
 
 
-# --- nodes over one decider ---------------------------------------------------------------------------------------------
+# --- nodes over one decider -------------------------------------------------------------------------------------------
 def test_another_node_leaves_a_decision_to_its_own(shop: Shop, store: DecidingStore) -> None:
     tx = decided_only(shop, "abd")
     report = shop.open(node="orders-2").recover()
@@ -50,7 +50,7 @@ def test_another_node_leaves_a_decision_to_its_own(shop: Shop, store: DecidingSt
     assert not store.decided
 
 
-# --- copies of a log ----------------------------------------------------------------------------------------------------
+# --- copies of a log --------------------------------------------------------------------------------------------------
 def test_a_copy_that_is_one_opening_old_presumes_nothing_about_the_lost_opening(shop: Shop) -> None:
     shop.open()
     shop.kill()

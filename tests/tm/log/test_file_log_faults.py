@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tm.log.disk import Disk, PowerCut
-from tests.tm.log.samples import LOG_ID, decision, heuristic
+from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, FileLog, Heuristic, LogError, LogFull, LogStopped
 from tm.log.incarnations import Standing
 from tm.log.journal import LEAST_SEGMENT_SIZE, segment_name

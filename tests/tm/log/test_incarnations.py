@@ -55,7 +55,7 @@ def openings(log: DecisionLog) -> list[int | bytes]:
     return [Gtrid.decode(made.gtrid).incarnation for made in log.decisions()]
 
 
-# --- former versions ----------------------------------------------------------------------------------------------------
+# --- former versions --------------------------------------------------------------------------------------------------
 def test_a_log_of_the_former_version_is_read_with_what_is_in_doubt(former_url: str) -> None:
     image = look_at_log(former_url, NODE)
     assert image.incarnations == Incarnations(counted=2)
@@ -95,7 +95,7 @@ def test_tables_of_a_version_that_is_not_known_are_refused(tmp_path: Path) -> No
         SqlLog(url, NODE)
 
 
-# --- copies -------------------------------------------------------------------------------------------------------------
+# --- copies -----------------------------------------------------------------------------------------------------------
 def copied_on_disk(disk: Disk) -> Disk:
     return disk.copied()
 
@@ -135,7 +135,7 @@ def test_a_copy_that_is_trusted_presumes_again() -> None:
     log = FileLog("", NODE, segment_size=SMALL, files=copy)
     assert log.incarnations.cut == (first.incarnation,)
     log.trust(first.incarnation)
-    assert log.incarnations.cut == ()
+    assert not log.incarnations.cut
     log = FileLog("", NODE, segment_size=SMALL, files=copy.crashed(random.Random(1)))
     assert log.incarnations.why_not(first.incarnation) is None, "it is durable"
 
@@ -175,16 +175,16 @@ def test_a_copy_of_a_database_presumes_nothing_about_what_was_open(tmp_path: Pat
     assert copy.incarnations.cut == (first.incarnation,)
     assert list(copy.decisions()) == [decision(1)]
     copy.trust(first.incarnation)
-    assert copy.incarnations.cut == ()
+    assert not copy.incarnations.cut
     copy.close()
     same = SqlLog(f"sqlite:///{tmp_path}/log.db", NODE, take_over=True)
-    assert same.incarnations.cut == ()
+    assert not same.incarnations.cut
     assert not first.held(), "another one has taken the node"
     same.close()
     first.close()
 
 
-# --- how many -----------------------------------------------------------------------------------------------------------
+# --- how many ---------------------------------------------------------------------------------------------------------
 def test_the_oldest_are_dropped_where_there_are_too_many() -> None:
     noted = {number.to_bytes(8, "big"): Standing.WHOLE for number in range(MOST + 5)}
     assert list(succeeded(noted, copied=False)) == list(noted)[6:]
