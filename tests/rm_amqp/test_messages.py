@@ -165,8 +165,9 @@ def test_what_amqp_does_not_have_is_refused_in_a_sentence(body: Any, told: str) 
 def test_what_comes_back(body: Any, read: Any) -> None:
     others: tuple[dict[str, Any], ...] = ({}, {"annotations": {symbol("a"): 1}}, {"properties": {"p": b"q"}})
     for fields in others:
-        back = decoded(encoded(Message(body, **fields)))
-        assert (type(back.body), back.body) == (type(read), read)
+        back: Any = decoded(encoded(Message(body, **fields)))
+        assert type(back.body) is type(read)
+        assert back.body == read
         if "properties" in fields:
             assert back.properties == {"p": b"q"}
             assert type(back.properties["p"]) is bytes

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.crash.bank.audit import Queues, compare
 from bench.crash.bank.faults import setup_of, storm
 from bench.crash.bank.transfers import TOTAL, some_transfers
+from bench.crash.bank.worker import LEASE_S
 from bench.crash.child import PATIENCE_S, ChildGone, Stuck
 from bench.crash.stage import HELD_S
 
@@ -67,7 +68,7 @@ class BankCampaign:
     def __init__(self, site: Site) -> None:
         self._site = site
         self.tally = Tally()
-        self._away = 0
+        self._away = site.auditor.absent()
         """Money that is in the queues of rounds before, or was lost in one, which was told then."""
         self._replaced: list[Process] = []
 
@@ -91,6 +92,8 @@ class BankCampaign:
         victim.child.wait("at")
         self.tally.by_fault[fault.fate] += 1
         self._strike(0, fault.fate)
+        if fault.fate == "stopped" and setup.decider:
+            threading.Event().wait(1.2 * LEASE_S)  # who lives is taken for dead
         others = [process for process in site.processes[1:] if process.child.running]
         if fault.fate == "replaced":
             site.processes[0].child.wait("ready")

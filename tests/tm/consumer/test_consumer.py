@@ -442,7 +442,7 @@ def letters(stall: Stall, queue: str = "") -> list[tuple[Any, dict[str, Any]]]:
 def test_a_dead_letter_says_why_where_when_and_how_often(stall: Stall, kind: str) -> None:
     def handle(message: Message, tx: Transaction) -> None:
         tx["shop"].write("never", 1)
-        raise ValueError(f"no such customer: {message.body}")
+        raise ValueError(f"no such customer: {message.body!s}")
 
     async def ahandle(message: Message, tx: Transaction) -> None:
         handle(message, tx)
@@ -511,9 +511,10 @@ def test_a_traceback_is_logged_once_for_each_place(stall: Stall, caplog: pytest.
     stall.put(*range(6))
 
     def handle(message: Message, _tx: Transaction) -> None:
-        if message.body % 2:
-            raise ValueError(message.body)
-        raise LookupError(message.body)
+        number: Any = message.body
+        if number % 2:
+            raise ValueError(number)
+        raise LookupError(number)
 
     with stall.consumer(handle, workers=2, max_deliveries=2) as consumer:
         while consumer.counts.dead_lettered < 6:
