@@ -136,6 +136,9 @@ class BranchConnection(Connection):
     It is made in two steps, which can be far apart. The constructor sets what is ours, and `_connect` what is
     SQLAlchemy's: neither touches what belongs to the other, because the application may work with it in between."""
 
+    takes_part = True
+    """As `rm_db.engines.BranchPool`."""
+
     def __init__(self, owner: Owner) -> None:  # Connection's own constructor: _connect
         self._owner = owner
         self._orm: BranchSession | None = None
@@ -170,8 +173,11 @@ class BranchConnection(Connection):
         if level is not None:
             if level.upper() == "AUTOCOMMIT":
                 self.refuse("autocommit")
-            self.execute(text(f"SET TRANSACTION ISOLATION LEVEL {level.replace('_', ' ')}"))
+            self._set_isolation(level.replace("_", " "))
         return super().execution_options(**options) if options else self
+
+    def _set_isolation(self, level: str) -> None:
+        self.execute(text(f"SET TRANSACTION ISOLATION LEVEL {level}"))
 
     def begin(self) -> RootTransaction:
         """Refused: the transaction has begun. (SQLAlchemy begins its own bookkeeping anew after a rollback.)"""

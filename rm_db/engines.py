@@ -120,6 +120,9 @@ class Borrowed(Lease):
 class BranchPool(Pool):
     """An engine's own pool, and the branch's connection while there is a transaction."""
 
+    takes_part = True
+    """For `tm.zope`: what is committed here is not committed before the transaction manager says so."""
+
     def __init__(self, plain: Pool, engine: Engine, manager: Manager, resource: str) -> None:
         # nothing of Pool's own is used: who asks for it gets it from the plain pool
         self._plain = plain

@@ -45,6 +45,9 @@ class SqlConnection(BranchConnection):
         with self._session.work.statement(self._session):
             return super().exec_driver_sql(*arguments, **options)
 
+    def _set_isolation(self, level: str) -> None:
+        self._session.work.set_isolation(self._session, level)
+
     def admit(self, statement: str, forbidden: int) -> None:
         """Refuses a text that does what is forbidden (`rm_db.statements`), and notes what it does otherwise."""
         effects = classify(statement)

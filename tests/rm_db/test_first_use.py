@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.mariadb import MariaDB
     from tests.postgres import Postgres
     from tm import Transaction
 
@@ -91,7 +92,7 @@ class Shop:
         self.engine.dispose()
 
 
-@pytest.fixture(params=["postgresql two-phase", "postgresql decider", "sqlite decider"])
+@pytest.fixture(params=["postgresql two-phase", "postgresql decider", "mariadb decider", "sqlite decider"])
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
     """Beside another resource, so that a transaction can go the whole way."""
     kind, _, mode = request.param.partition(" ")
@@ -100,7 +101,11 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
         address = postgres.create_database()
         url = sa.make_url(address).set(drivername="postgresql+psycopg")
     else:
-        address = f"sqlite:///{tmp_path}/shop.db"
+        if kind == "mariadb":
+            mariadb: MariaDB = request.getfixturevalue("mariadb")
+            address = mariadb.create_database("mariadb+pymysql")
+        else:
+            address = f"sqlite:///{tmp_path}/shop.db"
         url = sa.make_url(address)
     resources = {"shop": ResourceConfig(address, mode), "other": ResourceConfig(postgres.create_database())}
     log = None if mode == "decider" else f"file://{tmp_path}/log"
