@@ -46,12 +46,12 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
     """How a queue treats its messages. `dead_letter` is the name of the queue that takes what was rejected,
-    or was delivered `max_deliveries` times in vain; empty: what was rejected is dropped, nothing else
-    is."""
+    or was delivered `max_deliveries` times in vain, with * for the name of the queue itself; empty: what was
+    rejected is dropped, nothing else is."""
 
     max_depth: int = 1_000_000
     max_deliveries: int = 10
-    dead_letter: str = "dead-letter"
+    dead_letter: str = "*.dead"
     ttl_ms: int = 0
 
 
