@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
 from pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
+from pipeline.core.functions import function_named
 from pipeline.core.values import ROWS_PER_BATCH
 from pipeline.settings import settings_from
 from xa import check_node
@@ -44,6 +45,7 @@ SOURCE: Final[Mapping[str, str]] = {
     "partitions": f"tasks that read in parallel (default {PARTITIONS})",
     "maxRowsPerBatch": f"most messages of one micro-batch (default {ROWS_PER_BATCH})",
     "body": "binary (default) or text: what the column body is",
+    "bad_records": "module:function, called with each message (column -> value): says why it is bad, or nothing",
 }
 SINK: Final[Mapping[str, str]] = {
     **SHARED,
@@ -95,8 +97,20 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
         queues,
         given.number("partitions", PARTITIONS, MAX_PARTITIONS),
         given.number("maxRowsPerBatch", ROWS_PER_BATCH),
+        body == "text",
+        _function(given, "bad_records"),
     )
     return SourceOptions(settings, source, "text" if body == "text" else "binary")
+
+
+def _function(given: _Given, option: str) -> str:
+    """The name of a function that can be imported here."""
+    name = given.text(option) or ""
+    try:
+        function_named(name)
+    except PipelineError as error:
+        raise given.wrong(option, str(error)) from error
+    return name
 
 
 def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SinkOptions:

@@ -19,7 +19,7 @@ from rm_amqp.loss import AllInUse, ConnectionLost, TimedOut
 from xa import FORMAT_ID, NULL_XID, Code, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterator
 
     from rm_amqp.core import Steps
     from rm_amqp.links import Taker
@@ -35,12 +35,14 @@ LOOKED: Final = 1
 class Coordinating(EndingLate):
     """One resource manager instance, as `rm_amqp.resource` completes it."""
 
-    def prepare_kept(self, xid: Xid, rmid: int) -> Code:
+    def prepare_kept(self, xid: Xid, rmid: int, failed: Collection[int] = (), released: Collection[int] = ()) -> Code:
         """As `prepare`, and a branch that holds nothing is prepared durably as well: XA_OK instead of XA_RDONLY. Its
-        xid stays taken until it is committed or rolled back."""
+        xid stays taken until it is committed or rolled back. Of what it gathered, by the places from 0, `failed`
+        messages are available again when it commits, with their delivery-count raised, and `released` ones without."""
         standing = self._enter("prepare", rmid, 0)
+        prepare = Prepare(xid, keep=True, failed=tuple(sorted(failed)), released=tuple(sorted(released)))
         try:
-            code = self._carry_out(standing, "prepare", Prepare(xid, keep=True), xid)
+            code = self._carry_out(standing, "prepare", prepare, xid)
         except XaError as error:
             self._decided("prepare", xid, error.code)
             raise
@@ -76,6 +78,21 @@ class Coordinating(EndingLate):
             found += page.in_doubt
             if not page.more or not page.in_doubt:
                 return found
+            after = page.in_doubt[-1]
+
+    def holds(self, gtrid: bytes, rmid: int) -> dict[Xid, int]:
+        """How many messages each prepared branch of a global transaction has taken out of queues."""
+        standing = self._enter("recover", rmid, 0)
+        found: dict[Xid, int] = {}
+        after = NULL_XID
+        while True:
+            command = Recover(after, MAX_PAGE, gtrid, (Found.PREPARED,), details=True)
+            page = self._reply(standing, "recover", command, None)
+            if not isinstance(page, Recovered):
+                raise xa_error(Code.XAER_RMERR, "recover: the broker answered something else")
+            found |= {one.xid: sum(held.retired for held in one.holdings) for one in page.details}
+            if not page.more or not page.in_doubt:
+                return {xid: count for xid, count in found.items() if xid.gtrid == gtrid}
             after = page.in_doubt[-1]
 
     def retired(self, xid: Xid, rmid: int, page: int = READ) -> Iterator[list[bytes]]:

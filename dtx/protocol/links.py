@@ -44,7 +44,7 @@ ORIGIN_WORK: Final = "x-xabridge-work"
 
 def branch_address(xid: Xid, work: str = "all") -> str:
     """The source address that browses what a prepared branch holds: all of it, or the messages that it
-    retires, or those that it posts."""
+    retires as accepted, or those that it posts."""
     if work not in BRANCH_WORK:
         raise ValueError(f"{work!r}: a branch's work is one of {', '.join(BRANCH_WORK)}")
     return f"{_BRANCH}{work}/{xid}"

@@ -206,7 +206,9 @@ class BranchBrowser(BrowsingLink):
         work: str,
     ) -> None:
         super().__init__(connection, session, pointer)
-        retired = [held.entry for held in branch.work.retired.values()] if work != "posted" else []
+        retired = [held.entry for held in branch.work.retired.values() if work == "all" or held.taken]
+        if work == "posted":
+            retired = []
         posted = list(branch.work.posts) if work != "retired" else []
         self._branch = branch
         self._left = deque([(entry, "retired") for entry in retired] + [(entry, "posted") for entry in posted])

@@ -14,13 +14,28 @@ Commit:
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from pipeline.core.effects import Abort, Bind, FindBatch, FindEpochOf, Log, Look, Replayed, Scan, Standing, Upsert
+from pipeline.core.effects import (
+    Abort,
+    Bind,
+    Count,
+    Failed,
+    FindBatch,
+    FindEpochOf,
+    Log,
+    Look,
+    Replayed,
+    Scan,
+    Standing,
+    Upsert,
+)
 from pipeline.core.errors import BatchRefused, PipelineError
 from pipeline.core.finishing import DECIDED, Swept, carry_out, fence, scan, settle, tell
-from pipeline.core.naming import is_source
+from pipeline.core.isolation import EXCUSED
+from pipeline.core.naming import is_excuse, is_source
 from pipeline.core.planning import undecidable
 from tm.effects import Force
 from tm.log import Branch, Decision, LogError
@@ -29,7 +44,7 @@ from tm.verdicts import Verb
 from xa import XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pipeline.core.finishing import Steps
     from pipeline.core.ledger import BatchRow, EpochRow, PipelineRow
@@ -55,6 +70,18 @@ def commit(
     own: Own, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport], resources: Collection[str]
 ) -> Steps[Outcome]:
     """As the module's docstring says. BatchRefused: it is not decided, and has to be run again."""
+    try:
+        return (yield from _commit(own, plan, batch, reports, resources))
+    except PipelineError as error:
+        if not (isinstance(error, BatchRefused) and error.of_rows):
+            with suppress(LogError):  # then nothing is noted of this try, or nothing is noted any more by this driver
+                yield Failed(plan.gtrid, EXCUSED)
+        raise
+
+
+def _commit(
+    own: Own, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport], resources: Collection[str]
+) -> Steps[Outcome]:
     before = yield from _decided_before(plan, batch)
     if before is not None:
         return (yield from _discard(own, plan, before, resources))
@@ -197,9 +224,25 @@ def abort(plan: SinkPlan, resources: Collection[str]) -> Steps[bool]:
     if state in DECIDED:
         return False
     yield from fence(plan.gtrid, resources)
-    found = yield from scan(resources, Swept())
-    yield from tell(Verb.ROLLBACK, found.get(plan.gtrid, ()))
+    swept = Swept()
+    mine = (yield from scan(resources, swept)).get(plan.gtrid, [])
+    excused = bool(swept.unreachable) or any(is_excuse(branch.xid) for branch in mine)
+    messages = 0 if excused else (yield from _taken(plan.gtrid, mine))
+    yield from tell(Verb.ROLLBACK, mine)
+    if messages:
+        yield Failed(plan.gtrid, messages)
     return True
+
+
+def _taken(gtrid: bytes, prepared: Sequence[Branch]) -> Steps[int]:
+    """How many messages the batch has read, as far as can be told."""
+    messages = 0
+    for resource in sorted({branch.resource for branch in prepared if is_source(branch.xid)}):
+        told: Mapping[Xid, int] | XaError = yield Count(resource, gtrid)
+        if isinstance(told, XaError):
+            return 0
+        messages += sum(count for xid, count in told.items() if is_source(xid))
+    return messages
 
 
 def _name(plan: SinkPlan, batch: Batch | None) -> str:

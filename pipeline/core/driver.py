@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pipeline.core.ledger import Ledger
     from pipeline.core.resources import Resources
     from pipeline.core.values import Batch, Settings, SinkReport, Source
-    from xa import Xid
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -125,28 +124,31 @@ class Reader:
         source, shell = self._source, self._shell
         rows = min(source.rows, self._limits.get(end.epoch, source.rows))
         with _told():
-            xids, again = shell.run(
-                planning.plan(
-                    shell.own, start.epoch, end.epoch, source.resource, min(source.partitions, rows), shell.names
-                )
+            planned = shell.run(
+                planning.plan(shell.own, start.epoch, end.epoch, source.resource, source.partitions, rows, shell.names)
             )
-        if again:
-            logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, len(xids))
-        return [self._partition(end.epoch, index, xid, rows, len(xids), again=again) for index, xid in enumerate(xids)]
+        count = len(planned.xids)
+        if planned.again:
+            logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
+        return [self._partition(end.epoch, index, planned) for index in range(count)]
 
-    def _partition(self, epoch: int, index: int, xid: Xid, rows: int, count: int, *, again: bool) -> SourcePartition:
-        share = 0 if again else rows // count + (index < rows % count)
+    def _partition(self, epoch: int, index: int, planned: planning.Planned) -> SourcePartition:
+        rows, count = planned.rows, len(planned.xids)
+        share = 0 if planned.again else rows // count + (index < rows % count)
         source = self._source
         queues = source.queues[index % len(source.queues) :] + source.queues[: index % len(source.queues)]
         return SourcePartition(
             self._settings.pipeline,
             epoch,
             index,
-            xid,
+            planned.xids[index],
             source.resource,
             self._settings.url(source.resource),
             queues,
             share,
+            planned.aside,
+            source.text,
+            source.bad_records,
         )
 
     def plan_job(self) -> Sequence[SourcePartition]:

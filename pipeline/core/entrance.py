@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from pipeline.core.errors import PipelineTaken
 from pipeline.core.identity import is_alive
 from pipeline.core.ledger import Ledger, changing, read_pipeline, taken
-from pipeline.core.tables import DRIVER, METADATA, PIPELINE
+from pipeline.core.tables import DRIVER, ISOLATION, METADATA, PIPELINE
 from tm.log import LogError, LogLocked
 from tm.log.sql import SqlLog
 from tm.log.sql_gtrids import TakenOver
@@ -77,7 +77,7 @@ class Entrance:
         """Who joins looks no closer at tables that another process has made: `foreachBatch` joins for every batch."""
         database = Database(self._url, self._clock)
         try:
-            if not joins or not inspect(database.engine).has_table(PIPELINE.name):
+            if not joins or not inspect(database.engine).has_table(ISOLATION.name):  # the newest one
                 database.prepare(METADATA)
             return enter(database)
         except SQLAlchemyError as error:

@@ -6,7 +6,8 @@ prepared until Spark has logged the batch, are read again: the same messages in 
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pipeline.core.effects import (
@@ -15,8 +16,10 @@ from pipeline.core.effects import (
     Begin,
     FindEpoch,
     FindEpochOf,
+    FindIsolation,
     FindUnlogged,
     HasMessages,
+    Isolate,
     Log,
     Look,
     Plan,
@@ -27,6 +30,7 @@ from pipeline.core.effects import (
 )
 from pipeline.core.errors import BatchRefused, EpochGone, PipelineError
 from pipeline.core.finishing import DECIDED, Swept, carry_out, fence, resolve, scan, settle
+from pipeline.core.isolation import Isolation
 from pipeline.core.naming import epoch_of, is_source, source_xid
 from pipeline.core.states import EPOCH, EpochState, EpochVerb
 from tm.effects import Force, Pause
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
     from tm.log import LogError
     from tm.log.sql_gtrids import Entry
     from xa import Xid
+
+logger: Final = logging.getLogger("xabridge.pipeline")
 
 PATIENCE_S: Final = (0.1, 0.3, 1.0, 3.0, 5.0, 10.0, 10.0)
 """How long to wait before a source that can't be reached is asked again."""
@@ -147,10 +153,21 @@ def allot() -> Steps[int]:
     return epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What an epoch reads: the branches of its partitions, which are to be read `again`, or to take `rows` messages in
+    all, the first `aside` of which are set aside."""
+
+    xids: tuple[Xid, ...]
+    rows: int = 0
+    aside: int = 0
+    again: bool = False
+
+
 def plan(
-    own: Own, start: int, end: int, resource: str, partitions: int, resources: Collection[str]
-) -> Steps[tuple[list[Xid], bool]]:
-    """The branches of the epoch's partitions, and whether they are to be read again. EpochGone: they are finished."""
+    own: Own, start: int, end: int, resource: str, partitions: int, rows: int, resources: Collection[str]
+) -> Steps[Planned]:
+    """What the epoch reads, with at most so many partitions and rows. EpochGone: it is finished."""
     standing = yield from allotted(end)
     row: EpochRow | None = yield FindEpoch(end)
     if row is None and end <= standing.forgotten:
@@ -167,13 +184,30 @@ def plan(
         raise _gone(end)
     yield from resolve(own, resources, None)
     if state is EpochState.DECIDED and row is not None and entry is not None and entry.decision is not None:
-        return (yield from _again(row, entry.decision, resource)), True
+        return Planned(tuple((yield from _again(row, entry.decision, resource))), again=True)
     tries = row.tries + 1 if row is not None else 1
     gtrid = own.gtrid(end, tries)
+    isolation = yield from _isolated(gtrid)
+    share = isolation.share(rows)
+    count = 1 if isolation.suspects else min(partitions, share)
     yield Plan(end, start, gtrid, tries, resource)
     yield from _begin(gtrid)
     advance(EPOCH, state, EpochVerb.PLAN)
-    return [source_xid(gtrid, index) for index in range(partitions)], False
+    return Planned(tuple(source_xid(gtrid, index) for index in range(count)), share, isolation.aside)
+
+
+def _isolated(gtrid: bytes) -> Steps[Isolation]:
+    """How the try `gtrid` is planned after what came of the last one; noted before it is."""
+    before: Isolation | None = yield FindIsolation()
+    if before is None:
+        return Isolation(gtrid)
+    entry: Entry | None = yield Look(before.gtrid)
+    following = before.following(gtrid, decided=entry is not None and entry.state in DECIDED)
+    if following.suspects:
+        told = f"{following.aside} failed alone and are set aside" if following.aside else "smaller batches find it"
+        logger.warning("one of %d messages may be what makes batches fail: %s", following.suspects, told)
+    yield Isolate(following if following.suspects else None)
+    return following
 
 
 def _begin(gtrid: bytes) -> Steps[None]:

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 NAME: Final = "xabridge_staged"
 DDL: Final = (
     f"CREATE UNLOGGED TABLE IF NOT EXISTS {NAME} "
-    "(gtrid bytea NOT NULL, attempt text NOT NULL, place bigint NOT NULL, number bigint NOT NULL, cells text[] NOT NULL); "
+    "(gtrid bytea NOT NULL, attempt text NOT NULL, place bigint NOT NULL, number bigint NOT NULL, "
+    "cells text[] NOT NULL); "
     f"CREATE INDEX IF NOT EXISTS {NAME}_gtrid ON {NAME} (gtrid, attempt)"
 )
 _LOCK: Final = 0x78616272
@@ -118,6 +119,12 @@ class StagedRows:
 
 
 # --- the driver's side ------------------------------------------------------------------------------------------------
+def is_of_rows(error: psycopg.Error) -> bool:
+    """Whether a row can't be written, now and ever: it is no value of its column, or a constraint refuses it."""
+    state = error.sqlstate or ""
+    return state[:2] in {"22", "23", "44"} or state == "P0001"
+
+
 class RowsGone(Exception):
     """Rows that were reported are not staged any more: the server was started again, or the batch was given up."""
 

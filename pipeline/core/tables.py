@@ -25,6 +25,12 @@
         pipeline, query       primary key
         batch, gtrid          the batch is decided if and only if the log says so of this gtrid
 
+    xabridge_pipeline_isolation  a row for a pipeline whose last tries failed (`pipeline.core.isolation`)
+        pipeline              primary key
+        gtrid                 the try that was planned, or that failed, last
+        suspects, aside       how it was planned
+        failed                how many messages it had when it failed; -1: it did not, -2: no message is to blame
+
 Each change is one short transaction, which first locks the log's row of the node and compares the incarnation.
 """
 
@@ -76,4 +82,13 @@ BATCH: Final = Table(
     Column("query", String(255), primary_key=True),
     Column("batch", BigInteger, nullable=False),
     Column("gtrid", LargeBinary(64), nullable=False),
+)
+ISOLATION: Final = Table(
+    "xabridge_pipeline_isolation",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("gtrid", LargeBinary(64), nullable=False),
+    Column("suspects", BigInteger, nullable=False),
+    Column("aside", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),
 )

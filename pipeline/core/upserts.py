@@ -12,7 +12,7 @@ import psycopg
 from pipeline.core.errors import BatchRefused
 from pipeline.core.naming import upsert_xid
 from pipeline.core.resources import asked, database
-from pipeline.core.staged_rows import RowsGone, upsert
+from pipeline.core.staged_rows import RowsGone, is_of_rows, upsert
 from tm.effects import Call, code_of
 from tm.log import Branch
 from tm.performer import Performer
@@ -76,9 +76,14 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[Staged], pipe
         if isinstance(error, XaError):
             resource.failed(error)
         if isinstance(error, (psycopg.Error, XaError, RowsGone)) and not isinstance(error, _IN_THE_WAY):
-            raise BatchRefused(f"{resource.name}: rows by key can't be written: {error}") from error
+            of_rows = is_of_rows(error) if isinstance(error, psycopg.Error) else _is_integrity(error)
+            raise BatchRefused(f"{resource.name}: rows by key can't be written: {error}", of_rows=of_rows) from error
         raise
     return None if vote is Code.XA_RDONLY else branch
+
+
+def _is_integrity(error: Exception) -> bool:
+    return isinstance(error, XaError) and error.code is Code.XA_RBINTEGRITY
 
 
 def _vote(performer: Performer, branch: Branch) -> Code:

@@ -47,6 +47,10 @@ class Source:
     queues: tuple[str, ...]
     partitions: int = 2
     rows: int = ROWS_PER_BATCH
+    text: bool = False
+    """Whether bodies have to be text."""
+    bad_records: str = ""
+    """`module:function`: is called with each message, and names the bad ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,10 @@ class SourcePartition:
     url: str
     queues: tuple[str, ...]
     share: int
+    aside: int = 0
+    """So many of the messages that it takes are set aside: `pipeline.core.isolation`."""
+    text: bool = False
+    bad_records: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,13 +106,13 @@ class Stage:
         return end, decided
 
     # --- what is there ----------------------------------------------------------------------------------------------
-    def put(self, bodies: Iterable[str], queue: str = "orders") -> None:
+    def put(self, bodies: Iterable[str], queue: str = "orders", errors: str = "strict") -> None:
         """Messages that wait."""
         rm = AmqpResource()
         rm.open(f"amqp://{self.broker.address}/", 1)
         xid = Xid(FORMAT_ID, b"put %d" % next(_NUMBERS), b"x")
         rm.start(xid, 1)
-        rm.session(1).post(queue, [Message(body.encode(), inferred=True).encode() for body in bodies])
+        rm.session(1).post(queue, [Message(body.encode(errors=errors), inferred=True).encode() for body in bodies])
         rm.end(xid, 1, TMSUCCESS)
         rm.commit(xid, 1, TMONEPHASE)
         rm.close("", 1)
@@ -150,7 +150,11 @@ def bodies_of(octets: bytes) -> str:
     """The body of a message."""
     message = Message()
     message.decode(octets)
-    return bytes(message.body).decode() if isinstance(message.body, (bytes, memoryview)) else str(message.body)
+    return (
+        bytes(message.body).decode(errors="replace")
+        if isinstance(message.body, (bytes, memoryview))
+        else str(message.body)
+    )
 
 
 def new_stage(broker: EmbeddedBroker, postgres: Postgres, folder: Path) -> Stage:
