@@ -203,9 +203,16 @@ def _isolated(gtrid: bytes) -> Steps[Isolation]:
         return Isolation(gtrid)
     entry: Entry | None = yield Look(before.gtrid)
     following = before.following(gtrid, decided=entry is not None and entry.state in DECIDED)
-    if following.suspects:
-        told = f"{following.aside} failed alone and are set aside" if following.aside else "smaller batches find it"
-        logger.warning("one of %d messages may be what makes batches fail: %s", following.suspects, told)
+    if following.aside:
+        logger.warning(
+            "the first %d of the messages that wait failed alone: the next batch sets them aside", following.aside
+        )
+    elif following.suspects > 1:
+        logger.warning(
+            "one of %d messages may be what makes batches fail: the next batch reads half of them", following.suspects
+        )
+    elif following.suspects:
+        logger.warning("the first of the messages that wait may be what makes batches fail: it is read alone")
     yield Isolate(following if following.suspects else None)
     return following
 

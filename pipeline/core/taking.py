@@ -20,7 +20,7 @@ from tm.effects import Pause
 from xa import ROLLBACK_CODES, Code, XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Collection, Generator, Sequence
 
     from xa import Xid
 
@@ -64,6 +64,13 @@ class Judged:
 
     failed: frozenset[int] = frozenset()
     released: frozenset[int] = frozenset()
+
+
+def judge(aside: int, bad: Collection[int], taken: int, told: int) -> Judged:
+    """What becomes of `taken` messages of which so many are told. Bad ones were delivered in vain; so were those that
+    are set aside, where others are told in the same batch."""
+    set_aside = frozenset(range(min(aside, taken)))
+    return Judged(set_aside | frozenset(bad)) if told else Judged(frozenset(bad), set_aside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,17 +145,17 @@ class Taker:
             return error
 
     def _judge(self, taken: Taken) -> taking.Judged:
-        """Reads the messages. Bad ones were delivered in vain; so were those that are set aside, if others are read
-        in the same batch."""
+        """Reads the messages."""
         sorting = _sorting(self._partition)
         self.rows = list(decoded(_pairs(taken), self._chunk, sorting))
         for place, why in sorting.bad.items():
             logger.warning("%s: message %d is bad, and given back: %s", self._partition.xid, place, why)
-        aside = frozenset(range(min(self._partition.aside, sum(len(messages) for _, messages in taken))))
-        if aside and self.rows:
-            logger.warning("%s: %d messages failed alone, and are given back", self._partition.xid, len(aside))
-            return taking.Judged(aside | sorting.bad.keys())
-        return taking.Judged(frozenset(sorting.bad), aside)
+        count = sum(len(messages) for _, messages in taken)
+        judged = taking.judge(self._partition.aside, sorting.bad, count, sum(map(len, self.rows)))
+        if self._partition.aside:
+            told = "others are read without them" if self.rows else "there are no others"
+            logger.warning("%s: the first of %d messages failed alone: %s", self._partition.xid, count, told)
+        return judged
 
     def _ask(self, effect: Effect) -> Any:
         rm, rmid = self._rm, self._resource.rmid

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
@@ -40,7 +40,7 @@ class _Query:
         self.failures = 0
         self.sizes: list[int] = []
 
-    def run(self, tries: int = 1, **source: object) -> None:
+    def run(self, tries: int = 1, **source: Any) -> None:
         """So many batches at most, as long as there is something to read."""
         stage = self._stage
         reader = stage.reader(**source)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import PipelineTaken
+from pipeline.core.isolation import EXCUSED, Isolation
 from pipeline.core.ledger import BatchRow, EpochRow, PipelineRow
 from tm.log import DecisionRefused
 from tm.log.sql_gtrids import Entry, TakenOver
@@ -33,6 +34,7 @@ class Book:
     epochs: dict[int, EpochRow] = field(default_factory=dict)
     batches: dict[str, BatchRow] = field(default_factory=dict)
     gtrids: dict[bytes, Entry] = field(default_factory=dict)
+    isolation: Isolation | None = None
 
     # --- who has it -----------------------------------------------------------------------------------------------
     def take(self, driver: str) -> int:
@@ -56,6 +58,21 @@ class Book:
         """TakenOver: it is another one's."""
         if incarnation != self.incarnation:
             raise TakenOver("taken over")
+
+    # --- what failed ----------------------------------------------------------------------------------------------
+    def isolate(self, incarnation: int, isolation: Isolation | None) -> None:
+        """As Ledger.isolate."""
+        self.check(incarnation)
+        self.isolation = isolation
+
+    def failed(self, incarnation: int, gtrid: bytes, messages: int) -> None:
+        """As Ledger.failed."""
+        self.check(incarnation)
+        known = self.isolation
+        if known is None or known.gtrid != gtrid:
+            known = Isolation(gtrid)
+        if known.failed != EXCUSED:
+            self.isolation = replace(known, failed=messages)
 
     # --- the ledger -----------------------------------------------------------------------------------------------
     def standing(self, incarnation: int) -> PipelineRow:

@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core import deciding, planning, taking
-from pipeline.core.effects import Abort, Fence, FindEpochOf, Scan
-from pipeline.core.naming import Own
+from pipeline.core.effects import Abort, Fence, FindEpochOf, Isolate, Scan, Upsert
+from pipeline.core.naming import Own, is_excuse
 from tests.simulation.pipeline.world import Cores
 from tm.effects import Force
 from tm.log import LogError
 from tm.log.sql_states import GtridState
-from xa import FORMAT_ID, Code, Gtrid, Xid
+from xa import FORMAT_ID, Code, Gtrid, XaError, Xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Collection, Generator
 
     Bend = Callable[[Any], Generator[Any, Any, Any]]
 
@@ -71,6 +71,23 @@ def _no_scan_after_the_decision() -> Bend:
         return (yield effect)
 
     return bend
+
+
+def _blaming(effect: Any) -> Generator[Any, Any, Any]:
+    """Nobody hears that a place is away, or that a task could not write."""
+    answer = yield effect
+    if not isinstance(effect, Scan):
+        return answer
+    return frozenset() if isinstance(answer, XaError) else frozenset(xid for xid in answer if not is_excuse(xid))
+
+
+def _one_attempt(effect: Any) -> Generator[Any, Any, Any]:
+    return (yield replace(effect, staged=effect.staged[:1]) if isinstance(effect, Upsert) else effect)
+
+
+def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> taking.Judged:
+    del aside, bad, taken, told
+    return taking.Judged()
 
 
 def _as_if_logged(effect: Any) -> Generator[Any, Any, Any]:
@@ -129,5 +146,10 @@ MUTANTS = (
         Cores(commit=bent(deciding.commit, _without(Fence, None)), abort=bent(deciding.abort, _without(Fence, None))),
     ),
     Mutant("sources finished with the decision", Cores(commit=bent(deciding.commit, lambda: _as_if_logged))),
+    Mutant("outages are the messages' fault", Cores(abort=bent(deciding.abort, lambda: _blaming))),
+    Mutant("no isolation", Cores(plan=bent(planning.plan, _without(Isolate, None)))),
+    Mutant("what can't be read is taken", Cores(judge=_taken_all)),
+    Mutant("rows by key of one task", Cores(commit=bent(deciding.commit, lambda: _one_attempt))),
+    Mutant("rows by key that are not decided", Cores(commit=bent(deciding.commit, _without(Upsert, ())))),
     Mutant("what another attempt is at is rolled back", Cores(take=bent(taking.take, lambda: _rolled_back))),
 )

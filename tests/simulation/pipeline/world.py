@@ -3,6 +3,9 @@
 Every effect of every actor is a step; which actor makes the next one is drawn. Drivers die before and after any effect
 of theirs, attempts fail, come late and run twice, replies are lost, places are away for a while, a commit raises and is
 aborted, other drivers take the pipeline. Then that ends, each checkpoint is run to its end, and the checker looks.
+
+In some worlds rows are written by key, so that tasks stage them and the driver upserts; or they are shuffled to more
+tasks than a place has connections; and some inputs are poison, on which the user's code fails, or nobody can read them.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.core import deciding, effects, planning, taking
 from pipeline.core.errors import BatchRefused, PipelineError
-from pipeline.core.naming import Own, sink_xid
-from pipeline.core.values import Batch, SinkPlan, SinkReport
+from pipeline.core.naming import Own, excuse_xid, sink_xid, upsert_xid
+from pipeline.core.planning import Planned
+from pipeline.core.staged_rows import Staged
+from pipeline.core.values import Batch, SinkPlan, SinkReport, TableTarget
 from tests.simulation.pipeline.book import Book
 from tests.simulation.pipeline.places import Place
 from tm.effects import Call, End, Force, Note, Pause
@@ -34,9 +39,14 @@ INPUTS = 12
 PARTITIONS = 2
 BUDGET = 400
 """Steps with faults."""
-LIMIT = 20_000
+RESTARTS = 30
+LIMIT = 40_000
 """Steps in all; what is not done by then never will be."""
 PLACES = ("broker", "shop")
+POOL = 2
+"""Branches that a place completes at a time; of further ones it may say: later."""
+SINKS = 5
+KEYED = TableTarget("shop", "rows", ("id",))
 
 
 class Crash(Exception):
@@ -58,6 +68,7 @@ class Cores:
     commit: Callable[..., Steps] = deciding.commit
     abort: Callable[..., Steps] = deciding.abort
     take: Callable[..., Steps] = taking.take
+    judge: Callable[..., taking.Judged] = taking.judge
     sink_xid: Callable[..., Xid] = sink_xid
     own: Callable[..., Own] = Own
 
@@ -136,6 +147,10 @@ class World:
         self.dying: list[int] = []
         self.away: str | None = None
         self.queued = 0
+        self.keyed = self.random.random() < 0.5
+        self.shuffled = self.random.random() < 0.3
+        chosen = self.random.sample(range(INPUTS), 2) if self.random.random() < 0.4 else []
+        self.poison, self.unreadable = set(chosen[:1]), set(chosen[1:])
 
     # --- running --------------------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -166,9 +181,7 @@ class World:
         for actor in self.dying:
             self._forget(actor)
         for checkpoint in (*self.checkpoints, *self.checkpoints):
-            driver = self._drive(checkpoint)
-            while driver in self.actors and self.steps < LIMIT:
-                self._step()
+            self._finished(checkpoint)
         while self.actors and self.steps < LIMIT:
             self._step()
         if self.actors:
@@ -178,6 +191,16 @@ class World:
                 self.wrong.append(f"prepared at the broker, behind the fence: {xid}")
         self.places["broker"].expire()
         self._sweep()
+
+    def _finished(self, checkpoint: Checkpoint) -> None:
+        """Runs a checkpoint until nothing is left but poison that nothing is proven of, and it fails on that."""
+        for _ in range(RESTARTS if self.poison else 1):
+            before = len(self.trace)
+            driver = self._drive(checkpoint)
+            while driver in self.actors and self.steps < LIMIT:
+                self._step()
+            if not any(f"driver-{driver} ends: Failed" in line for line in self.trace[before:]):
+                return
 
     def _sweep(self) -> None:
         """The next plan."""
@@ -271,22 +294,35 @@ class World:
 
     def _batch(self, driver: str, checkpoint: Checkpoint, number: int, start: int, end: int, incarnation: int) -> Steps:
         own = self.cores.own("p", self.book.log_id, incarnation)
-        xids: list[Xid] = []
-        again = False
+        planned = Planned(())
         if start != end:
             yield from self._core("logged", self.cores.logged(start, ("broker",)), incarnation)
-            planning = self.cores.plan(own, start, end, "broker", PARTITIONS, ("broker",))
-            xids, again = yield from self._core("plan", planning, incarnation)
+            planning = self.cores.plan(own, start, end, "broker", PARTITIONS, 2 * PARTITIONS, ("broker",))
+            planned = yield from self._core("plan", planning, incarnation)
         joined: int = yield Do("join", lambda: self.book.join(driver))
         sink = self.cores.own("p", self.book.log_id, joined)
         gtrid, epoch, decided = yield from self._core("plan_sink", self.cores.plan_sink(sink, PLACES), joined)
         plan = SinkPlan("p", gtrid, epoch, joined, (), decided=decided)
         token = [f"nodata-{checkpoint.query}-{number}"] if start == end else []
-        tasks = [self._task(index, xid, 0 if again else 2, plan, token) for index, xid in enumerate(xids)]
-        tasks = tasks or [self._task(0, None, 0, plan, token)]
+        shares = [
+            0 if planned.again else planned.rows // len(planned.xids) + (index < planned.rows % len(planned.xids))
+            for index in range(len(planned.xids))
+        ]
+        tasks = [
+            self._task(index, (xid, shares[index], planned.aside), plan, token)
+            for index, xid in enumerate(planned.xids)
+        ]
+        if self.shuffled and tasks:
+            yield from self._job(tasks)
+            rows = sorted(row for task in tasks if task.report is not None for row in task.report[1])
+            if all(task.report is not None for task in tasks):
+                tasks = [self._task(index, None, plan, list(map(str, rows[index::SINKS]))) for index in range(SINKS)]
+        else:
+            tasks = tasks or [self._task(0, None, plan, token)]
+            rows = []
         yield from self._job(tasks)
         reports = [task.report[0] for task in tasks if task.report is not None]
-        rows = sorted(row for task in tasks if task.report is not None for row in task.report[1])
+        rows = rows or sorted(row for task in tasks if task.report is not None for row in task.report[1])
         batch = Batch(checkpoint.query, number)
         try:
             _check_all(reports, tasks)
@@ -337,9 +373,9 @@ class World:
             yield Do("wait", lambda: None)
 
     # --- executors ------------------------------------------------------------------------------------------------
-    def _task(self, index: int, xid: Xid | None, share: int, plan: SinkPlan, rows: list[str]) -> Task:
+    def _task(self, index: int, source: tuple[Xid, int, int] | None, plan: SinkPlan, rows: list[str]) -> Task:
         def make(actor: int, attempt: int) -> Steps:
-            return self._work(actor, xid, share, plan, rows, index, attempt)
+            return self._work(actor, source, plan, rows, index, attempt)
 
         return Task(index, make)
 
@@ -362,16 +398,37 @@ class World:
         self._actor(f"task-{task.index}", run())
 
     def _work(
-        self, actor: int, xid: Xid | None, share: int, plan: SinkPlan, rows: list[str], index: int, attempt: int
+        self,
+        actor: int,
+        source: tuple[Xid, int, int] | None,
+        plan: SinkPlan,
+        rows: list[str],
+        index: int,
+        attempt: int,
     ) -> Steps:
         read: list[int] = []
-        if xid is not None:
-            read = yield from self._read(xid, share)
+        if source is not None:
+            try:
+                read = yield from self._read(*source)
+            except PipelineError:
+                yield from self._excused(plan.gtrid, actor, attempt)
+                raise
+            if self.shuffled:
+                return SinkReport(index, attempt, plan.gtrid, ()), read
             rows = [str(row) for row in read]
         if plan.decided or not rows:
             return SinkReport(index, attempt, plan.gtrid, ()), read
+        if not self.poison.isdisjoint(int(row) for row in rows if row.isdecimal()):
+            raise Failed("the user's code")
         mine = self.cores.sink_xid(plan.gtrid, index, attempt, b"%d" % attempt)
-        branches = tuple(Branch(name, mine) for name in PLACES)
+        staged: tuple[Any, ...] = ()
+        branches = tuple(Branch(name, mine) for name in (PLACES[:1] if self.keyed else PLACES))
+        if self.keyed:
+            answer = yield Do("stage", partial(self._stage, plan.gtrid, attempt, rows))
+            if isinstance(answer, XaError):
+                yield from self._excused(plan.gtrid, actor, attempt)
+                raise Failed(answer.message)
+            staged = (Staged(KEYED, ("id",), f"{attempt}", index, len(rows)),)
         verbs: list[Callable[[Place], Any]] = [
             lambda place: place.start(mine, actor),
             lambda place: place.post(mine, actor, rows),
@@ -384,11 +441,43 @@ class World:
                 if isinstance(answer, XaError):
                     for other in branches:
                         yield Do("undo", partial(self.places[other.resource].roll_back, mine, actor))
+                    yield from self._excused(plan.gtrid, actor, attempt)
                     raise Failed(answer.message)
-        return SinkReport(index, attempt, plan.gtrid, branches), read
+        return SinkReport(index, attempt, plan.gtrid, branches, staged=staged), read
 
-    def _read(self, xid: Xid, share: int) -> Steps:
-        taken = yield from self.cores.take(xid, ("orders",), share)
+    def _stage(self, gtrid: bytes, attempt: int, rows: list[str]) -> Any:
+        return self._reached("shop", lambda: self.places["shop"].staged.__setitem__((gtrid, f"{attempt}"), rows))
+
+    def _excused(self, gtrid: bytes, actor: int, attempt: int) -> Steps:
+        """The attempt says that no message is to blame, where it can."""
+        broker, xid = self.places["broker"], excuse_xid(gtrid, b"%d" % attempt)
+        verbs: list[Callable[[], Any]] = [
+            lambda: broker.start(xid, actor),
+            lambda: broker.end(xid, actor),
+            lambda: broker.prepare(xid),
+        ]
+        for verb in verbs:
+            answer = yield Do("excuse", partial(self._reached, "broker", verb))
+            if isinstance(answer, XaError):
+                return
+
+    def _judging(self, steps: Steps, aside: int) -> Steps:
+        """The steps of taking; what is judged is judged here."""
+        answer: Any = None
+        while True:
+            try:
+                effect = steps.send(answer)
+            except StopIteration as end:
+                return end.value
+            if not isinstance(effect, taking.Judge):
+                answer = yield effect
+                continue
+            numbers = [int(octets) for _, some in effect.taken for octets in some]
+            bad = [place for place, number in enumerate(numbers) if number in self.unreadable and place >= aside]
+            answer = self.cores.judge(aside, bad, len(numbers), max(len(numbers) - aside, 0) - len(bad))
+
+    def _read(self, xid: Xid, share: int, aside: int) -> Steps:
+        taken = yield from self._judging(self.cores.take(xid, ("orders",), share), aside)
         if taken is None:
             read = yield Do("browse", lambda: self._browse(xid))
         else:
@@ -401,7 +490,11 @@ class World:
         branch = self.places["broker"].prepared.get(xid)
         if branch is None:
             raise BatchRefused("gone")
-        return list(branch.taken)
+        given_back = branch.judged.failed | branch.judged.released
+        told = [number for place, number in enumerate(branch.taken) if place not in given_back]
+        if not self.unreadable.isdisjoint(told):
+            raise BatchRefused("adopted, and it was not judged what it took")
+        return told
 
     # --- effects --------------------------------------------------------------------------------------------------
     def _perform(self, actor: Actor, effect: Any) -> Any:
@@ -429,9 +522,11 @@ class World:
                 return self._or_gone(number, lambda: broker.start(xid, number))
             case taking.Take(_, count):
                 return self._or_gone(number, lambda: _octets(broker.take(number, count)))
-            case taking.Prepare(xid):
+            case taking.Prepare(xid, judged):
                 ended = self._or_gone(number, lambda: broker.end(xid, number))
-                return ended if isinstance(ended, XaError) else self._or_gone(number, lambda: broker.prepare(xid))
+                if isinstance(ended, XaError):
+                    return ended
+                return self._or_gone(number, lambda: broker.prepare(xid, judged))
             case taking.Hold(xid):
                 return self._or_gone(number, lambda: broker.hold(xid))
             case taking.Adopt(xid):
@@ -450,7 +545,14 @@ class World:
     def _driver(self, effect: Any, incarnation: int) -> Any:
         match effect:
             case Call(verb, branches, _):
-                return [self._call(verb, branch) for branch in branches]
+                return [self._call(verb, branch, number) for number, branch in enumerate(branches)]
+            case effects.Upsert(gtrid, staged):
+                return self._upsert(gtrid, staged)
+            case effects.Count(resource, gtrid):
+                held = self.places[resource].prepared
+                return self._reached(
+                    resource, lambda: {xid: len(one.taken) for xid, one in held.items() if xid.gtrid == gtrid}
+                )
             case effects.Scan(resource):
                 prefix = log_prefix("p", self.book.log_id)
                 found = self.places[resource].prepared
@@ -470,8 +572,28 @@ class World:
                 return None
         return self._written(effect, incarnation)
 
-    def _call(self, verb: Verb, branch: Branch) -> Any:
+    def _upsert(self, gtrid: bytes, staged: Any) -> Any:
+        """The driver's branch at the shop, and the rows of these attempts."""
+        place, xid = self.places["shop"], upsert_xid(gtrid, b"%d" % self.steps)
+        rows = [row for one in staged for row in place.staged.get((gtrid, one.attempt), ["gone"])]
+
+        def prepare() -> Code | XaError:
+            place.start(xid, -self.steps)
+            place.post(xid, -self.steps, rows)
+            place.end(xid, -self.steps)
+            return place.prepare(xid)
+
+        answer = self._reached("shop", prepare)
+        if isinstance(answer, XaError):
+            if not self._lost():  # its process dies where it could not roll back
+                place.roll_back(xid)
+            return BatchRefused(answer.message)
+        return (Branch("shop", xid),)
+
+    def _call(self, verb: Verb, branch: Branch, number: int) -> Any:
         place = self.places[branch.resource]
+        if number >= POOL and self.faults and self.random.random() < 0.2:
+            return xa_error(Code.XA_RETRY, "no connection is free")
         if verb is Verb.ROLLBACK:
             return self._reached(branch.resource, lambda: place.roll_back(branch.xid))
         assert verb is Verb.COMMIT_AGAIN, verb
@@ -526,6 +648,12 @@ class World:
                 return book.bind(incarnation, query, batch, gtrid)
             case effects.Log(epochs):
                 return book.logged(incarnation, epochs)
+            case effects.FindIsolation():
+                return book.isolation
+            case effects.Isolate(isolation):
+                return book.isolate(incarnation, isolation)
+            case effects.Failed(gtrid, messages):
+                return book.failed(incarnation, gtrid, messages)
             case effects.Finished(epoch, words):
                 return book.finished(incarnation, epoch, words)
             case effects.Begin(gtrid):
@@ -548,7 +676,9 @@ class World:
             entry = self.book.entry(xid.gtrid)
             if entry is not None and entry.decision is not None and told != [told[0]] * len(told):
                 wrong.append(f"{xid} is decided, and told {told}")
-        inputs = Counter({str(number): 1 for number in range(INPUTS)})
+        wrong += self._miscounted()
+        suspect = self.poison | self.unreadable
+        inputs = Counter({str(number): 1 for number in range(INPUTS) if number not in suspect})
         tokens = Counter(dict.fromkeys(self.nodata, 1))
         for name, place in self.places.items():
             found = Counter(place.output)
@@ -556,9 +686,21 @@ class World:
                 wrong.append(f"{name}: missing {inputs + tokens - found}, too many {found - inputs - tokens}")
             if place.prepared or place.active or place.ended:
                 wrong.append(f"{name}: left {list(place.prepared)} {list(place.active)} {list(place.ended)}")
-        if self.places["broker"].queue:
-            wrong.append(f"still queued: {self.places['broker'].queue}")
         state = Counter(str(row) for one in self.checkpoints for rows in one.done.values() for row in rows)
         if state != inputs:
             wrong.append(f"state: missing {inputs - state}, too many {state - inputs}")
+        return wrong
+
+    def _miscounted(self) -> list[str]:
+        """Of what works nothing is counted, and nothing is dead or left; what can't be read is dead in the end."""
+        broker, suspect = self.places["broker"], self.poison | self.unreadable
+        wrong = []
+        if not self.unreadable <= set(broker.dead):
+            wrong.append(f"can't be read, and is not dead: {self.unreadable - set(broker.dead)}")
+        if counted := [number for number in broker.counts if number not in suspect]:
+            wrong.append(f"counted: {counted}")
+        if dead := set(broker.dead) - suspect:
+            wrong.append(f"dead: {dead}")
+        if left := set(broker.queue) - self.poison:
+            wrong.append(f"still queued: {left}")
         return wrong
