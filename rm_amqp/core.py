@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_FRAME: Final = 65_536
 WINDOW: Final = 2048 * MAX_FRAME
+JOINED: Final = 4 * MAX_FRAME
+"""Octets that are worth one write, and the copy that it takes."""
 KEEP_S: Final = 1.0
 """How often a connection is looked after."""
 _GONE: Final = "amqp:connection:forced"
@@ -167,15 +169,17 @@ class Core:
             while octets := self.engine.output():
                 self._staged.append(self._outgoing.feed(octets))
 
-    def output(self) -> bytes:
-        """What is to be written now."""
+    def output(self) -> list[bytes]:
+        """What is to be written now, in pieces: a large message is not put together once more."""
         self.stage()
-        octets = b"".join(self._staged)
-        self._staged.clear()
+        pieces, self._staged = self._staged, []
         if self._tls is not None:
-            self._tls.send(octets)
-            return self._tls.output()
-        return octets
+            for octets in pieces:
+                self._tls.send(octets)
+            return [self._tls.output()]
+        if len(pieces) > 1 and sum(map(len, pieces)) <= JOINED:
+            return [b"".join(pieces)]
+        return pieces
 
     def end_of_file(self) -> None:
         """The broker says nothing more."""

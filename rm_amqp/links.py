@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _RELEASED: Final = Described(Ulong(RELEASED), [])
 TERMINAL: Final = frozenset({0x24, 0x25, 0x26, 0x27})
-PIECE: Final = 1 << 20
-"""What proton is given of a message at a time: for each frame that it writes, it moves all that it has of it."""
+PORTION: Final = 1 << 18
+"""Octets of a message that proton gets at a time."""
 
 
 class Link:
@@ -151,16 +151,22 @@ class Sender(Link):
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         if state is not None:
             set_state(delivery, *state)
-        for first in range(0, len(octets), PIECE):
-            if first:
-                self.core.stage()
-            send(self.pointer, octets[first : first + PIECE])
+        if len(octets) <= PORTION:
+            send(self.pointer, octets)
+        else:
+            self._send_in_portions(memoryview(octets))
         LIB.pn_link_advance(self.pointer)
         if settled:
             LIB.pn_delivery_settle(delivery)
             return None
         answer = self._waiting[delivery] = Answer()
         return answer
+
+    def _send_in_portions(self, octets: memoryview) -> None:
+        """Lets proton make frames of a portion before it gets the next one, because it copies what it holds."""
+        for start in range(0, len(octets), PORTION):
+            send(self.pointer, octets[start : start + PORTION])
+            self.core.stage()
 
     def delivery_event(self, delivery: Pointer) -> None:
         """As Link says."""

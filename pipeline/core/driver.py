@@ -271,7 +271,7 @@ class Writer:
             ledger.standing()
         except TakenOver:
             return False
-        return incarnation is None or ledger.log.incarnation == incarnation
+        return incarnation is None or ledger.log.epoch == incarnation
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class Entrance:
             if incarnation is not None and row.incarnation != incarnation:
                 raise PipelineTaken(taken(self._pipeline, row, f"this is of incarnation {incarnation}"))
             try:
-                log = SqlLog(database, self._pipeline, incarnation=row.incarnation, sleep=self._sleep)
+                log = SqlLog(database, self._pipeline, epoch=row.incarnation, sleep=self._sleep)
             except LogLocked as error:
                 raise PipelineTaken(f"pipeline {self._pipeline!r} is being taken by another driver: {error}") from error
             return Ledger(database, log, self._sleep)
@@ -95,7 +95,7 @@ class Entrance:
             )
         log = SqlLog(database, self._pipeline, take_over=True, keep_s=None, sleep=self._sleep)
         try:
-            self._note(database, log.incarnation, driver, reader)
+            self._note(database, log.epoch, driver, reader)
         except TakenOver as error:
             log.close()
             raise PipelineTaken(str(error)) from error

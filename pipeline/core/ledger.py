@@ -90,8 +90,8 @@ class Ledger:
     def standing(self) -> PipelineRow:
         """The pipeline's row. TakenOver: it is another one's."""
         row = self._told(lambda: read_pipeline(self._database, self.pipeline))
-        if row is None or row.incarnation != self.log.incarnation:
-            raise TakenOver(taken(self.pipeline, row, f"this is incarnation {self.log.incarnation}"))
+        if row is None or row.incarnation != self.log.epoch:
+            raise TakenOver(taken(self.pipeline, row, f"this is incarnation {self.log.epoch}"))
         return row
 
     def epoch(self, epoch: int) -> EpochRow | None:
@@ -163,7 +163,7 @@ class Ledger:
 
     def plan_again(self, gtrid: bytes) -> None:
         """What was decided under this global transaction is read again."""
-        self._changes("a plan", self._row(gtrid=gtrid, again=self.log.incarnation))
+        self._changes("a plan", self._row(gtrid=gtrid, again=self.log.epoch))
 
     def replayed(self) -> None:
         """What was planned to be read again has been."""
@@ -265,7 +265,7 @@ class Ledger:
 
     def _change(self, what: str, change: Callable[[Connection], T]) -> T:
         def attempt() -> T:
-            with changing(self._database, self.pipeline, self.log.incarnation) as connection:
+            with changing(self._database, self.pipeline, self.log.epoch) as connection:
                 return change(connection)
 
         return persistently(attempt, f"{what} in {self._database}", self._sleep)

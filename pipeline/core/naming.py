@@ -43,7 +43,12 @@ class Own:
             read = Gtrid.decode(gtrid)
         except ValueError:
             return False
-        return read.node == self.pipeline and read.log_id == self.log_id and read.incarnation <= self.incarnation
+        return (
+            read.node == self.pipeline
+            and read.log_id == self.log_id
+            and isinstance(read.incarnation, int)
+            and read.incarnation <= self.incarnation
+        )
 
     def planned(self, gtrid: bytes) -> bool:
         """Whether this very incarnation planned it."""

@@ -56,7 +56,7 @@ class Shell:
         self, ledger: Ledger, resources: Mapping[str, Resource], sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.ledger = ledger
-        self.own = Own(ledger.pipeline, ledger.log.log_id, ledger.log.incarnation)
+        self.own = Own(ledger.pipeline, ledger.log.log_id, ledger.log.epoch)
         self.names = tuple(resources)
         self.resources = resources
         self.prefix = log_prefix(ledger.pipeline, ledger.log.log_id)

@@ -14,7 +14,7 @@ from tm.cli.ending import end
 from tm.cli.exits import Exit
 from tm.cli.looking import list_transactions, show_transactions, watch_transactions
 from tm.cli.progress import Progress
-from tm.cli.recovering import exit_code, expected, one_pass, report_lines, under_way_perhaps
+from tm.cli.recovering import exit_code, expected, one_pass, report_lines
 from tm.cli.site import Site
 from tm.cli.survey import IN_DOUBT, survey
 from tm.cli.tables import paragraph, troubles
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tm.cli.survey import Survey
+    from tm.log import DecisionLog
 
 SUMMARY: Final = "show and resolve transactions that are in doubt"
 _EXITS: Final = """
@@ -64,6 +65,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     watching.add_argument("--interval", type=_duration, default=2.0, metavar="TIME", help="pause (default 2s)")
     running = action("run", "make one recovery pass and say what it did", _run_pass)
     running.add_argument("--dry-run", action="store_true", help="only say what it would do")
+    running.add_argument(
+        "--newest", action="append", default=[], metavar="INCARNATION", type=_incarnation,
+        help="this copy of the log is the newest that there is: it lacks no decision of this incarnation, which was at "
+        "work when the copy was made (repeatable)",
+    )  # fmt: skip
     for wanted, summary in (
         (Act.COMMIT, "commit branches in doubt"),
         (Act.ROLLBACK, "roll back branches in doubt"),
@@ -113,6 +119,13 @@ def _duration(text: str) -> float:
         raise ArgumentTypeError(str(error)) from error
 
 
+def _incarnation(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r} is no incarnation: give the 16 hexadecimal digits of the warning") from error
+
+
 def run(arguments: Namespace) -> int:
     """Does what was asked for; the exit code."""
     set_up_logging(verbose=arguments.verbose)
@@ -153,17 +166,28 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     if arguments.dry_run:
         return _dry_run(survey(site.look()), as_text=not arguments.json)
     with site.holding_the_log() as log:
-        spared = under_way_perhaps(site)
+        for incarnation in arguments.newest:
+            _trust(log, incarnation)
         with progress.step("recovering", 1):
-            report = one_pass(site, log, progress, spared)
+            report = one_pass(site, log, progress)
     if arguments.json:
         as_json.write(as_json.report_value(report))
     else:
-        for line in report_lines(report, spared, site.configuration.timeout_s):
+        for line in report_lines(report):
             print(line)
         for name, why in report.unreachable.items():
             print(*paragraph(f"{printable(name)} could not be reached: {printable(why)}"), sep="\n")
     return exit_code(report)
+
+
+def _trust(log: DecisionLog | None, incarnation: bytes) -> None:
+    """Takes the operator's word for a copy of a log."""
+    if log is None:
+        raise ConfigurationError("log: a resource decides, so there is no log whose copy could be the newest")
+    try:
+        log.trust(incarnation)
+    except ValueError as error:
+        raise LogError(str(error)) from error
 
 
 def _dry_run(found: Survey, *, as_text: bool) -> Exit:

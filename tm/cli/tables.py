@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from tm.cli.survey import BranchView
+    from xa import Gtrid
 
 NARROW: Final = 80
 WIDE_FROM: Final = 120
@@ -135,6 +136,12 @@ def _wide_rows(view: TransactionView) -> Iterator[tuple[Sequence[str], str]]:
         name = node = ""
 
 
+def _incarnation(ours: Gtrid) -> str:
+    if isinstance(ours.incarnation, int):
+        return f"opening {ours.incarnation}"
+    return f"incarnation {ours.incarnation.hex()}"
+
+
 def details(view: TransactionView, survey: Survey) -> list[str]:
     """Everything about one transaction, for `show`."""
     ours = view.ours
@@ -142,7 +149,7 @@ def details(view: TransactionView, survey: Survey) -> list[str]:
     if ours is not None:
         mine = " (this one)" if ours.node == survey.node else ""
         facts.append(("node", f"{ours.node}{mine}"))
-        facts.append(("log", f"{ours.log_id.hex()}, opening {ours.incarnation}, number {ours.sequence}"))
+        facts.append(("log", f"{ours.log_id.hex()}, {_incarnation(ours)}, number {ours.sequence}"))
         if view.origin is not None:
             facts.append(("made by", view.origin.transaction))
     else:

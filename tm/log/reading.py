@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from tm.log.decision import Decision, Heuristic, LogDamaged, LogError, LogMissing
 from tm.log.files import Files, PosixFiles
-from tm.log.journal import read_current, segment_generations
+from tm.log.incarnations import Incarnations, copy_of
+from tm.log.journal import is_copy, read_current, segment_generations
 from tm.log.records import decode_decision, decode_heuristic
 from tm.log.state import LogState
 
@@ -29,7 +30,8 @@ class LogImage:
 
     node: str
     log_id: bytes
-    incarnation: int
+    openings: int
+    incarnations: Incarnations
     decisions: tuple[Decision, ...]
     heuristics: tuple[Heuristic, ...]
 
@@ -45,6 +47,7 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
         state = LogState()
         try:
             header = read_current(files, generations[-1], state).header
+            incarnations = _known(state, header.openings, copied=is_copy(files, header))
         except FileNotFoundError:
             continue
         except LogDamaged as error:
@@ -56,11 +59,18 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
             return LogImage(
                 header.node,
                 header.log_id,
-                header.incarnation,
+                header.openings,
+                incarnations,
                 tuple(decode_decision(record) for record in state.decisions.values()),
                 tuple(decode_heuristic(record) for record in state.heuristics.values()),
             )
     raise LogError(f"{files}: the log changes faster than it can be read; try again")
+
+
+def _known(state: LogState, openings: int, *, copied: bool) -> Incarnations:
+    """What whoever opened the log now would know of its incarnations."""
+    noted = copy_of(state.noted) if copied else dict(state.noted)
+    return Incarnations(noted, state.counted if noted else openings)
 
 
 def _generations(files: Files) -> list[int]:
