@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
 from pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
 from pipeline.core.functions import function_named
-from pipeline.core.values import ROWS_PER_BATCH
+from pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
 from pipeline.settings import settings_from
 from xa import check_node
 
@@ -37,6 +37,7 @@ SHARED: Final[Mapping[str, str]] = {
     "log": "URL of the database that keeps its decisions (default: the configuration's)",
     "config": "the configuration file (default: ./xabridge.toml where there is one)",
     "resource.NAME": "open string of the resource NAME, instead of the configuration's",
+    "outage_timeout": f"seconds that a broker or a database may be away before a batch fails (default {OUTAGE_S:g})",
 }
 SOURCE: Final[Mapping[str, str]] = {
     **SHARED,
@@ -206,7 +207,8 @@ class _Given:
         resources = {
             name.removeprefix(_RESOURCE): url for name, url in self._options.items() if name.startswith(_RESOURCE)
         }
-        return settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
+        settings = settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
+        return replace(settings, outage_s=self.seconds("outage_timeout", OUTAGE_S))
 
     def text(self, option: str) -> str | None:
         value = self._options.get(option.lower())

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.protocol.commands import MAX_PAGE, Fence, Found, Prepare, Recover
 from dtx.protocol.conditions import RefusedError
-from dtx.protocol.links import branch_address
+from dtx.protocol.decoding import decode_from
+from dtx.protocol.links import DEPTH, branch_address
 from dtx.protocol.replies import Recovered
 from rm_amqp.bulk import READ
 from rm_amqp.connected import refusal_error
@@ -109,8 +110,15 @@ class Coordinating(EndingLate):
             reading.close()
 
     def count(self, address: str, rmid: int) -> int:
-        """How many messages are available at an address now. They are all read for it."""
-        return sum(len(page) for page in self._read("browse", address, rmid, READ, None))
+        """How many messages are available at an address now."""
+        reading = self._read("browse", DEPTH + address, rmid, LOOKED, None)
+        try:
+            (octets,) = next(reading)
+        finally:
+            reading.close()
+        _, start = decode_from(octets, 1)
+        number, _ = decode_from(octets, start)
+        return int(number)
 
     def _read(self, verb: str, address: str, rmid: int, page: int, xid: Xid | None) -> Generator[list[bytes]]:
         """Reads an address over a channel of its own, so that the thread of control may be at work meanwhile."""

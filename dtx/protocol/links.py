@@ -34,6 +34,9 @@ _BRANCH: Final = "$branch/"
 BRANCH_WORK: Final = ("all", "retired", "posted")
 """What a browse of a branch may ask for."""
 
+DEPTH: Final = "$depth/"
+"""Before the name of a queue: the source of one message, whose body is how many messages are available there now."""
+
 TXN_ID: Final = "txn-id"
 """The key in a flow's properties: what the link acquires from now on belongs to this transaction."""
 

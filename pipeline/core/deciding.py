@@ -36,6 +36,7 @@ from pipeline.core.errors import BatchRefused, PipelineError
 from pipeline.core.finishing import DECIDED, Swept, carry_out, fence, scan, settle, tell
 from pipeline.core.isolation import EXCUSED
 from pipeline.core.naming import is_excuse, is_source
+from pipeline.core.outages import patiently
 from pipeline.core.planning import undecidable
 from tm.effects import Force
 from tm.log import Branch, Decision, LogError
@@ -154,7 +155,7 @@ def _upserted(plan: SinkPlan, reports: Sequence[SinkReport], resources: Collecti
         _check_configured(name, resources)
     if any(report.staged and report.gtrid != plan.gtrid for report in reports):
         raise BatchRefused("rows by key are of another attempt: the batch has to be run again")
-    answer: tuple[Branch, ...] | BatchRefused = yield Upsert(plan.gtrid, staged)
+    answer: tuple[Branch, ...] | BatchRefused = yield from patiently(Upsert(plan.gtrid, staged), plan.outage_s)
     if isinstance(answer, BatchRefused):
         raise answer
     return answer
@@ -172,7 +173,7 @@ def _prepared(
     prepared: dict[str, frozenset[Xid]] = {}
     for resource in sorted({branch.resource for branch in reported} | ({row.source} if row.source else set())):
         _check_configured(resource, resources)
-        told: frozenset[Xid] | XaError = yield Scan(resource)
+        told: frozenset[Xid] | XaError = yield from patiently(Scan(resource), plan.outage_s)
         if isinstance(told, XaError):
             raise BatchRefused(f"{resource} can't be asked what is prepared: {told.message}")
         prepared[resource] = told

@@ -17,6 +17,7 @@ from pipeline.core.entrance import Entrance
 from pipeline.core.errors import PipelineError, PipelineTaken
 from pipeline.core.finishing import resolve
 from pipeline.core.identity import process_id
+from pipeline.core.outages import Patience, is_away
 from pipeline.core.resources import PROCESS, asked, broker
 from pipeline.core.shell import Shell
 from pipeline.core.values import Offset, SinkPlan, SourcePartition
@@ -82,6 +83,13 @@ class Reader:
         self._resolved = False
         self._limits: dict[int, int] = {}
         self._batches = 0
+        self._planned_rows = 0
+
+    def planned_rows(self) -> int:
+        """How many messages were planned to be taken since this was last asked: fewer than they might be, where batches
+        have failed."""
+        rows, self._planned_rows = self._planned_rows, 0
+        return rows
 
     def latest(self, start: Offset, limit: int | None = None) -> Offset:
         """How far the next micro-batch reads: `start` when there is nothing to read. Spark has logged `start`.
@@ -90,7 +98,9 @@ class Reader:
         self._resolve()
         source = self._source
         with _told():
-            epoch = self._shell.run(planning.latest(start.epoch, source.resource, source.queues))
+            epoch = self._shell.run(
+                planning.latest(start.epoch, source.resource, source.queues, self._settings.outage_s)
+            )
             if epoch == start.epoch:  # who has lost the pipeline hears of it, and does not wait for messages for ever
                 self._shell.ledger.standing()
         if limit is not None:
@@ -98,14 +108,19 @@ class Reader:
         return Offset(epoch)
 
     def available(self) -> int:
-        """How many messages there are to read now. All of them are read for it: for the beginning of a query."""
+        """How many messages there are to read now."""
         self._resolve()
         resource = self._shell.resources[self._source.resource]
         rm = broker(resource)
-        try:
-            return asked(resource, "browse", lambda: sum(rm.count(one, resource.rmid) for one in self._source.queues))
-        except XaError as error:
-            raise PipelineError(f"{resource.name} can't be read: {error}") from error
+        patience = Patience(self._settings.outage_s)
+        while True:
+            try:
+                return asked(
+                    resource, "browse", lambda: sum(rm.count(one, resource.rmid) for one in self._source.queues)
+                )
+            except XaError as error:
+                if not is_away(error) or not patience.wait():
+                    raise PipelineError(f"{resource.name} can't be read: {error}") from error
 
     def _resolve(self) -> None:
         """What others have left over is finished, once: messages that it holds are there to be read again."""
@@ -125,9 +140,19 @@ class Reader:
         rows = min(source.rows, self._limits.get(end.epoch, source.rows))
         with _told():
             planned = shell.run(
-                planning.plan(shell.own, start.epoch, end.epoch, source.resource, source.partitions, rows, shell.names)
+                planning.plan(
+                    shell.own,
+                    start.epoch,
+                    end.epoch,
+                    source.resource,
+                    source.partitions,
+                    rows,
+                    shell.names,
+                    self._settings.outage_s,
+                )
             )
         count = len(planned.xids)
+        self._planned_rows += planned.rows
         if planned.again:
             logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
         return [self._partition(end.epoch, index, planned) for index in range(count)]
@@ -149,6 +174,7 @@ class Reader:
             planned.aside,
             source.text,
             source.bad_records,
+            self._settings.outage_s,
         )
 
     def plan_job(self) -> Sequence[SourcePartition]:
@@ -201,7 +227,13 @@ class Writer:
             shell = self._shell(None)
             gtrid, epoch, decided = shell.run(planning.plan_sink(shell.own, shell.names))
         return SinkPlan(
-            self._settings.pipeline, gtrid, epoch, shell.own.incarnation, self._settings.resources, decided=decided
+            self._settings.pipeline,
+            gtrid,
+            epoch,
+            shell.own.incarnation,
+            self._settings.resources,
+            decided=decided,
+            outage_s=self._settings.outage_s,
         )
 
     def check(self, tasks: int) -> None:

@@ -32,8 +32,10 @@ from pipeline.core.errors import BatchRefused, EpochGone, PipelineError
 from pipeline.core.finishing import DECIDED, Swept, carry_out, fence, resolve, scan, settle
 from pipeline.core.isolation import Isolation
 from pipeline.core.naming import epoch_of, is_source, source_xid
+from pipeline.core.outages import patiently
 from pipeline.core.states import EPOCH, EpochState, EpochVerb
-from tm.effects import Force, Pause
+from pipeline.core.values import OUTAGE_S
+from tm.effects import Force
 from tm.log import Branch, Decision, LogStopped
 from tm.log.sql_states import GtridState
 from xa import XaError
@@ -51,9 +53,6 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
-PATIENCE_S: Final = (0.1, 0.3, 1.0, 3.0, 5.0, 10.0, 10.0)
-"""How long to wait before a source that can't be reached is asked again."""
-
 
 def state_of(row: EpochRow | None, entry: Entry | None) -> EpochState:
     """Where an epoch stands, by its row and the log's entry of its global transaction."""
@@ -68,16 +67,12 @@ def state_of(row: EpochRow | None, entry: Entry | None) -> EpochState:
     return EpochState.DONE if entry.state is GtridState.DONE else EpochState.LOGGED
 
 
-def has_messages(resource: str, queues: tuple[str, ...]) -> Steps[bool]:
+def has_messages(resource: str, queues: tuple[str, ...], outage_s: float) -> Steps[bool]:
     """Whether there is something to read. PipelineError: the resource can't be reached."""
-    for pause_s in (*PATIENCE_S, None):
-        told: bool | XaError = yield HasMessages(resource, queues)
-        if not isinstance(told, XaError):
-            return told
-        if pause_s is None:
-            raise PipelineError(f"{resource} can't be read: {told.message}")
-        yield Pause(pause_s)
-    raise AssertionError("unreachable: the last pause is None")
+    told: bool | XaError = yield from patiently(HasMessages(resource, queues), outage_s)
+    if isinstance(told, XaError):
+        raise PipelineError(f"{resource} can't be read: {told.message}")
+    return told
 
 
 def allotted(epoch: int) -> Steps[PipelineRow]:
@@ -140,9 +135,9 @@ def _without_a_sink(row: EpochRow, resources: Collection[str]) -> Steps[Decision
 
 
 # --- the source -------------------------------------------------------------------------------------------------------
-def latest(start: int, resource: str, queues: tuple[str, ...]) -> Steps[int]:
+def latest(start: int, resource: str, queues: tuple[str, ...], outage_s: float = OUTAGE_S) -> Steps[int]:
     """The epoch that is read next: `start` when there is nothing to read."""
-    if not (yield from has_messages(resource, queues)):
+    if not (yield from has_messages(resource, queues, outage_s)):
         return start
     return (yield from allot())
 
@@ -165,7 +160,14 @@ class Planned:
 
 
 def plan(
-    own: Own, start: int, end: int, resource: str, partitions: int, rows: int, resources: Collection[str]
+    own: Own,
+    start: int,
+    end: int,
+    resource: str,
+    partitions: int,
+    rows: int,
+    resources: Collection[str],
+    outage_s: float = OUTAGE_S,
 ) -> Steps[Planned]:
     """What the epoch reads, with at most so many partitions and rows. EpochGone: it is finished."""
     standing = yield from allotted(end)
@@ -184,7 +186,7 @@ def plan(
         raise _gone(end)
     yield from resolve(own, resources, None)
     if state is EpochState.DECIDED and row is not None and entry is not None and entry.decision is not None:
-        return Planned(tuple((yield from _again(row, entry.decision, resource))), again=True)
+        return Planned(tuple((yield from _again(row, entry.decision, resource, outage_s))), again=True)
     tries = row.tries + 1 if row is not None else 1
     gtrid = own.gtrid(end, tries)
     isolation = yield from _isolated(gtrid)
@@ -223,7 +225,7 @@ def _begin(gtrid: bytes) -> Steps[None]:
         raise PipelineError(f"no global transaction can be begun: {refused}") from refused
 
 
-def _again(row: EpochRow, decision: Decision, resource: str) -> Steps[list[Xid]]:
+def _again(row: EpochRow, decision: Decision, resource: str, outage_s: float) -> Steps[list[Xid]]:
     sources = [branch for branch in decision.branches if is_source(branch.xid)]
     elsewhere = {branch.resource for branch in sources} - {resource}
     if elsewhere:
@@ -231,7 +233,7 @@ def _again(row: EpochRow, decision: Decision, resource: str) -> Steps[list[Xid]]
             f"epoch {row.epoch} was read from {', '.join(sorted(elsewhere))}, and has to be read from there again: "
             f"{resource} must not take its place before that"
         )
-    told: frozenset[Xid] | XaError = yield Scan(resource)
+    told: frozenset[Xid] | XaError = yield from patiently(Scan(resource), outage_s)
     if isinstance(told, XaError):
         raise PipelineError(f"{resource} can't be asked what epoch {row.epoch} holds: {told.message}")
     if not {branch.xid for branch in sources} <= told:

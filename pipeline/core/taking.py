@@ -32,7 +32,7 @@ OCTETS: Final = 256 << 20
 """What one partition takes at most, however many messages its share allows."""
 PAUSE_S: Final = 0.2
 WAITS: Final = 600
-"""How often another attempt is waited for."""
+"""How often another attempt, or a broker that is away, is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ Taken: TypeAlias = list[tuple[str, list[bytes]]]
 Steps: TypeAlias = "Generator[Effect, Any, Taken | None]"
 
 
-def take(xid: Xid, queues: Sequence[str], share: int) -> Steps:
+def take(xid: Xid, queues: Sequence[str], share: int, waits: int = WAITS) -> Steps:
     """What the branch took and tells, once it is prepared; None: it was prepared before, and is to be read.
     BatchRefused: the epoch was given up."""
     last: XaError | None = None
-    for _ in range(WAITS):
+    for _ in range(waits):
         if share:
             started: Code | XaError = yield Start(xid)
             if not isinstance(started, XaError):

@@ -20,7 +20,7 @@ from pipeline.core.functions import function_named
 from pipeline.core.naming import excuse_xid, sink_prefix, sink_xid
 from pipeline.core.resources import PROCESS, asked, broker, database, prepared
 from pipeline.core.secrets import expanded
-from pipeline.core.staged_rows import StagedRows, is_of_rows
+from pipeline.core.staged_rows import StagedRows, is_loss, is_of_rows
 from pipeline.core.tabling import Table, csv_rows
 from pipeline.core.values import SinkReport
 from rm_amqp import AmqpResource
@@ -115,7 +115,9 @@ class Taker:
         """As `taking.take`; False: it was prepared before, and is to be read. Whatever interrupts it leaves no branch
         at work."""
         partition = self._partition
-        steps = taking.take(partition.xid, partition.queues, partition.share)
+        steps = taking.take(
+            partition.xid, partition.queues, partition.share, round(partition.outage_s / taking.PAUSE_S) + 1
+        )
         try:
             effect = next(steps)
             while True:
@@ -253,7 +255,7 @@ class SinkTask:
         try:
             write()
         except psycopg.Error as error:
-            raise BatchRefused(f"{target.table}: {error}", of_rows=is_of_rows(error)) from error
+            raise BatchRefused(f"{target.table}: {error}", of_rows=is_of_rows(error), outage=is_loss(error)) from error
         except XaError as error:
             raise self._heard(target.resource, error) from error
         self._rows += rows
@@ -286,7 +288,7 @@ class SinkTask:
         try:
             staged = tuple(one for rows in self._staged.values() for one in rows.commit())
         except psycopg.Error as error:
-            raise BatchRefused(f"rows by key can't be staged: {error}") from error
+            raise BatchRefused(f"rows by key can't be staged: {error}", outage=is_loss(error)) from error
         self._ended = True
         performer = Performer(self._used, None)
         answers: list[Answer] = performer.perform(Call(Verb.END, branches, TMSUCCESS)) if branches else []
@@ -297,7 +299,8 @@ class SinkTask:
             performer.perform(Call(Verb.ROLLBACK, branches))
             told = "; ".join(error.message for error in wrong)
             of_rows = any(error.code is Code.XA_RBINTEGRITY for error in wrong)
-            raise BatchRefused(f"the attempt could not be prepared: {told}", of_rows=of_rows)
+            outage = any(map(is_loss, wrong))
+            raise BatchRefused(f"the attempt could not be prepared: {told}", of_rows=of_rows, outage=outage)
         kept = tuple(
             branch for branch, answer in zip(branches, answers, strict=True) if code_of(answer) is not Code.XA_RDONLY
         )
@@ -350,7 +353,8 @@ class SinkTask:
     def _heard(self, name: str, error: XaError) -> BatchRefused:
         if name in self._used:
             self._used[name].failed(error)
-        return BatchRefused(f"{name}: {error}", of_rows=error.code is Code.XAER_INVAL)  # too long for the broker
+        too_long = error.code is Code.XAER_INVAL
+        return BatchRefused(f"{name}: {error}", of_rows=too_long, outage=is_loss(error))
 
     def _roll_back_orphans(self, resource: Resource) -> int:
         """What earlier attempts at this task have prepared and Spark did not take; or, at a copy that runs beside this

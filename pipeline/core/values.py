@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from xa import Xid
 
 ROWS_PER_BATCH: Final = 100_000
+OUTAGE_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class Settings:
     pipeline: str
     log: str
     resources: tuple[tuple[str, str], ...]
+    outage_s: float = OUTAGE_S
+    """How long a broker or a database may be away before a batch fails."""
 
     def url(self, resource: str) -> str:
         """The open string of `resource`; PipelineError for one that is not configured."""
@@ -111,6 +114,7 @@ class SourcePartition:
     """So many of the messages that it takes are set aside: `pipeline.core.isolation`."""
     text: bool = False
     bad_records: str = ""
+    outage_s: float = OUTAGE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,7 @@ class SinkPlan:
     incarnation: int
     resources: tuple[tuple[str, str], ...]
     decided: bool = False
+    outage_s: float = OUTAGE_S
 
     def url(self, resource: str) -> str:
         """The open string of `resource`; PipelineError for one that is not configured."""

@@ -49,13 +49,14 @@ class Stage:
     log: str
     pipeline: str = "orders"
     resources: Resources = field(default_factory=Resources)
+    outage_s: float = 60.0
     _random: Any = field(default_factory=lambda: itertools.count(1))
 
     @property
     def settings(self) -> Settings:
         """What the pipeline knows."""
         broker = f"amqp://{self.broker.address}/?timeout=20"
-        return Settings(self.pipeline, self.log, (("broker", broker), ("shop", self.database)))
+        return Settings(self.pipeline, self.log, (("broker", broker), ("shop", self.database)), outage_s=self.outage_s)
 
     # --- the driver -------------------------------------------------------------------------------------------------
     def reader(self, driver: str = "driver-1", *, streaming: bool = True, **source: Any) -> Reader:

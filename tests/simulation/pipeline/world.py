@@ -587,7 +587,7 @@ class World:
         if isinstance(answer, XaError):
             if not self._lost():  # its process dies where it could not roll back
                 place.roll_back(xid)
-            return BatchRefused(answer.message)
+            return BatchRefused(answer.message, outage=True)
         return (Branch("shop", xid),)
 
     def _call(self, verb: Verb, branch: Branch, number: int) -> Any:
