@@ -19,6 +19,7 @@ from pipeline.core.identity import process_id
 from pipeline.options import SHARED, shared_settings, sink_options, source_options
 from pipeline.sink import QUERY, XaSink
 from pipeline.source import AmqpSource
+from pipeline.start import intercept
 from pipeline.writing import TaskWriter, layout
 
 if TYPE_CHECKING:
@@ -36,9 +37,10 @@ REPORT: Final = "report binary"
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the formats `amqp` and `xa` known to `spark`."""
+    """Makes the formats `amqp` and `xa` known to `spark`, and has `start()` check queries that write `xa`."""
     spark.dataSource.register(AmqpSource)
     spark.dataSource.register(XaSink)
+    intercept(epoch)
 
 
 def driver_of(spark: SparkSession) -> str:

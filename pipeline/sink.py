@@ -23,6 +23,7 @@ from pipeline.core import Attempt, Batch, BatchRefused, PipelineError
 from pipeline.core.driver import Writer
 from pipeline.core.identity import driver_id
 from pipeline.options import sink_options
+from pipeline.start import COMPLETE, check_mode
 from pipeline.writing import TaskWriter, layout
 
 if TYPE_CHECKING:
@@ -59,11 +60,8 @@ class XaSink(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> XaStreamWriter:
         """As Spark calls it, for each micro-batch, and again to commit or abort. `overwrite`: output mode complete."""
         options = sink_options(self.options)
-        if overwrite and options.table is not None and not options.table.key:
-            raise PipelineError(
-                f"table {options.table.resource}:{options.table.table}: output mode complete gives every row again "
-                "with each micro-batch; name the columns that tell rows apart by the option key, or use another mode"
-            )
+        if overwrite:
+            check_mode(options, COMPLETE)
         return XaStreamWriter(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> XaBatchWriter:

@@ -27,11 +27,12 @@ from tm.log.sql_gtrids import TakenOver
 from xa import XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pipeline.core.ledger import Ledger
     from pipeline.core.resources import Resources
     from pipeline.core.values import Batch, Settings, SinkReport, Source
+    from tm.resources import Resource
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -236,10 +237,11 @@ class Writer:
             outage_s=self._settings.outage_s,
         )
 
-    def check(self, tasks: int) -> None:
-        """For the start: PipelineError where a database can't prepare the branches of so many tasks, and once more as
-        many, which may be left over."""
-        for name, resource in self._resources.items():
+    @staticmethod
+    def checked(resources: Mapping[str, Resource], tasks: int) -> None:
+        """For the start: PipelineError where a database can't prepare the branches of so many tasks. What attempts may
+        leave over needs as many again."""
+        for name, resource in resources.items():
             rm = resource.rm
             if not isinstance(rm, PostgresResource):
                 continue
@@ -247,11 +249,14 @@ class Writer:
                 asked(resource, "open", lambda: None)
             except XaError as error:
                 raise PipelineError(f"{name} can't be reached: {error}") from error
-            if rm.max_prepared < 2 * tasks:
+            told = f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, and what they leave over"
+            if rm.max_prepared < tasks:
                 raise PipelineError(
-                    f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, with what they may leave"
-                    f" over need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks"
+                    f"{told}, need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
+                    "(coalesce, spark.sql.shuffle.partitions) or by key, which needs one for all of them"
                 )
+            if rm.max_prepared < 2 * tasks:
+                logger.warning("%s, may need %d", told, 2 * tasks)
 
     def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> Decided:
         """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. Once it is, nothing is
