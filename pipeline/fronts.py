@@ -21,6 +21,7 @@ from pipeline.options import SHARED, shared_settings, sink_options, source_optio
 from pipeline.parts import Parts
 from pipeline.sink import XaSink
 from pipeline.source import QUERY, AmqpSource
+from pipeline.start import intercept
 from pipeline.writing import TaskWriter, layout
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ LISTENER: Final = "_xabridge_listener"
 
 def register(spark: SparkSession) -> None:
     """Makes the formats `amqp` and `xa` known to `spark`, and has a listener say which pipeline a query belongs to.
-    PipelineError: a session of Spark Connect."""
+    `start()` checks queries that write `xa`. PipelineError: a session of Spark Connect."""
     jvm_of(spark)
     spark.dataSource.register(AmqpSource)
     spark.dataSource.register(XaSink)
@@ -49,6 +50,7 @@ def register(spark: SparkSession) -> None:
         listener = Listener(spark)
         spark.streams.addListener(listener)
         setattr(spark, LISTENER, listener)
+    intercept(epoch)
 
 
 _DECIDED: Final[dict[str, tuple[str, int]]] = {}
@@ -141,7 +143,7 @@ class Epoch:
             if kind is None:
                 self.decided = self._commit(self._writer, plan)
             else:
-                self._writer.abort(plan, self._batch, self._reports)
+                self._writer.abort(plan, self._batch, [*self._reports, None])  # what was to come has failed
         finally:
             self._writer.close()
 

@@ -24,6 +24,7 @@ from pipeline.core.driver import Writer
 from pipeline.core.identity import driver_id
 from pipeline.options import sink_options
 from pipeline.source import QUERY
+from pipeline.start import COMPLETE, check_mode
 from pipeline.writing import TaskWriter, layout
 
 if TYPE_CHECKING:
@@ -57,11 +58,8 @@ class XaSink(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> XaStreamWriter:
         """As Spark calls it, for each micro-batch, and again to commit or abort. `overwrite`: output mode complete."""
         options = sink_options(self.options)
-        if overwrite and options.table is not None and not options.table.key:
-            raise PipelineError(
-                f"table {options.table.resource}:{options.table.table}: output mode complete gives every row again "
-                "with each micro-batch; name the columns that tell rows apart by the option key, or use another mode"
-            )
+        if overwrite:
+            check_mode(options, COMPLETE)
         return XaStreamWriter(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> XaBatchWriter:
@@ -167,7 +165,8 @@ def give_up(writer: Writer, messages: Sequence[WriterCommitMessage | None], numb
     is what failed."""
     written = [message for message in messages if isinstance(message, Written)]
     plan = written[0].plan if written else writer.plan(streaming=number is not None)
-    writer.abort(plan, _batch(written[0], number) if written else None, [one.report for one in written])
+    reports = [message.report if isinstance(message, Written) else None for message in messages]
+    writer.abort(plan, _batch(written[0], number) if written else None, reports)
 
 
 def _batch(written: Written, number: int | None) -> Batch | None:

@@ -110,11 +110,10 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._counts:
             return reader.latest(begin, rows).as_json()
         reader.logged(begin)
-        left = reader.available() if self._left is None else self._left
-        rows = min(left, rows or self._options.source.rows)
-        end = reader.latest(begin, rows) if rows else begin
-        self._left = left - rows
-        return end.as_json()
+        planned = reader.planned_rows()
+        self._left = reader.available() if self._left is None else max(self._left - planned, 0)
+        rows = min(self._left, rows or self._options.source.rows)
+        return (reader.latest(begin, rows) if rows else begin).as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """As Spark calls it: twice where the query uses the stream twice, and both times it is the same epoch."""

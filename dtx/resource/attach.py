@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
-from dtx.protocol.links import COORDINATION, MANAGEMENT, RESERVED, parse_branch_address
+from dtx.protocol.links import COORDINATION, DEPTH, MANAGEMENT, RESERVED, parse_branch_address
 from dtx.protocol.values import Described, Symbol, Ulong
-from dtx.resource.browsers import BranchBrowser, QueueBrowser
+from dtx.resource.browsers import BranchBrowser, DepthLink, QueueBrowser
 from dtx.resource.consumers import OutgoingLink
 from dtx.resource.coordinator import ControlLink
 from dtx.resource.demarcation import unauthorized
@@ -110,6 +110,9 @@ def _sender(connection: BrokerConnection, session: Session, pointer: Pointer) ->
             told = f"only a prepared branch can be read, this one is {branch.state.value}"
             raise refused(Code.XAER_PROTO, told, xid)
         return BranchBrowser(connection, session, pointer, branch, work)
+    if address.startswith(DEPTH):
+        counted = _queue(connection, address.removeprefix(DEPTH), Action.CONSUME)
+        return DepthLink(connection, session, pointer, counted)
     queue = _queue(connection, address, Action.CONSUME)
     if LIB.pn_terminus_get_distribution_mode(remote) == LIB.PN_DIST_MODE_COPY:
         return QueueBrowser(connection, session, pointer, queue)

@@ -25,6 +25,7 @@ from dtx.protocol.conditions import Condition, RefusedError, refused
 from dtx.protocol.replies import Details, Holding, Recovered, Timeout
 from dtx.protocol.replies import Result as Told
 from dtx.resource.branches import UNPREPARED
+from dtx.resource.completion import given_back
 from dtx.resource.demarcation import unauthorized
 from dtx.resource.grammar import VERBS
 from xa import Code
@@ -110,7 +111,7 @@ class DtxCoordination:
         def operation() -> None:
             match command:
                 case Prepare():
-                    done.prepare(branch, answer, keep=command.keep)
+                    done.prepare(branch, answer, keep=command.keep, given_back=given_back(command))
                 case Commit():
                     done.commit(branch, answer, one_phase=command.one_phase)
                 case Rollback():

@@ -14,13 +14,29 @@ Commit:
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pipeline.core.effects import Abort, Bind, FindBatch, FindPlanned, Log, Look, Replayed, Scan, Standing, Upsert
+from pipeline.core.effects import (
+    Abort,
+    Bind,
+    Count,
+    Failed,
+    FindBatch,
+    FindPlanned,
+    Log,
+    Look,
+    Replayed,
+    Scan,
+    Standing,
+    Upsert,
+)
 from pipeline.core.errors import BatchRefused, EpochGone, PipelineError
 from pipeline.core.finishing import DECIDED, Swept, carry_out, fence, scan, settle, tell
-from pipeline.core.naming import is_source
+from pipeline.core.isolation import EXCUSED
+from pipeline.core.naming import is_excuse, is_source
+from pipeline.core.outages import patiently
 from pipeline.core.planning import OLDER, check_whole, undecidable
 from tm.effects import Force
 from tm.log import Branch, Decision, LogError
@@ -29,7 +45,7 @@ from tm.verdicts import Verb
 from xa import XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pipeline.core.finishing import Steps
     from pipeline.core.ledger import BatchRow, PipelineRow, Planned
@@ -55,6 +71,18 @@ def commit(
     own: Own, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport], resources: Collection[str]
 ) -> Steps[Outcome]:
     """As the module's docstring says. BatchRefused: it is not decided, and has to be run again."""
+    try:
+        return (yield from _commit(own, plan, batch, reports, resources))
+    except PipelineError as error:
+        if not (isinstance(error, BatchRefused) and error.of_rows):
+            with suppress(LogError):  # then nothing is noted of this try, or nothing is noted any more by this driver
+                yield Failed(plan.gtrid, EXCUSED)
+        raise
+
+
+def _commit(
+    own: Own, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport], resources: Collection[str]
+) -> Steps[Outcome]:
     if batch is not None and batch.query != plan.query:
         raise PipelineError(
             f"{_name(plan, batch)} was planned for query {plan.query}, and query {batch.query} wrote it"
@@ -147,7 +175,7 @@ def _upserted(plan: SinkPlan, reports: Sequence[SinkReport], resources: Collecti
         _check_configured(name, resources)
     if any(report.staged and report.gtrid != plan.gtrid for report in reports):
         raise BatchRefused("rows by key are of another attempt: the batch has to be run again")
-    answer: tuple[Branch, ...] | BatchRefused = yield Upsert(plan.gtrid, staged)
+    answer: tuple[Branch, ...] | BatchRefused = yield from patiently(Upsert(plan.gtrid, staged), plan.outage_s)
     if isinstance(answer, BatchRefused):
         raise answer
     return answer
@@ -165,7 +193,7 @@ def _prepared(
     prepared: dict[str, frozenset[Xid]] = {}
     for resource in sorted({branch.resource for branch in reported} | set(planned.sources)):
         _check_configured(resource, resources)
-        told: frozenset[Xid] | XaError = yield Scan(resource)
+        told: frozenset[Xid] | XaError = yield from patiently(Scan(resource), plan.outage_s)
         if isinstance(told, XaError):
             raise BatchRefused(f"{resource} can't be asked what is prepared: {told.message}")
         prepared[resource] = told
@@ -215,17 +243,38 @@ def _discard(own: Own, plan: SinkPlan, decision: Decision, resources: Collection
     return outcome
 
 
-def abort(plan: SinkPlan, resources: Collection[str]) -> Steps[bool]:
-    """Rolls the batch back; False: it is decided, and was left alone."""
+def abort(plan: SinkPlan, resources: Collection[str], *, worked: bool = False) -> Steps[bool]:
+    """Rolls the batch back; False: it is decided, and was left alone. `worked`: every task had prepared what it wrote,
+    so that no message is to blame."""
     if plan.decided:
         return False
     state: GtridState = yield Abort(plan.gtrid)
     if state in DECIDED:
         return False
     yield from fence(plan.gtrid, resources)
-    found = yield from scan(resources, Swept())
-    yield from tell(Verb.ROLLBACK, found.get(plan.gtrid, ()))
+    swept = Swept()
+    mine = (yield from scan(resources, swept)).get(plan.gtrid, [])
+    planned: Planned = yield FindPlanned(plan.gtrid)
+    # of several sources nobody can tell whose message it was
+    excused = (
+        worked or bool(swept.unreachable) or len(planned.epochs) > 1 or any(is_excuse(branch.xid) for branch in mine)
+    )
+    messages = 0 if excused else (yield from _taken(plan.gtrid, mine))
+    yield from tell(Verb.ROLLBACK, mine)
+    if messages:
+        yield Failed(plan.gtrid, messages)
     return True
+
+
+def _taken(gtrid: bytes, prepared: Sequence[Branch]) -> Steps[int]:
+    """How many messages the batch has read, as far as can be told."""
+    messages = 0
+    for resource in sorted({branch.resource for branch in prepared if is_source(branch.xid)}):
+        told: Mapping[Xid, int] | XaError = yield Count(resource, gtrid)
+        if isinstance(told, XaError):
+            return 0
+        messages += sum(count for xid, count in told.items() if is_source(xid))
+    return messages
 
 
 def _name(plan: SinkPlan, batch: Batch | None) -> str:

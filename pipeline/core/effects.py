@@ -14,6 +14,7 @@ from tm.effects import Call, End, Force, Note, Pause
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from pipeline.core.isolation import Isolation
     from pipeline.core.staged_rows import Staged
 
 
@@ -153,6 +154,26 @@ class Finished:
     words: Collection[str]
 
 
+@dataclass(frozen=True, slots=True)
+class FindIsolation:
+    """Answer: the Isolation, or None where nothing is suspected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Isolate:
+    """The next try is planned so; None: nothing is suspected any more. Answer: None."""
+
+    isolation: Isolation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The try failed with so many messages, or EXCUSED. Answer: None."""
+
+    gtrid: bytes
+    messages: int
+
+
 # --- the log -----------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Begin:
@@ -199,6 +220,14 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """Answer: how many messages each prepared branch of the global transaction has taken, by xid; or the XaError."""
+
+    resource: str
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Upsert:
     """Upsert what tasks have staged, under a branch of each database, and prepare these. Answer: the Branches, or the
     BatchRefused that says why they could not be; then none is left."""
@@ -239,12 +268,16 @@ Effect: TypeAlias = (
     | NameEpochs
     | Log
     | Finished
+    | FindIsolation
+    | Isolate
+    | Failed
     | Begin
     | Abort
     | Look
     | Undone
     | Scan
     | Fence
+    | Count
     | Upsert
     | HasMessages
 )

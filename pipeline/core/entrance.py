@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.core.errors import PipelineTaken
 from pipeline.core.ledger import Known, Ledger, changing, read_known, read_pipeline, taken, unannounced
-from pipeline.core.tables import DRIVER, METADATA, PIPELINE, QUERY, upgrade
+from pipeline.core.tables import DRIVER, ISOLATION, METADATA, PIPELINE, upgrade
 from tm.log import LogError, LogLocked
 from tm.log.sql import SqlLog
 from tm.log.sql_gtrids import TakenOver
@@ -89,7 +89,7 @@ class Entrance:
         """Who joins looks no closer at tables that another process has made: `foreachBatch` joins for every batch."""
         database = Database(self._url, self._clock)
         try:
-            if not joins or not inspect(database.engine).has_table(QUERY.name):
+            if not joins or not inspect(database.engine).has_table(ISOLATION.name):  # the newest one
                 database.prepare(METADATA)
                 upgrade(database)
             return enter(database)

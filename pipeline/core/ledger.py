@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from sqlalchemy import delete, func, select, text, update
 
 from pipeline.core.errors import PipelineTaken
-from pipeline.core.tables import BATCH, EPOCH, PIPELINE, QUERY, SOURCE
+from pipeline.core.isolation import EXCUSED, Isolation
+from pipeline.core.tables import BATCH, EPOCH, ISOLATION, PIPELINE, QUERY, SOURCE
 from tm.log.sql_gtrids import TakenOver
 from tm.log.sql_schema import GTRIDS, NODE, Database
 from tm.log.sql_states import GtridState
@@ -193,6 +194,12 @@ class Ledger:
         rows = self._told(lambda: self._rows(statement))
         return _batch_row(rows[0]) if rows else None
 
+    def isolation(self) -> Isolation | None:
+        """How the last try was planned, and whether it failed; None where nothing is suspected."""
+        columns = (ISOLATION.c.gtrid, ISOLATION.c.suspects, ISOLATION.c.aside, ISOLATION.c.failed)
+        rows = self._told(lambda: self._rows(select(*columns).where(ISOLATION.c.pipeline == self.pipeline)))
+        return Isolation(bytes(rows[0].gtrid), rows[0].suspects, rows[0].aside, rows[0].failed) if rows else None
+
     # --- what is changed ----------------------------------------------------------------------------------------
     def allot(self) -> int:
         """The number of a new epoch. (One that is given and not used is missed by nobody.)"""
@@ -296,6 +303,39 @@ class Ledger:
         forgotten = select(func.max(EPOCH.c.epoch)).where(*old).scalar_subquery()
         noting = self._row(forgotten=forgotten).where(PIPELINE.c.forgotten < forgotten)
         self._changes("what Spark has logged", logging, *((noting, delete(EPOCH).where(*old)) if last > 0 else ()))
+
+    def isolate(self, isolation: Isolation | None) -> None:
+        """The next try is planned so; None: nothing is suspected any more."""
+        if isolation is None:
+            self._changes("an isolation", delete(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline))
+        else:
+            self._changes("an isolation", self._isolating(isolation))
+
+    def failed(self, gtrid: bytes, messages: int) -> None:
+        """The try failed with so many messages; unless it is excused already."""
+
+        def change(connection: Connection) -> None:
+            found = select(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline)
+            row = connection.execute(found).one_or_none()
+            known = None if row is None else Isolation(bytes(row.gtrid), row.suspects, row.aside, row.failed)
+            if known is None or known.gtrid != gtrid:
+                known = Isolation(gtrid)
+            if known.failed != EXCUSED:
+                connection.execute(self._isolating(replace(known, failed=messages)))
+
+        self._change("a failure", change)
+
+    def _isolating(self, isolation: Isolation) -> Any:
+        values = {
+            "gtrid": isolation.gtrid,
+            "suspects": isolation.suspects,
+            "aside": isolation.aside,
+            "failed": isolation.failed,
+        }
+        insert = self._database.insert(ISOLATION).values(pipeline=self.pipeline, **values)
+        return insert.on_conflict_do_update(
+            index_elements=[ISOLATION.c.pipeline], set_={name: insert.excluded[name] for name in values}
+        )
 
     def finished(self, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
         """Notes whose branches of a global transaction are finished; all that are."""

@@ -7,6 +7,7 @@ bqual   src/EPOCH/INDEX                what a source partition took: the same in
                                        for the one source that there was.)
         snk/PARTITION/TASK/RANDOM      what one attempt of a task writes: no other attempt ever has it
         snk/key/0/RANDOM               rows by key, which the driver upserts for all tasks
+        exc/RANDOM                     nothing: it stands for a failure that is not the messages' fault
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 TRY_BITS: Final = 16
 _SOURCE: Final = b"src/"
 _SINK: Final = b"snk/"
+_EXCUSE: Final = b"exc/"
 _UPSERT: Final = b"snk/key/0/"
 
 
@@ -78,6 +80,16 @@ def upsert_xid(gtrid: bytes, random: bytes) -> Xid:
 def is_upsert(xid: Xid) -> bool:
     """Whether the driver's, for rows by key."""
     return xid.bqual.startswith(_UPSERT)
+
+
+def excuse_xid(gtrid: bytes, random: bytes) -> Xid:
+    """A branch that says why an attempt failed: not for its messages."""
+    return Xid(FORMAT_ID, gtrid, _EXCUSE + random.hex().encode("ascii"))
+
+
+def is_excuse(xid: Xid) -> bool:
+    """Whether it says so."""
+    return xid.bqual.startswith(_EXCUSE)
 
 
 def sink_prefix(partition: int) -> bytes:

@@ -6,6 +6,7 @@ prepared until Spark has logged the batch, are read again: the same messages in 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,11 +15,13 @@ from pipeline.core.effects import (
     Allot,
     Begin,
     FindEpoch,
+    FindIsolation,
     FindLater,
     FindPlanned,
     FindUnlogged,
     FindWaiting,
     HasMessages,
+    Isolate,
     Log,
     Look,
     Plan,
@@ -29,9 +32,12 @@ from pipeline.core.effects import (
 )
 from pipeline.core.errors import BatchRefused, EpochGone, PipelineError
 from pipeline.core.finishing import DECIDED, Swept, carry_out, fence, resolve, scan, settle
+from pipeline.core.isolation import Isolation
 from pipeline.core.naming import epoch_of, is_source, source_epoch, source_xid
+from pipeline.core.outages import patiently
 from pipeline.core.states import EPOCH, EpochState, EpochVerb
-from tm.effects import Force, Pause
+from pipeline.core.values import OUTAGE_S
+from tm.effects import Force
 from tm.log import Branch, Decision, LogStopped
 from tm.log.sql_states import GtridState
 from xa import XaError
@@ -47,8 +53,8 @@ if TYPE_CHECKING:
     from tm.log.sql_gtrids import Entry
     from xa import Xid
 
-PATIENCE_S: Final = (0.1, 0.3, 1.0, 3.0, 5.0, 10.0, 10.0)
-"""How long to wait before a source that can't be reached is asked again."""
+logger: Final = logging.getLogger("xabridge.pipeline")
+
 OLDER: Final = (
     "the checkpoint is older than what was decided (a backup?). Bring the newest checkpoint back; where there is none, "
     "start with a new checkpoint, and adopt the pipeline with it"
@@ -68,16 +74,12 @@ def state_of(row: EpochRow | None, entry: Entry | None) -> EpochState:
     return EpochState.DONE if entry.state is GtridState.DONE else EpochState.LOGGED
 
 
-def has_messages(resource: str, queues: tuple[str, ...]) -> Steps[bool]:
+def has_messages(resource: str, queues: tuple[str, ...], outage_s: float) -> Steps[bool]:
     """Whether there is something to read. PipelineError: the resource can't be reached."""
-    for pause_s in (*PATIENCE_S, None):
-        told: bool | XaError = yield HasMessages(resource, queues)
-        if not isinstance(told, XaError):
-            return told
-        if pause_s is None:
-            raise PipelineError(f"{resource} can't be read: {told.message}")
-        yield Pause(pause_s)
-    raise AssertionError("unreachable: the last pause is None")
+    told: bool | XaError = yield from patiently(HasMessages(resource, queues), outage_s)
+    if isinstance(told, XaError):
+        raise PipelineError(f"{resource} can't be read: {told.message}")
+    return told
 
 
 def allotted(epoch: int) -> Steps[PipelineRow]:
@@ -170,10 +172,12 @@ def check_newest(origin: Origin, start: int, end: int | None = None) -> Steps[No
             raise _older(row.epoch, f"the checkpoint's last one is {start}")
 
 
-def latest(origin: Origin, start: int, resource: str, queues: tuple[str, ...]) -> Steps[int]:
+def latest(
+    origin: Origin, start: int, resource: str, queues: tuple[str, ...], outage_s: float = OUTAGE_S
+) -> Steps[int]:
     """The epoch that is read next: `start` when there is nothing to read. EpochGone: later ones are decided."""
     yield from check_newest(origin, start)
-    if not (yield from has_messages(resource, queues)):
+    if not (yield from has_messages(resource, queues, outage_s)):
         return start
     return (yield from allot())
 
@@ -184,11 +188,30 @@ def allot() -> Steps[int]:
     return epoch
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an epoch reads: the branches of its partitions, which are to be read `again`, or to take `rows` messages in
+    all, the first `aside` of which are set aside."""
+
+    xids: tuple[Xid, ...]
+    rows: int = 0
+    aside: int = 0
+    again: bool = False
+
+
 def plan(
-    own: Own, origin: Origin, start: int, end: int, resource: str, partitions: int, resources: Collection[str]
-) -> Steps[tuple[list[Xid], bool]]:
-    """The branches of the epoch's partitions, and whether they are to be read again. EpochGone: they are finished, or
-    later ones are decided.
+    own: Own,
+    origin: Origin,
+    start: int,
+    end: int,
+    resource: str,
+    partitions: int,
+    rows: int,
+    resources: Collection[str],
+    outage_s: float = OUTAGE_S,
+) -> Steps[Reading]:
+    """What the epoch reads, with at most so many partitions and rows. EpochGone: it is finished, or later ones are
+    decided.
 
     1. Asked twice of one micro-batch, it tells the same.
     2. An epoch that is decided is read again, as its global transaction says.
@@ -204,7 +227,9 @@ def plan(
         entry = yield Look(row.gtrid)
         if state_of(row, entry) is EpochState.ACTIVE:
             if row.gtrid == standing.gtrid and own.planned(row.gtrid):
-                return [source_xid(row.gtrid, end, index) for index in range(partitions)], False
+                known: Isolation | None = yield FindIsolation()
+                isolation = known if known is not None and known.gtrid == row.gtrid else Isolation(row.gtrid)
+                return _reading(row.gtrid, end, partitions, rows, isolation)
             yield Abort(row.gtrid)
             entry = yield Look(row.gtrid)
             yield from fence(row.gtrid, resources)
@@ -216,18 +241,46 @@ def plan(
     if state is EpochState.DECIDED and row is not None and entry is not None and entry.decision is not None:
         if shared is not None:
             raise _mixed(end)
-        return (yield from _again(row, entry.decision, resource)), True
+        return Reading(tuple((yield from _again(row, entry.decision, resource, outage_s))), again=True)
     if origin.query and standing.gtrid is not None and standing.again == own.incarnation:
         replayed: Planned = yield FindPlanned(standing.gtrid)
         if not replayed.logged:
             raise _mixed(end)
     tries = row.tries + 1 if row is not None else 1
     gtrid = shared or own.gtrid(end, tries)
+    isolation = Isolation(gtrid) if shared else (yield from _isolated(gtrid))
     yield Plan(end, start, gtrid, tries, resource, origin.query, origin.place)
     if shared is None:
         yield from _begin(gtrid)
     advance(EPOCH, state, EpochVerb.PLAN)
-    return [source_xid(gtrid, end, index) for index in range(partitions)], False
+    return _reading(gtrid, end, partitions, rows, isolation)
+
+
+def _reading(gtrid: bytes, end: int, partitions: int, rows: int, isolation: Isolation) -> Reading:
+    share = isolation.share(rows)
+    count = 1 if isolation.suspects else min(partitions, share)
+    return Reading(tuple(source_xid(gtrid, end, index) for index in range(count)), share, isolation.aside)
+
+
+def _isolated(gtrid: bytes) -> Steps[Isolation]:
+    """How the try `gtrid` is planned after what came of the last one; noted before it is."""
+    before: Isolation | None = yield FindIsolation()
+    if before is None:
+        return Isolation(gtrid)
+    entry: Entry | None = yield Look(before.gtrid)
+    following = before.following(gtrid, decided=entry is not None and entry.state in DECIDED)
+    if following.aside:
+        logger.warning(
+            "the first %d of the messages that wait failed alone: the next batch sets them aside", following.aside
+        )
+    elif following.suspects > 1:
+        logger.warning(
+            "one of %d messages may be what makes batches fail: the next batch reads half of them", following.suspects
+        )
+    elif following.suspects:
+        logger.warning("the first of the messages that wait may be what makes batches fail: it is read alone")
+    yield Isolate(following if following.suspects else None)
+    return following
 
 
 def _shared(own: Own, origin: Origin, standing: PipelineRow) -> Steps[bytes | None]:
@@ -250,7 +303,7 @@ def _begin(gtrid: bytes) -> Steps[None]:
         raise PipelineError(f"no global transaction can be begun: {refused}") from refused
 
 
-def _again(row: EpochRow, decision: Decision, resource: str) -> Steps[list[Xid]]:
+def _again(row: EpochRow, decision: Decision, resource: str, outage_s: float) -> Steps[list[Xid]]:
     sources = [
         branch for branch in decision.branches if is_source(branch.xid) and source_epoch(branch.xid) == row.epoch
     ]
@@ -260,7 +313,7 @@ def _again(row: EpochRow, decision: Decision, resource: str) -> Steps[list[Xid]]
             f"epoch {row.epoch} was read from {', '.join(sorted(elsewhere))}, and has to be read from there again: "
             f"{resource} must not take its place before that"
         )
-    told: frozenset[Xid] | XaError = yield Scan(resource)
+    told: frozenset[Xid] | XaError = yield from patiently(Scan(resource), outage_s)
     if isinstance(told, XaError):
         raise PipelineError(f"{resource} can't be asked what epoch {row.epoch} holds: {told.message}")
     if not {branch.xid for branch in sources} <= told:

@@ -118,6 +118,14 @@ def _upsert(shell: Shell, effect: effects.Upsert) -> tuple[Branch, ...] | BatchR
     return tuple(done)
 
 
+def _count(shell: Shell, effect: effects.Count) -> Any:
+    resource = shell.resources[effect.resource]
+    try:
+        return asked(resource, "recover", lambda: broker(resource).holds(effect.gtrid, resource.rmid))
+    except XaError as error:
+        return error
+
+
 def _has_messages(shell: Shell, effect: effects.HasMessages) -> bool | XaError:
     resource = shell.resources[effect.resource]
     rm = broker(resource)
@@ -157,6 +165,10 @@ _PERFORM: Final[dict[type, Callable[[Shell, Any], Any]]] = {
     effects.Undone: lambda shell, _: shell.ledger.log.decisions(),
     effects.Scan: _scan,
     effects.Fence: _fence,
+    effects.FindIsolation: lambda shell, _: shell.ledger.isolation(),
+    effects.Isolate: lambda shell, effect: shell.ledger.isolate(effect.isolation),
+    effects.Failed: lambda shell, effect: shell.ledger.failed(effect.gtrid, effect.messages),
+    effects.Count: _count,
     effects.Upsert: _upsert,
     effects.HasMessages: _has_messages,
 }

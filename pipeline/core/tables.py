@@ -36,8 +36,13 @@
         pipeline, place       primary key: the source's number in the query, from 0
         source                what it reads: the resource and its queues
         process               the process that plans it (`identity.process_id`); empty until it asks for the first time
+    xabridge_pipeline_isolation  a row for a pipeline whose last tries failed (`pipeline.core.isolation`)
+        pipeline              primary key
+        gtrid                 the try that was planned, or that failed, last
+        suspects, aside       how it was planned
+        failed                how many messages it had when it failed; -1: it did not, -2: no message is to blame
 
-Tables of before have neither of the last two, nor the columns query, place and offsets: `upgrade` adds them.
+Tables of before have none of the last three, nor the columns query, place and offsets: `upgrade` adds them.
 
 Each change is one short transaction, which first locks the log's row of the node and compares the incarnation.
 """
@@ -127,6 +132,15 @@ SOURCE: Final = Table(
     Column("place", Integer, primary_key=True, autoincrement=False),
     Column("source", Text, nullable=False),
     Column("process", String(255), nullable=False),
+)
+ISOLATION: Final = Table(
+    "xabridge_pipeline_isolation",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("gtrid", LargeBinary(64), nullable=False),
+    Column("suspects", BigInteger, nullable=False),
+    Column("aside", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),
 )
 
 

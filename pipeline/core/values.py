@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from xa import Xid
 
 ROWS_PER_BATCH: Final = 100_000
+OUTAGE_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class Source:
     queues: tuple[str, ...]
     partitions: int = 2
     rows: int = ROWS_PER_BATCH
+    text: bool = False
+    """Whether bodies have to be text."""
+    bad_records: str = ""
+    """`module:function`: is called with each message, and names the bad ones."""
 
     def __str__(self) -> str:
         return f"{self.resource}: {', '.join(self.queues)}"
@@ -83,6 +88,8 @@ class Settings:
     resources: tuple[tuple[str, str], ...]
     adopt: str = ""
     """The query whose pipeline a new one takes over."""
+    outage_s: float = OUTAGE_S
+    """How long a broker or a database may be away before a batch fails."""
 
     def url(self, resource: str) -> str:
         """The open string of `resource`; PipelineError for one that is not configured."""
@@ -112,6 +119,11 @@ class SourcePartition:
     share: int
     query: str = ""
     decided: int = -1
+    aside: int = 0
+    """So many of the messages that it takes are set aside: `pipeline.core.isolation`."""
+    text: bool = False
+    bad_records: str = ""
+    outage_s: float = OUTAGE_S
 
     def check(self, query: str, batch: int | None) -> None:
         """For a task of this query and batch, before it takes anything ("" and None: Spark says nothing of them).
@@ -146,6 +158,7 @@ class SinkPlan:
     resources: tuple[tuple[str, str], ...]
     decided: bool = False
     query: str = ""
+    outage_s: float = OUTAGE_S
 
     def check(self, query: str) -> None:
         """For a task of this query ("": of none), before it writes. PipelineError: it was planned for another one."""

@@ -10,13 +10,16 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import pipeline
 from pipeline.fronts import LISTENER
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
 
@@ -60,6 +63,62 @@ def doubled(rows: DataFrame) -> DataFrame:
 def totals(rows: DataFrame) -> DataFrame:
     """Sums and counts by product: a stateful query."""
     return numbered(rows).groupBy("product").agg(f.sum("id").alias("total"), f.count("*").alias("n"))
+
+
+def ones(rows: DataFrame) -> DataFrame:
+    """The same key for every message, in many tasks."""
+    return rows.select(f.lit("one").alias("product"), f.lit(1).alias("total"), f.lit(1).alias("n")).repartition(9)
+
+
+def spread(rows: DataFrame) -> DataFrame:
+    """Read by more tasks than PostgreSQL prepares transactions."""
+    return copied_rows(rows)
+
+
+def poisoned(rows: DataFrame) -> DataFrame:
+    """A function that fails on one message."""
+
+    @f.udf("long")
+    def checked(number: int) -> int:
+        if number == 37:
+            raise ValueError("poison")
+        return number
+
+    return copied_rows(rows).withColumn("id", checked("id"))
+
+
+class Counting(StatefulProcessor):
+    """Counts the messages of each product."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
+        before = self._count.get()
+        total = (before[0] if before is not None else 0) + sum(1 for _ in rows)
+        self._count.update((total,))
+        yield Row(product=key[0], n=total)
+
+    def close(self) -> None:
+        pass
+
+
+def counted(rows: DataFrame) -> DataFrame:
+    """Counts in state of its own."""
+    rows.sparkSession.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
+    return (
+        numbered(rows)
+        .groupBy("product")
+        .transformWithState(
+            statefulProcessor=Counting(),
+            outputStructType="product string, n long",
+            outputMode="Update",
+            timeMode="None",
+        )
+    )
 
 
 def distinct(rows: DataFrame) -> DataFrame:

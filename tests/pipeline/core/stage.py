@@ -54,13 +54,15 @@ class Stage:
     others: tuple[tuple[str, str], ...] = ()
     """Further resources."""
     resources: Resources = field(default_factory=Resources)
+    outage_s: float = 60.0
     _opened: list[Reader | Writer] = field(default_factory=list)
 
     @property
     def settings(self) -> Settings:
         """What the pipeline knows."""
         broker = f"amqp://{self.broker.address}/?timeout=20"
-        return Settings(self.pipeline, self.log, (("broker", broker), ("shop", self.database), *self.others))
+        resources = (("broker", broker), ("shop", self.database), *self.others)
+        return Settings(self.pipeline, self.log, resources, outage_s=self.outage_s)
 
     # --- the driver -------------------------------------------------------------------------------------------------
     def reader(
@@ -138,13 +140,15 @@ class Stage:
         return end, decided
 
     # --- what is there ----------------------------------------------------------------------------------------------
-    def put(self, bodies: Iterable[str], queue: str = "orders", broker: EmbeddedBroker | None = None) -> None:
+    def put(
+        self, bodies: Iterable[str], queue: str = "orders", broker: EmbeddedBroker | None = None, errors: str = "strict"
+    ) -> None:
         """Messages that wait."""
         rm = AmqpResource()
         rm.open(f"amqp://{(broker or self.broker).address}/", 1)
         xid = Xid(FORMAT_ID, b"put %d" % next(_NUMBERS), b"x")
         rm.start(xid, 1)
-        rm.session(1).post(queue, [Message(body.encode(), inferred=True).encode() for body in bodies])
+        rm.session(1).post(queue, [Message(body.encode(errors=errors), inferred=True).encode() for body in bodies])
         rm.end(xid, 1, TMSUCCESS)
         rm.commit(xid, 1, TMONEPHASE)
         rm.close("", 1)
@@ -185,7 +189,11 @@ def bodies_of(octets: bytes) -> str:
     """The body of a message."""
     message = Message()
     message.decode(octets)
-    return bytes(message.body).decode() if isinstance(message.body, (bytes, memoryview)) else str(message.body)
+    return (
+        bytes(message.body).decode(errors="replace")
+        if isinstance(message.body, (bytes, memoryview))
+        else str(message.body)
+    )
 
 
 def new_stage(broker: EmbeddedBroker, postgres: Postgres, folder: Path) -> Stage:

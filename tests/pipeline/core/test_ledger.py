@@ -12,6 +12,7 @@ import pytest
 from pipeline.core.entrance import Entrance
 from pipeline.core.errors import PipelineTaken
 from pipeline.core.identity import driver_id, is_alive, process_id
+from pipeline.core.isolation import EXCUSED, Isolation
 from pipeline.core.naming import Own
 from tests.simulation.pipeline.book import Book
 from tm.log import Branch, Decision, DecisionRefused
@@ -111,6 +112,8 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
     place = random.randrange(len(SOURCES))
     words = {random.choice(("src:broker", "snk:shop"))}
     planned = sorted(book.epochs)
+    messages = random.choice((EXCUSED, 7))
+    isolation = random.choice((None, Isolation(gtrid, 5), Isolation(gtrid, 1, 2)))
     operations: dict[str, Any] = {
         "allot": lambda: (ledger.allot(), book.allot(inc)),
         "plan": lambda: (
@@ -151,6 +154,9 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
         "epoch": lambda: (_timeless(ledger.epoch(epoch)), book.epoch(epoch)),
         "unlogged": lambda: ([_timeless(row) for row in ledger.unlogged(epoch)], list(book.unlogged(epoch))),
         "batch": lambda: (ledger.batch(query), book.batch(query)),
+        "isolation": lambda: (ledger.isolation(), book.isolation),
+        "isolate": lambda: (ledger.isolate(isolation), book.isolate(inc, isolation)),
+        "failed": lambda: (ledger.failed(gtrid, messages), book.failed(inc, gtrid, messages)),
         "begin": lambda: (_refused(lambda: ledger.log.begin(gtrid)), _refused(lambda: book.begin(inc, gtrid))),
         "decide": lambda: (
             _refused(lambda: ledger.log.decide(decision)),

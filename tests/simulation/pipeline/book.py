@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.core.errors import PipelineTaken
 from pipeline.core.finishing import DECIDED
+from pipeline.core.isolation import EXCUSED, Isolation
 from pipeline.core.ledger import BatchRow, EpochRow, Known, PipelineRow, Planned, QueryRow
 from tm.log import DecisionRefused
 from tm.log.sql_gtrids import Entry, TakenOver
@@ -37,6 +38,7 @@ class Book:
     sources: dict[str, tuple[int, str]] = field(default_factory=dict)
     """What the bound query reads → its place, and who plans it."""
     gtrids: dict[bytes, Entry] = field(default_factory=dict)
+    isolation: Isolation | None = None
 
     # --- who has it -----------------------------------------------------------------------------------------------
     def take(self, driver: str) -> int:
@@ -60,6 +62,21 @@ class Book:
         """TakenOver: it is another one's."""
         if incarnation != self.incarnation:
             raise TakenOver("taken over")
+
+    # --- what failed ----------------------------------------------------------------------------------------------
+    def isolate(self, incarnation: int, isolation: Isolation | None) -> None:
+        """As Ledger.isolate."""
+        self.check(incarnation)
+        self.isolation = isolation
+
+    def failed(self, incarnation: int, gtrid: bytes, messages: int) -> None:
+        """As Ledger.failed."""
+        self.check(incarnation)
+        known = self.isolation
+        if known is None or known.gtrid != gtrid:
+            known = Isolation(gtrid)
+        if known.failed != EXCUSED:
+            self.isolation = replace(known, failed=messages)
 
     # --- the ledger -----------------------------------------------------------------------------------------------
     def standing(self, incarnation: int) -> PipelineRow:

@@ -6,9 +6,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core import binding, deciding, planning, taking
-from pipeline.core.effects import Abort, BindQuery, Fence, FindKnown, FindLater, FindPlanned, FindWaiting, Scan
+from pipeline.core.effects import (
+    Abort,
+    BindQuery,
+    Fence,
+    FindKnown,
+    FindLater,
+    FindPlanned,
+    FindWaiting,
+    Isolate,
+    Scan,
+    Upsert,
+)
 from pipeline.core.ledger import Planned
-from pipeline.core.naming import Own
+from pipeline.core.naming import Own, is_excuse
 from tests.simulation.pipeline.world import Cores
 from tm.effects import Call, Force
 from tm.log import LogError
@@ -16,7 +27,7 @@ from tm.log.sql_states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Collection, Generator
 
     Bend = Callable[[Any], Generator[Any, Any, Any]]
 
@@ -72,6 +83,23 @@ def _no_scan_after_the_decision() -> Bend:
         return (yield effect)
 
     return bend
+
+
+def _blaming(effect: Any) -> Generator[Any, Any, Any]:
+    """Nobody hears that a place is away, or that a task could not write."""
+    answer = yield effect
+    if not isinstance(effect, Scan):
+        return answer
+    return frozenset() if isinstance(answer, XaError) else frozenset(xid for xid in answer if not is_excuse(xid))
+
+
+def _one_attempt(effect: Any) -> Generator[Any, Any, Any]:
+    return (yield replace(effect, staged=effect.staged[:1]) if isinstance(effect, Upsert) else effect)
+
+
+def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> taking.Judged:
+    del aside, bad, taken, told
+    return taking.Judged()
 
 
 def _as_if_logged(effect: Any) -> Generator[Any, Any, Any]:
@@ -183,6 +211,11 @@ MUTANTS = (
     ),
     Mutant("sources finished with the decision", Cores(commit=bent(deciding.commit, lambda: _as_if_logged))),
     Mutant('"no room" counts as rolled back', Cores(commit=bent(deciding.commit, lambda: _not_now_is_rolled_back))),
+    Mutant("outages are the messages' fault", Cores(abort=bent(deciding.abort, lambda: _blaming))),
+    Mutant("no isolation", Cores(plan=bent(planning.plan, _without(Isolate, None)))),
+    Mutant("what can't be read is taken", Cores(judge=_taken_all)),
+    Mutant("rows by key of one task", Cores(commit=bent(deciding.commit, lambda: _one_attempt))),
+    Mutant("rows by key that are not decided", Cores(commit=bent(deciding.commit, _without(Upsert, ())))),
     Mutant("what another attempt is at is rolled back", Cores(take=bent(taking.take, lambda: _rolled_back))),
     Mutant(
         "each source has a decision of its own",

@@ -1,10 +1,15 @@
 """A pipeline in a world of models: Spark as far as the core can tell, executors, two brokers, a database, and a book.
 
-The query reads from both brokers, and writes to one of them and to the database. Every effect of every actor is a step;
-which actor makes the next one is drawn. Drivers die before and after any effect of theirs, attempts fail, come late and
-run twice, tasks of one source begin before another one is planned, replies are lost, places are away for a while, a
-commit raises and is aborted, other drivers take the pipeline. Checkpoints are restored from before, or deleted and made
-anew, with and without saying so. Then that ends, the checkpoint is run to its end, and the checker looks.
+The query reads from both brokers, or from one, and writes to one of them and to the database. Every effect of every
+actor is a step; which actor makes the next one is drawn. Drivers die before and after any effect of theirs, attempts
+fail, come late and run twice, tasks of one source begin before another one is planned, replies are lost, places are
+away for a while, a commit raises and is aborted, other drivers take the pipeline. Checkpoints are restored from before,
+or deleted and made anew, with and without saying so. Then that ends, the checkpoint is run to its end, and the checker
+looks.
+
+In some worlds rows are written by key, so that tasks stage them and the driver upserts; or they are shuffled to more
+tasks than a place has connections; and some inputs can't be read by anybody. Where the query has one source, some are
+poison: the user's code fails on them.
 """
 
 from __future__ import annotations
@@ -18,11 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.core import binding, deciding, effects, finishing, planning, taking
 from pipeline.core.errors import BatchRefused, PipelineError
-from pipeline.core.naming import Own, sink_xid
+from pipeline.core.naming import Own, excuse_xid, sink_xid, upsert_xid
 from pipeline.core.planning import Origin
-from pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition
+from pipeline.core.staged_rows import Staged
+from pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition, TableTarget
 from tests.simulation.pipeline.book import Book
-from tests.simulation.pipeline.places import Place
+from tests.simulation.pipeline.places import NOT_JUDGED, Place
 from tm.effects import Call, End, Force, Note, Pause
 from tm.log import Branch, DecisionRefused, LogError, LogStopped
 from tm.log.sql_gtrids import TakenOver
@@ -41,12 +47,16 @@ BUDGET = 1_000
 """Steps with faults."""
 DEATHS = (0.01, 0.003, 0.001)
 """How often somebody dies before a step, and after it, in one schedule and another: a batch takes a hundred steps."""
-LIMIT = 20_000
+RESTARTS = 30
+LIMIT = 40_000
 """Steps in all; what is not done by then never will be."""
 BROKERS = ("broker", "second")
 """What the query reads: a source at each."""
 SINKS = ("broker", "shop")
 PLACES = ("broker", "second", "shop")
+WRITERS = 5
+"""Tasks that rows are shuffled to."""
+KEYED = TableTarget("shop", "rows", ("id",))
 
 
 class Crash(Exception):
@@ -70,6 +80,7 @@ class Cores:
     commit: Callable[..., Steps] = deciding.commit
     abort: Callable[..., Steps] = deciding.abort
     take: Callable[..., Steps] = taking.take
+    judge: Callable[..., taking.Judged] = taking.judge
     sink_xid: Callable[..., Xid] = sink_xid
     own: Callable[..., Own] = Own
 
@@ -176,6 +187,13 @@ class World:
         self.room = self.random.choice(ROOMS)
         """How many branches a place surely completes of those that are asked of it at a time."""
         self.queued = 0
+        self.keyed = self.random.random() < 0.5
+        self.shuffled = self.random.random() < 0.3
+        self.brokers = self.random.choice((BROKERS, BROKERS[:1]))
+        """What this query reads."""
+        chosen = self.random.sample(range(INPUTS), 2) if self.random.random() < 0.4 else []
+        self.unreadable = set(chosen[1:])
+        self.poison = set(chosen[:1]) if len(self.brokers) == 1 else set()  # of several sources none is isolated
 
     # --- running --------------------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -228,9 +246,14 @@ class World:
         self._sweep()
 
     def _run_to_its_end(self, checkpoint: Checkpoint) -> None:
-        driver = self._drive(checkpoint)
-        while driver in self.actors and self.steps < LIMIT:
-            self._step()
+        """Until nothing is left to do but poison that nothing is proven of, and the query fails on that."""
+        for _ in range(RESTARTS if self.poison else 1):
+            before = len(self.trace)
+            driver = self._drive(checkpoint)
+            while driver in self.actors and self.steps < LIMIT:
+                self._step()
+            if not any(f"driver-{driver} ends: Failed" in line for line in self.trace[before:]):
+                return
 
     def _sweep(self) -> None:
         """The next plan."""
@@ -243,7 +266,7 @@ class World:
     def _put(self, count: int) -> None:
         for _ in range(count):
             if self.queued < INPUTS:
-                self.places[self.random.choice(BROKERS)].queue.append(self.queued)
+                self.places[self.random.choice(self.brokers)].queue.append(self.queued)
                 self.queued += 1
 
     def _actor(self, name: str, steps: Steps) -> int:
@@ -310,9 +333,9 @@ class World:
             if number not in checkpoint.done and number >= 0:
                 offsets = checkpoint.offsets[number]
             else:
-                starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in BROKERS]
+                starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in self.brokers]
                 ends: list[int] = []
-                for place, (broker, start) in enumerate(zip(BROKERS, starts, strict=True)):
+                for place, (broker, start) in enumerate(zip(self.brokers, starts, strict=True)):
                     yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
                     latest = self.cores.latest(Origin(checkpoint.query, place), start, broker, ("orders",))
                     ends.append((yield from self._core("latest", latest, incarnation)))
@@ -332,7 +355,7 @@ class World:
         own = self.cores.own("p", self.book.log_id, incarnation)
         if checkpoint.adopt == self.checkpoint.query:
             self.checkpoint.given_up = True
-        yield from self._core("bind", self.cores.bind(own, query, BROKERS, PLACES), incarnation)
+        yield from self._core("bind", self.cores.bind(own, query, self.brokers, PLACES), incarnation)
         return incarnation
 
     def _bound(self, query: str) -> None:
@@ -373,18 +396,23 @@ class World:
     def _batch(self, driver: str, checkpoint: Checkpoint, number: int, offsets: Offsets, incarnation: int) -> Steps:
         own = self.cores.own("p", self.book.log_id, incarnation)
         parts: list[SourcePartition] = []
-        for place, (broker, (start, end)) in enumerate(zip(BROKERS, offsets, strict=True)):
+        for place, (broker, (start, end)) in enumerate(zip(self.brokers, offsets, strict=True)):
             if start == end:
                 continue
             yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
-            planning = self.cores.plan(own, Origin(checkpoint.query, place), start, end, broker, PARTITIONS, BROKERS)
-            xids, again = yield from self._core("plan", planning, incarnation)
+            planning = self.cores.plan(
+                own, Origin(checkpoint.query, place), start, end, broker, PARTITIONS, 2 * PARTITIONS, BROKERS
+            )
+            planned = yield from self._core("plan", planning, incarnation)
             known = yield Do("known", lambda: self.book.known(incarnation))
             last = known.decided.get(checkpoint.query)
-            decided = -1 if last is None else last.batch - again
-            for index, xid in enumerate(xids):
-                share = 0 if again else SHARE
-                part = SourcePartition("p", end, index, xid, broker, "", ("orders",), share, checkpoint.query, decided)
+            decided = -1 if last is None else last.batch - planned.again
+            count = len(planned.xids)
+            for index, xid in enumerate(planned.xids):
+                share = 0 if planned.again else planned.rows // count + (index < planned.rows % count)
+                part = SourcePartition(
+                    "p", end, index, xid, broker, "", ("orders",), share, checkpoint.query, decided, planned.aside
+                )
                 part.check(checkpoint.query, number)
                 parts.append(part)
                 if self.random.random() < 0.2:  # a stage that runs before the others are planned
@@ -398,9 +426,16 @@ class World:
         self.tokens.update(token)
         tasks = [self._task(index, part, plan, token) for index, part in enumerate(parts)]
         tasks = tasks or [self._task(0, None, plan, token)]
+        rows: list[int] = []
+        if self.shuffled and parts:
+            yield from self._job(tasks)
+            rows = sorted(row for task in tasks if task.report is not None for row in task.report[1])
+            if all(task.report is not None for task in tasks):
+                shares = [list(map(str, rows[index::WRITERS])) for index in range(WRITERS)]
+                tasks = [self._task(index, None, plan, share) for index, share in enumerate(shares)]
         yield from self._job(tasks)
         reports = [task.report[0] for task in tasks if task.report is not None]
-        rows = sorted(row for task in tasks if task.report is not None for row in task.report[1])
+        rows = rows or sorted(row for task in tasks if task.report is not None for row in task.report[1])
         batch = Batch(checkpoint.query, number)
         try:
             _check_all(reports, tasks)
@@ -408,7 +443,8 @@ class World:
             yield from self._core("commit", self.cores.commit(sink, plan, batch, reports, PLACES), joined, raises=True)
         except (Failed, PipelineError, LogError):
             yield Do("join", lambda: self.book.join(driver, joined))
-            yield from self._core("abort", self.cores.abort(plan, PLACES), joined)
+            worked = len(reports) == len(tasks) and not any(report.staged for report in reports)
+            yield from self._core("abort", self.cores.abort(plan, PLACES, worked=worked), joined)
             self.settled.add(gtrid)
             raise
         self.settled.add(gtrid)
@@ -479,12 +515,27 @@ class World:
     ) -> Steps:
         read: list[int] = []
         if part is not None:
-            read = yield from self._read(part)
+            try:
+                read = yield from self._read(part)
+            except PipelineError:
+                yield from self._excused(plan.gtrid, actor, attempt)
+                raise
+            if self.shuffled:
+                return SinkReport(index, attempt, plan.gtrid, ()), read
             rows = [str(row) for row in read]
         if plan.decided or not rows:
             return SinkReport(index, attempt, plan.gtrid, ()), read
+        if not self.poison.isdisjoint(int(row) for row in rows if row.isdecimal()):
+            raise Failed("the user's code")
         mine = self.cores.sink_xid(plan.gtrid, index, attempt, b"%d" % attempt)
-        branches = tuple(Branch(name, mine) for name in SINKS)
+        staged: tuple[Any, ...] = ()
+        branches = tuple(Branch(name, mine) for name in (SINKS[:1] if self.keyed else SINKS))
+        if self.keyed:
+            answer = yield Do("stage", partial(self._stage, plan.gtrid, attempt, rows))
+            if isinstance(answer, XaError):
+                yield from self._excused(plan.gtrid, actor, attempt)
+                raise Failed(answer.message)
+            staged = (Staged(KEYED, ("id",), f"{attempt}", index, len(rows)),)
         verbs: list[Callable[[Place], Any]] = [
             lambda place: place.start(mine, actor),
             lambda place: place.post(mine, actor, rows),
@@ -497,8 +548,25 @@ class World:
                 if isinstance(answer, XaError):
                     for other in branches:
                         yield Do("undo", partial(self.places[other.resource].roll_back, mine, actor))
+                    yield from self._excused(plan.gtrid, actor, attempt)
                     raise Failed(answer.message)
-        return SinkReport(index, attempt, plan.gtrid, branches), read
+        return SinkReport(index, attempt, plan.gtrid, branches, staged=staged), read
+
+    def _stage(self, gtrid: bytes, attempt: int, rows: list[str]) -> Any:
+        return self._reached("shop", lambda: self.places["shop"].staged.__setitem__((gtrid, f"{attempt}"), rows))
+
+    def _excused(self, gtrid: bytes, actor: int, attempt: int) -> Steps:
+        """The attempt says that no message is to blame, where it can."""
+        broker, xid = self.places["broker"], excuse_xid(gtrid, b"%d" % attempt)
+        verbs: list[Callable[[], Any]] = [
+            lambda: broker.start(xid, actor),
+            lambda: broker.end(xid, actor),
+            lambda: broker.prepare(xid),
+        ]
+        for verb in verbs:
+            answer = yield Do("excuse", partial(self._reached, "broker", verb))
+            if isinstance(answer, XaError):
+                return
 
     def _read(self, part: SourcePartition) -> Steps:
         steps = self.cores.take(part.xid, part.queues, part.share)
@@ -509,7 +577,11 @@ class World:
             except StopIteration as end:
                 taken = end.value
                 break
-            answer = yield At(part.resource, effect)
+            answer = (
+                self._judged(effect, part.aside)
+                if isinstance(effect, taking.Judge)
+                else (yield At(part.resource, effect))
+            )
         place = self.places[part.resource]
         if taken is None:
             read = yield Do("browse", lambda: self._browse(place, part.xid))
@@ -519,12 +591,21 @@ class World:
             self.told.setdefault(part.xid, []).append(read)
         return read
 
-    @staticmethod
-    def _browse(place: Place, xid: Xid) -> list[int]:
+    def _judged(self, effect: taking.Judge, aside: int) -> taking.Judged:
+        """What the task makes of what it took."""
+        numbers = [int(octets) for _, some in effect.taken for octets in some]
+        bad = [at for at, number in enumerate(numbers) if number in self.unreadable and at >= aside]
+        return self.cores.judge(aside, bad, len(numbers), max(len(numbers) - aside, 0) - len(bad))
+
+    def _browse(self, place: Place, xid: Xid) -> list[int]:
         branch = place.prepared.get(xid)
         if branch is None:
             raise BatchRefused("gone")
-        return list(branch.taken)
+        given_back = branch.judged.failed | branch.judged.released
+        told = [number for at, number in enumerate(branch.taken) if at not in given_back]
+        if not self.unreadable.isdisjoint(told):
+            raise BatchRefused("adopted, and it was not judged what it took")
+        return told
 
     # --- effects --------------------------------------------------------------------------------------------------
     def _perform(self, actor: Actor, effect: Any) -> Any:
@@ -553,9 +634,9 @@ class World:
                 return ask(lambda: broker.start(xid, number))
             case taking.Take(_, count):
                 return ask(lambda: _octets(broker.take(number, count)))
-            case taking.Prepare(xid):
+            case taking.Prepare(xid, judged):
                 ended = ask(lambda: broker.end(xid, number))
-                return ended if isinstance(ended, XaError) else ask(lambda: self._prepare(broker, xid))
+                return ended if isinstance(ended, XaError) else ask(lambda: self._prepare(broker, xid, judged))
             case taking.Hold(xid):
                 return ask(lambda: broker.hold(xid))
             case taking.Adopt(xid):
@@ -564,9 +645,9 @@ class World:
                 return None
         return ask(lambda: broker.roll_back(effect.xid))  # a mutant's
 
-    def _prepare(self, place: Place, xid: Xid) -> Code | XaError:
+    def _prepare(self, place: Place, xid: Xid, judged: taking.Judged = NOT_JUDGED) -> Code | XaError:
         """Nothing is prepared any more behind a fence."""
-        answer = place.prepare(xid)
+        answer = place.prepare(xid, judged)
         if place.has_fences and not isinstance(answer, XaError) and xid.gtrid in self.settled - self.unfenced:
             self.wrong.append(f"prepared at {place.name}, behind the fence: {xid}")
         return answer
@@ -583,6 +664,13 @@ class World:
             case Call(verb, branches, _):
                 asked: Counter[str] = Counter()
                 return [self._call(verb, branch, asked) for branch in branches]
+            case effects.Upsert(gtrid, staged):
+                return self._upsert(gtrid, staged)
+            case effects.Count(resource, gtrid):
+                held = self.places[resource].prepared
+                return self._reached(
+                    resource, lambda: {xid: len(one.taken) for xid, one in held.items() if xid.gtrid == gtrid}
+                )
             case effects.Scan(resource):
                 prefix = log_prefix("p", self.book.log_id)
                 found = self.places[resource].prepared
@@ -604,6 +692,24 @@ class World:
                     self.book.end(decision.gtrid)
                 return None
         return self._written(effect, incarnation)
+
+    def _upsert(self, gtrid: bytes, staged: Any) -> Any:
+        """The driver's branch at the shop, and the rows of these attempts."""
+        place, xid = self.places["shop"], upsert_xid(gtrid, b"%d" % self.steps)
+        rows = [row for one in staged for row in place.staged.get((gtrid, one.attempt), ["gone"])]
+
+        def prepare() -> Code | XaError:
+            place.start(xid, -self.steps)
+            place.post(xid, -self.steps, rows)
+            place.end(xid, -self.steps)
+            return place.prepare(xid)
+
+        answer = self._reached("shop", prepare)
+        if isinstance(answer, XaError):
+            if not self._lost():  # its process dies where it could not roll back
+                place.roll_back(xid)
+            return BatchRefused(answer.message, outage=True)
+        return (Branch("shop", xid),)
 
     def _call(self, verb: Verb, branch: Branch, asked: Counter[str]) -> Any:
         place = self.places[branch.resource]
@@ -675,6 +781,12 @@ class World:
                 return book.name_epochs(incarnation, query, epochs)
             case effects.Log(epochs):
                 return book.logged(incarnation, epochs)
+            case effects.FindIsolation():
+                return book.isolation
+            case effects.Isolate(isolation):
+                return book.isolate(incarnation, isolation)
+            case effects.Failed(gtrid, messages):
+                return book.failed(incarnation, gtrid, messages)
             case effects.Finished(gtrid, words):
                 return book.finished(incarnation, gtrid, words)
             case effects.Begin(gtrid):
@@ -697,7 +809,9 @@ class World:
             entry = self.book.entry(xid.gtrid)
             if entry is not None and entry.decision is not None and told != [told[0]] * len(told):
                 wrong.append(f"{xid} is decided, and told {told}")
-        inputs = Counter({str(number): 1 for number in range(INPUTS)})
+        wrong += self._miscounted()
+        suspect = self.poison | self.unreadable
+        inputs = Counter({str(number): 1 for number in range(INPUTS) if number not in suspect})
         written = {row for place in self.places.values() for row in place.output}
         tokens = Counter(dict.fromkeys(self.nodata | (self.tokens & written), 1))
         for name, place in self.places.items():
@@ -707,10 +821,23 @@ class World:
                 wrong.append(f"{name}: missing {expected - found}, too many {found - expected}")
             if place.prepared or place.active or place.ended:
                 wrong.append(f"{name}: left {list(place.prepared)} {list(place.active)} {list(place.ended)}")
-            if place.queue:
-                wrong.append(f"{name}: still queued: {place.queue}")
         state = Counter(str(row) for rows in self.checkpoint.done.values() for row in rows)
         expected = inputs - Counter({str(row): 1 for row in self.checkpoint.before})
         if state != expected:
             wrong.append(f"state: missing {expected - state}, too many {state - expected}")
+        return wrong
+
+    def _miscounted(self) -> list[str]:
+        """Of what works nothing is counted, and nothing is dead or left; what can't be read is dead in the end."""
+        brokers, suspect = [self.places[name] for name in self.brokers], self.poison | self.unreadable
+        dead = {number for broker in brokers for number in broker.dead}
+        wrong = []
+        if not self.unreadable <= dead:
+            wrong.append(f"can't be read, and is not dead: {self.unreadable - dead}")
+        if counted := [number for broker in brokers for number in broker.counts if number not in suspect]:
+            wrong.append(f"counted: {counted}")
+        if dead - suspect:
+            wrong.append(f"dead: {dead - suspect}")
+        if left := {number for broker in brokers for number in broker.queue} - self.poison:
+            wrong.append(f"still queued: {left}")
         return wrong
