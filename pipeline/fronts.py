@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipeline.core import SinkPlan, SinkReport, TableTarget
+    from pipeline.core import SinkPlan, SinkReport
     from pipeline.core.driver import Decided
 
 WRITES: Final = 1 << 20
@@ -73,7 +73,6 @@ class Epoch:
         self._plan: SinkPlan | None = None
         self._reports: list[SinkReport] = []
         self._writes = 0
-        self._keyed: set[TableTarget] = set()
         self.decided: Decided | None = None
         """What became of it; None as long as it is not decided."""
 
@@ -94,13 +93,6 @@ class Epoch:
             raise PipelineError("epoch: write inside of its with block")
         sink = sink_options({**self._options, **options})
         fitting = layout(sink, {field.name: field.dataType.simpleString() for field in rows.schema.fields})
-        if fitting.table is not None and fitting.table.key:
-            if fitting.table.table in {table.table for table in self._keyed}:
-                raise PipelineError(
-                    f"epoch: {fitting.table.table} is written twice by key; the second write would wait for the rows "
-                    "of the first, which are locked until the epoch is decided: write the union of both"
-                )
-            self._keyed.add(fitting.table)
         task = _task(TaskWriter(fitting, self._plan), self._writes * WRITES)
         self._writes += 1
         reports = [pickle.loads(row.report) for row in rows.mapInArrow(task, REPORT).collect()]  # noqa: S301 — our tasks'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.core.naming import TRY_BITS, is_sink, is_source, source_index
+from pipeline.core.naming import TRY_BITS, is_sink, is_source, is_upsert, source_index
 from tm.cli.origins import Origin
 from xa import Gtrid, Xid
 
@@ -21,5 +21,7 @@ def describe(xid: Xid) -> Origin | None:
 def _branch(xid: Xid) -> str:
     if is_source(xid):
         return f"what source partition {source_index(xid)} took"
+    if is_upsert(xid):
+        return "rows by key"
     _, partition, task, *_ = xid.bqual.decode("ascii", "replace").split("/")
     return f"what task {task} wrote as partition {partition}"

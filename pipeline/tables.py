@@ -18,6 +18,7 @@ from pyarrow import csv
 
 from pipeline.core import PipelineError
 from pipeline.core.secrets import expanded
+from pipeline.core.staged_rows import DDL, make_table
 from rm_db.address import Address
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def look_up(target: TableTarget, url: str) -> Table:
             prepared = most.fetchone()
     except psycopg.Error as error:
         raise PipelineError(f"table {target.resource}:{target.table}: it can't be looked up: {error}") from error
+    if target.key:
+        _make_staging(target, expanded(target.resource, url))
     if prepared == (0,):
         raise PipelineError(
             f"resource {target.resource}: this PostgreSQL has max_prepared_transactions = 0; a pipeline prepares a "
@@ -98,6 +101,16 @@ def look_up(target: TableTarget, url: str) -> Table:
     if not columns:
         raise PipelineError(f"table {target.resource}:{target.table}: there is no such table in this database")
     return Table(target.table, tuple(Column(*column) for column in columns), tuple(tuple(key[0]) for key in keys))
+
+
+def _make_staging(target: TableTarget, url: str) -> None:
+    try:
+        make_table(url)
+    except psycopg.Error as error:
+        raise PipelineError(
+            f"resource {target.resource}: rows by key are put into a table of this database first, which can't be "
+            f"made: {error}. Let somebody make it who may, and grant SELECT, INSERT, UPDATE and DELETE on it: {DDL}"
+        ) from error
 
 
 def check_rows(target: TableTarget, table: Table, rows: Mapping[str, str]) -> None:

@@ -87,7 +87,7 @@ class Associating(Connected):
             if flags & TMNOWAIT:
                 raise xa_error(Code.XA_RETRY, f"start: {why}", xid) from None
             told = f"start: {why}; end other work, or allow more with channels= in the open string"
-            raise xa_error(Code.XAER_RMERR, told, xid) from None
+            raise xa_error(Code.XA_RETRY, told, xid) from None
         except (ConnectionLost, TimedOut) as why:
             raise self._failed(standing, "start", why, xid) from None
 

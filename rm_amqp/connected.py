@@ -49,8 +49,11 @@ T = TypeVar("T")
 GOODBYE_S: Final = 2.0
 """How long the broker may take to answer the goodbyes of all connections."""
 R0, R1 = ResourceState.R0, ResourceState.R1
-_CODES: Final = {Cause.UNUSABLE: Code.XAER_RMERR}
-"""What a connection that could not be made comes to; XAER_RMFAIL for the other causes."""
+_OPENS: Final = frozenset({"open", "start"})
+"""Verbs at which a broker that can be reached and not used is XAER_RMERR. At the others that code would say something
+of the branch: at commit and rollback, that its work was rolled back."""
+_UNDECIDED: Final = frozenset({"commit", "rollback"})
+"""Verbs for which a refusal means that nothing was done: what became of a branch is told as a result."""
 _LEFT: Final = {
     **dict.fromkeys(("start", "work", "end"), "; the branch was not prepared and is rolled back"),
     **dict.fromkeys(("prepare", "commit", "rollback"), "; its outcome is unknown here, and recovery finishes it"),
@@ -59,8 +62,9 @@ _LEFT: Final = {
 
 
 def failure(verb: str, why: ConnectionLost | TimedOut, xid: Xid | None = None) -> XaError:
-    """XAER_RMFAIL, or XAER_RMERR for a broker that can be reached and not used."""
-    code = _CODES.get(why.cause, Code.XAER_RMFAIL) if isinstance(why, ConnectionLost) else Code.XAER_RMFAIL
+    """XAER_RMFAIL, or XAER_RMERR where a connection to be opened is to a broker that can be reached and not used."""
+    unusable = isinstance(why, ConnectionLost) and why.cause is Cause.UNUSABLE
+    code = Code.XAER_RMERR if unusable and verb in _OPENS else Code.XAER_RMFAIL
     told = _LEFT.get(verb, "") if code is Code.XAER_RMFAIL else ""
     return xa_error(code, f"{verb}: {why}{told}", xid)
 
@@ -68,6 +72,8 @@ def failure(verb: str, why: ConnectionLost | TimedOut, xid: Xid | None = None) -
 def refusal_error(verb: str, refusal: Refusal, xid: Xid | None = None) -> XaError:
     """What the broker refused, as XA has it."""
     code = refusal.code if refusal.code in EXCEPTIONS else Code.XAER_RMERR
+    if code is Code.XAER_RMERR and verb in _UNDECIDED:
+        code = Code.XA_RETRY
     return xa_error(code, f"{verb}: {refusal.description or refusal.condition}", xid or refusal.xid)
 
 
@@ -317,15 +323,17 @@ class Connected:
         except (ConnectionLost, TimedOut) as why:
             raise self._failed(standing, verb, why, xid) from None
 
-    def _outcome(self, verb: str, reply: Reply, xid: Xid) -> Code:
+    def _outcome(self, standing: Standing, verb: str, reply: Reply, xid: Xid) -> Code:
         """The code in an answer; raised where it is no answer of XA's."""
-        code = reply.code if isinstance(reply, Told) else Code.XAER_RMERR
-        if code in EXCEPTIONS:
-            raise xa_error(code, f"{verb}: {_MEANT.get(verb, 'the broker says so')}", xid)
-        return code
+        if not isinstance(reply, Told):  # the answer to another question: nobody knows what was done
+            self._lose(standing)
+            raise xa_error(Code.XAER_RMFAIL, f"{verb}: the broker answered something else{_LEFT.get(verb, '')}", xid)
+        if reply.code in EXCEPTIONS:
+            raise xa_error(reply.code, f"{verb}: {_MEANT.get(verb, 'the broker says so')}", xid)
+        return reply.code
 
     def _carry_out(self, standing: Standing, verb: str, command: Coordination, xid: Xid) -> Code:
-        return self._outcome(verb, self._reply(standing, verb, command, xid), xid)
+        return self._outcome(standing, verb, self._reply(standing, verb, command, xid), xid)
 
 
 _MEANT: Final = {

@@ -98,7 +98,7 @@ class Coordinating(EndingLate):
     def _read(self, verb: str, address: str, rmid: int, page: int, xid: Xid | None) -> Generator[list[bytes]]:
         """Reads an address over a channel of its own, so that the thread of control may be at work meanwhile."""
         standing = self._asking(verb, rmid)
-        seat = self._over_channel(standing, verb, xid, lambda: self.pool.take(self.deadline()))
+        seat = self._over_channel(standing, verb, xid, lambda: self.pool.take(self.deadline(), spare=True))
         taker: Taker | None = None
         try:
             taker = self._step(standing, seat, verb, xid, seat.channel.reader(address, self.deadline()))
@@ -126,7 +126,7 @@ class Coordinating(EndingLate):
         try:
             return call()
         except AllInUse as why:
-            raise xa_error(Code.XAER_RMERR, f"{verb}: {why}; allow more with channels= in the open string") from None
+            raise xa_error(Code.XA_RETRY, f"{verb}: {why}; allow more with channels= in the open string") from None
         except RefusedError as error:
             raise refusal_error(verb, error.refusal, xid) from None
         except (ConnectionLost, TimedOut) as why:

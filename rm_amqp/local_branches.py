@@ -146,7 +146,7 @@ class LocalBranches(Connected, ABC):
             if not wait:
                 raise xa_error(Code.XA_RETRY, f"start: {why}", xid) from None
             told = f"start: {why}; end other work, or allow more with channels= in the open string"
-            raise xa_error(Code.XAER_RMERR, told, xid) from None
+            raise xa_error(Code.XA_RETRY, told, xid) from None
 
     def _resume(self, standing: Standing, branch: LocalBranch | None, xid: Xid) -> None:
         if branch is None or xid not in standing.suspended:

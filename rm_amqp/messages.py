@@ -3,8 +3,8 @@ library; what nearly all messages are made of is written and read here without t
 
 A message goes the short way if and only if it has no annotations, application properties (if any) and a body of null,
 booleans, integers (long), floats (double), strings, binaries, lists and maps of these, and its body is one
-amqp-value. Header and properties are proton's in either case. The octets that are written are proton's (a test
-compares them); what looks odd when it is read is left to proton, and so is every error.
+amqp-value, or one data section. Header and properties are proton's in either case. The octets that are written are
+proton's (a test compares them); what looks odd when it is read is left to proton, and so is every error.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from rm_amqp.engine import LIB
 
 APPLICATION_PROPERTIES: Final = b"\x00\x53\x74"
 VALUE: Final = b"\x00\x53\x77"
+DATA: Final = b"\x00\x53\x75"
+BINARIES: Final = frozenset({0xA0, 0xB0})
 SKIPPED: Final = frozenset({0x70, 0x73})
 """Sections that proton reads: header, properties."""
 MAX_DEPTH: Final = 8
@@ -42,18 +44,27 @@ class _LongWayError(Exception):
 def encoded(message: Any) -> bytes:
     """The octets of a proton.Message; proton's exceptions where it is none."""
     short = type(message) is Message and not message.instructions and not message.annotations
-    if short and not message.inferred:
+    if short:
         try:
             pieces: list[bytes] = []
             if message.properties is not None:
                 _write_properties(pieces, message.properties)
-            if message.body is not None:
-                pieces.append(VALUE)
+            if message.inferred or message.body is not None:
+                pieces.append(_section(message))
                 _write(pieces, message.body, 0)
-            return _head(message) + b"".join(pieces)
+            return b"".join((_head(message), *pieces))
         except (_LongWayError, ValueError, struct.error):
             pass
     return bytes(message.encode())
+
+
+def _section(message: Any) -> bytes:
+    """What the body's section begins with."""
+    if not message.inferred:
+        return VALUE
+    if type(message.body) is not bytes:
+        raise _LongWayError
+    return DATA
 
 
 def _head(message: Message) -> bytes:
@@ -130,13 +141,13 @@ def decoded(octets: bytes) -> Message:
     """The message; MessageException, ValueError or OverflowError where it is none."""
     message = Message()
     try:
-        end, properties, body = _read_parts(octets)
+        end, properties, body, inferred = _read_parts(octets)
     except (_LongWayError, ValueError, IndexError, TypeError, struct.error):
         return _decode(message, octets)
     pointer = message._msg  # noqa: SLF001 — as above
     if end and LIB.pn_message_decode(pointer, ffi.from_buffer(octets), end) < 0:
         return _decode(message, octets)
-    message.properties, message.body = properties, body
+    message.properties, message.body, message.inferred = properties, body, inferred
     return message
 
 
@@ -165,8 +176,8 @@ def _kept(value: Any) -> Any:
     return value
 
 
-def _read_parts(octets: bytes) -> tuple[int, Any, Any]:
-    """Where the properties end, the application properties, and the body."""
+def _read_parts(octets: bytes) -> tuple[int, Any, Any, bool]:
+    """Where the properties end, the application properties, the body, and whether that is a data section."""
     at, properties = 0, None
     while octets[at] == 0 and octets[at + 1] == 0x53 and octets[at + 2] in SKIPPED:
         at = _behind(octets, at + 3)
@@ -175,12 +186,13 @@ def _read_parts(octets: bytes) -> tuple[int, Any, Any]:
         properties, at = _read(octets, at + 3, 0)
         if type(properties) is not dict:
             raise _LongWayError
-    if not octets.startswith(VALUE, at):
+    inferred = octets.startswith(DATA, at) and octets[at + 3] in BINARIES
+    if not inferred and not octets.startswith(VALUE, at):
         raise _LongWayError
     body, at = _read(octets, at + 3, 0)
     if at != len(octets):
         raise _LongWayError
-    return end, properties, body
+    return end, properties, body, inferred
 
 
 def _behind(octets: bytes, at: int) -> int:
@@ -227,6 +239,9 @@ _COMPOUNDS: Final = frozenset({0x45, 0xC0, 0xC1, 0xD0, 0xD1})
 def _text(octets: bytes, at: int, stop: int, string: bool) -> str | memoryview:
     if stop > len(octets):
         raise _LongWayError
+    if 2 * (stop - at) > len(octets):  # nearly all of the message: not copied once more
+        view = memoryview(octets)[at:stop]
+        return str(view, "utf-8") if string else view
     return octets[at:stop].decode() if string else memoryview(octets[at:stop])
 
 

@@ -1,7 +1,8 @@
 """The pool of transactional channels, and how connections are made: in turn, with back-off.
 
 A thread of control has a channel to itself; the pool is bounded, and keeps those that nobody has for the next one, the
-one that was used last first.
+one that was used last first. What is done beside a branch (a token that is held for a moment, a queue that is read) may
+take `SPARE` channels more, so that no thread waits for the channel that it has at work itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_LAST_S: Final = 1.0
+SPARE: Final = 4
 IDLE_S: Final = 1.0
 """How long a channel that nobody has keeps messages that were sent ahead."""
 
@@ -87,7 +89,9 @@ class Pool:
         self._changed = threading.Condition()
         self._idle: list[Seat] = []
         self._all: set[Seat] = set()
+        self._at_work: set[Seat] = set()
         self._being_made = 0
+        self._made_for_work = 0
         self._closed = False
         self._spent = 0
         """Round trips on channels that are gone."""
@@ -99,12 +103,13 @@ class Pool:
         with self._changed:
             return self._spent + sum(seat.line.round_trips for seat in self._all)
 
-    def take(self, deadline: float, *, wait: bool = True) -> Seat:
-        """A channel. AllInUse: all are at work. ConnectionLost: none can be made."""
+    def take(self, deadline: float, *, wait: bool = True, spare: bool = False) -> Seat:
+        """A channel. With `spare` it is for something that needs no other one to end. AllInUse: all are at work.
+        ConnectionLost: none can be made."""
         while True:
             self._reap()
             with self._changed:
-                while not self._idle and len(self._all) + self._being_made >= self._settings.channels:
+                while not self._has_room(spare=spare):
                     left_s = deadline - self._clock()
                     if left_s <= 0 or not wait:
                         raise AllInUse(f"all {self._settings.channels} channels are in use")
@@ -112,14 +117,24 @@ class Pool:
                 seat = self._idle.pop() if self._idle else None
                 if seat is None:
                     self._being_made += 1
+                    self._made_for_work += not spare
+                elif not spare:
+                    self._at_work.add(seat)
             if seat is None:
-                return self._make(deadline)
+                return self._make(deadline, spare=spare)
             seat.line.refresh()
             if not seat.channel.broken:
                 return seat
             self.discard(seat)
 
-    def _make(self, deadline: float) -> Seat:
+    def _has_room(self, *, spare: bool) -> bool:
+        """Whether somebody need not wait. Called with the lock held."""
+        most = self._settings.channels
+        if not spare and len(self._at_work) + self._made_for_work >= most:
+            return False
+        return bool(self._idle) or len(self._all) + self._being_made < most + SPARE
+
+    def _make(self, deadline: float, *, spare: bool) -> Seat:
         line, seat = None, None
         try:
             line = self._dial(deadline)
@@ -131,9 +146,12 @@ class Pool:
         finally:
             with self._changed:
                 self._being_made -= 1
+                self._made_for_work -= not spare
                 if seat is not None:
                     self._all.add(seat)
-                self._changed.notify()
+                    if not spare:
+                        self._at_work.add(seat)
+                self._changed.notify_all()
         return seat
 
     def give(self, seat: Seat) -> None:
@@ -143,8 +161,9 @@ class Pool:
             return
         seat.channel.idle_since = self._clock()
         with self._changed:
+            self._at_work.discard(seat)
             self._idle.append(seat)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def discard(self, seat: Seat) -> None:
         """The channel can't be used any more, or what was done on it shall be undone."""
@@ -153,7 +172,8 @@ class Pool:
             if seat in self._all:
                 self._all.discard(seat)
                 self._spent += seat.line.round_trips
-            self._changed.notify()
+            self._at_work.discard(seat)
+            self._changed.notify_all()
 
     def abandon(self, seat: Seat) -> None:
         """The thread of control that had the channel is gone. It is called while garbage is collected, at any moment
@@ -181,7 +201,7 @@ class Pool:
                 if seat.channel.holds_nothing:
                     seat.channel.idle_since = 0.0
                 self._idle.insert(0, seat)
-                self._changed.notify()
+                self._changed.notify_all()
         return now + IDLE_S / 2
 
     def close(self, deadline: float) -> None:
@@ -203,6 +223,7 @@ class Pool:
             seats = list(self._all)
             self._spent += sum(seat.line.round_trips for seat in seats)
             self._all.clear()
+            self._at_work.clear()
             self._idle.clear()
             self._changed.notify_all()
         return seats

@@ -338,7 +338,7 @@ class AmqpResource(Coordinating):
                 operation.code = self._voted(operation, vote, xid)
             elif asked is not None:
                 reply = self._answer(operation.standing, verb, asked, operation.deadline, xid)
-                operation.code = self._outcome(verb, reply, xid)
+                operation.code = self._outcome(operation.standing, verb, reply, xid)
             else:
                 return
         except XaError as error:

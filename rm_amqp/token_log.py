@@ -200,7 +200,7 @@ class TokenLog:
         """Holds the token of a slot, and puts what `change` makes of it in its place; None leaves it. The token that
         the slot has now, durably. With `alone` the queue is seen to have no other. `over`: a channel of that pool."""
         pool = over or self._pool
-        seat = pool.take(deadline)
+        seat = pool.take(deadline, spare=True)
         channel = seat.channel
         assert isinstance(channel, LocalChannel)  # noqa: S101 — the pool's select makes no others
 

@@ -8,16 +8,19 @@ themselves are kept, settled and discarded by `DecisionTable`, for all of them.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import URL
 
+from rm_db import mysql
 from rm_db.address import Address
 from rm_db.decisions import DECIDED, DecisionTable
 from rm_db.diagnosing import diagnose_decider
 from rm_db.resource import DatabaseResource, Place
 from rm_db.server import SCHEMES, PgServer
-from rm_db.sql_server import DECIDER_PREFIX, TABLE_CONNECTIONS, guard, make_engine, parse_url
+from rm_db.sql_errors import from_dbapi
+from rm_db.sql_server import DECIDER_PREFIX, TABLE_CONNECTIONS, any_dialect, guard, make_engine, parse_url
 from rm_db.sql_work import SqlWork
 from xa import Code, xa_error
 from xa.tables import BranchVerb
@@ -25,11 +28,14 @@ from xa.tables import BranchVerb
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rm_db.pool import Outstanding
     from rm_db.wire import Steps
     from rm_db.work import PgWork
     from xa import DecisionRecord, Handle, Owner, Xid
     from xa.diagnosis import Diagnosis
 
+
+logger = logging.getLogger("xabridge.rm_db")
 
 T = TypeVar("T")
 
@@ -54,9 +60,10 @@ class DecidingPlace(Place, Protocol):
 class PostgresPlace:
     """PostgreSQL through psycopg."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, outstanding: Outstanding) -> None:
         url = address.url.removeprefix(DECIDER_PREFIX)
-        self._server = PgServer(Address(url, address.pool_size, address.pool_wait_s, address.reply_s, address.pooled))
+        plain = Address(url, address.pool_size, address.pool_wait_s, address.reply_s, address.pooled)
+        self._server = PgServer(plain, outstanding)
         self.table = DecisionTable(
             make_engine(
                 URL.create("postgresql+psycopg"), TABLE_CONNECTIONS, address.pool_wait_s, creator=self._server.connect
@@ -92,10 +99,15 @@ class SqlPlace:
         self._engine = make_engine(url, address.pool_size, address.pool_wait_s)
         guard(self._engine)
         self.reply_s = address.reply_s
-        self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s))
+        options = {"isolation_level": mysql.ISOLATION} if self._engine.dialect.name in mysql.DIALECTS else {}
+        self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s, **options))
 
     def reach(self) -> None:
-        """As `DecidingPlace` says: opening the table reaches it."""
+        """As `DecidingPlace` says: opening the table reaches it, where nothing is to be asked."""
+        if self._engine.dialect.name in mysql.DIALECTS:
+            with from_dbapi("open"), self._engine.connect() as connection:
+                for weakness, mend in mysql.weaknesses(connection):
+                    logger.warning("%s: a crash of the server's machine can lose a decision; %s", weakness, mend)
 
     def begin(self, xid: Xid, *, wait: bool) -> SqlWork:
         """As `DecidingPlace` says."""
@@ -131,7 +143,7 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
             return place
         address = Address.parse(url)
         scheme = address.url.removeprefix(DECIDER_PREFIX).partition("://")[0]
-        place = PostgresPlace(address) if scheme in SCHEMES else SqlPlace(address)
+        place = PostgresPlace(address, self._operations) if scheme in SCHEMES else SqlPlace(address)
         try:
             place.reach()
             self._decider_id = place.table.open()
@@ -215,6 +227,12 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
         table = self._opened.table
         if table.end(gtrids):
             self._run(control, _call(table.delete_due))
+
+
+def deciding_database(scheme: str) -> type[DecidingDatabase]:
+    """For `decider+*`: the factory for URLs with any scheme that SQLAlchemy knows; LookupError for others."""
+    any_dialect(scheme)
+    return DecidingDatabase
 
 
 def _call(call: Callable[[], T]) -> Steps[T]:

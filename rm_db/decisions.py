@@ -27,7 +27,7 @@ import threading
 import time
 from contextlib import contextmanager
 from datetime import UTC
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     ARRAY,
@@ -53,10 +53,12 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.mysql import LONGBLOB
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.schema import CreateTable
 
+from rm_db import mysql
 from rm_db.sql_errors import from_dbapi, is_loss, is_transient, told
 from rm_db.sql_server import WAIT_OPTION
 from xa import Code, DecisionRecord, Owner, TryAgain, XaError, xa_error
@@ -112,14 +114,16 @@ class DecisionTable:
             Column("singleton", SmallInteger, primary_key=True, autoincrement=False),
             Column("decider_id", String(16), nullable=False),
             Column("incarnation", BigInteger, nullable=False),
+            **_INNODB,
         )
         self.decisions = Table(
             "xabridge_decision",
             metadata,
             Column("gtrid", String(128), primary_key=True),
             Column("state", String(11), nullable=False),
-            Column("record", LargeBinary),
+            Column("record", LargeBinary().with_variant(LONGBLOB(), *mysql.DIALECTS)),  # a BLOB there ends at 64 KiB
             Column("created", DateTime(timezone=True), nullable=False, server_default=func.current_timestamp()),
+            **_INNODB,
         )
         self._owners = Table(
             "xabridge_owner",
@@ -128,6 +132,7 @@ class DecisionTable:
             Column("incarnation", String(16), primary_key=True),
             Column("process", String(255), nullable=False),
             Column("until", Double, nullable=False),
+            **_INNODB,
         )
         self._metadata = metadata
 
@@ -182,6 +187,15 @@ class DecisionTable:
                     connection.commit()
                     continue
                 columns = {column["name"] for column in present.get_columns(table.name, schema=table.schema)}
+                engine = None
+                if connection.dialect.name in mysql.DIALECTS:
+                    engine = mysql.other_engine(connection, table.schema or "", table.name)
+            if engine is not None:
+                raise xa_error(
+                    Code.XAER_RMERR,
+                    f"the table {table.name} is in {engine}, which has no transactions: make it InnoDB's with "
+                    f"ALTER TABLE {table.name} ENGINE = InnoDB",
+                )
             missing = {column.name for column in table.columns} - columns
             if missing:
                 raise xa_error(
@@ -321,9 +335,11 @@ class DecisionTable:
                 for gtrid in batch:
                     self._ended.pop(gtrid, None)
 
-    def _deletion(self, keys: list[str]) -> tuple[Delete, dict[str, list[str]]]:
+    def _deletion(self, keys: list[str]) -> tuple[Delete, Any]:
         """The statement that deletes these rows: with one parameter, where the database has arrays."""
         key = self.decisions.c.gtrid
+        if self._engine.dialect.name in mysql.DIALECTS:  # one by one: for a list it reads, and locks, the whole table
+            return delete(self.decisions).where(key == bindparam("ended")), [{"ended": ended} for ended in keys]
         if self._engine.dialect.name == "postgresql":
             return delete(self.decisions).where(key == any_(bindparam("keys", type_=ARRAY(String)))), {"keys": keys}
         return delete(self.decisions).where(key.in_(keys)), {}
@@ -343,6 +359,8 @@ class DecisionTable:
             be_durable(connection)
             if connection.dialect.name == "postgresql":
                 connection.execute(_LOCK_TIMEOUT, {"wait": f"{max(1, int(wait_s * 1000))}ms"})
+            elif connection.dialect.name in mysql.DIALECTS:
+                connection.exec_driver_sql(mysql.lock_timeout(wait_s))
             yield connection
 
 
@@ -371,6 +389,7 @@ def _now(connection: Connection) -> float:
     return now.replace(tzinfo=now.tzinfo or UTC).timestamp()
 
 
+_INNODB: Final[dict[str, Any]] = {f"{dialect}_engine": "InnoDB" for dialect in mysql.DIALECTS}
 _LOCK_TIMEOUT: Final = text("SELECT set_config('lock_timeout', :wait, true)")
 _FORCE: Final = text(
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"

@@ -2,6 +2,13 @@
 
 Work (a branch from its start to its vote) may hold `size` connections. Commands (commit and rollback of prepared
 branches, recovery) may take `RESERVE` more, so that what frees a lock never waits for the work that waits for it.
+Where the server lets us have fewer than that, the pool makes do with those that it got, for `FULL_S`.
+
+Who finds no connection free does three things, in this order: it finishes an operation that holds one and that nobody
+has collected yet (`Outstanding`), so that no thread waits for a connection which it holds itself; it stands in a queue,
+so that a thread with hundreds of commands leaves the others their turn; and after `wait_s` it hears XA_RETRY: nothing
+was asked of the server.
+
 A connection goes back to the thread that used it last where it can, and to the pool only when it is known to be
 whole: in no transaction, its session state reset.
 """
@@ -11,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rm_db.wire import IDLE, ConnectionLost, Steps, Wire, drive
 from xa import Code, xa_error
@@ -19,13 +26,39 @@ from xa import Code, xa_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from xa import XaError
+
 RESERVE: Final = 4
 CHECK_AFTER_S: Final = 30.0
 """A connection that was idle for longer is asked for a sign of life before it is used."""
+FULL_S: Final = 5.0
+"""How long no further connection is tried after the server had none left for us."""
+
+
+class ServerFull(Exception):
+    """The server, or what stands before it, has no further connection for us at this moment. `error` says so."""
+
+    def __init__(self, error: XaError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Outstanding(Protocol):
+    """Operations that hold connections until somebody collects them."""
+
+    def finish_one(self, timeout_s: float) -> bool:
+        """Finishes one of them, and gives its connection back; False where there is none. `timeout_s` bounds the wait
+        for its reply."""
+        ...
+
+    def watch(self, begun: Callable[[], None]) -> None:
+        """From now on `begun` is called when another one has begun."""
+        ...
 
 
 class WirePool:
-    """Connections that `connect` makes. `wait_s` bounds the wait for a free one, `reply_s` that for a reply."""
+    """Connections that `connect` makes; it raises ServerFull where there is none left. `wait_s` bounds the wait for a
+    free one, `reply_s` that for a reply; `outstanding` are the operations that hold some of them."""
 
     def __init__(
         self,
@@ -33,6 +66,7 @@ class WirePool:
         size: int,
         wait_s: float,
         reply_s: float,
+        outstanding: Outstanding,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.size = size
@@ -40,6 +74,7 @@ class WirePool:
         self._wait_s = wait_s
         self._reply_s = reply_s
         self._clock = clock
+        self._outstanding = outstanding
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -47,7 +82,12 @@ class WirePool:
         self._by_thread: dict[int, Wire] = {}
         self._open = 0
         self._working = 0
+        self._most = size + RESERVE
+        self._most_until = 0.0
+        self._queue: list[_Place] = []
+        self._events = 0
         self._closed = False
+        outstanding.watch(self._stir)
 
     @property
     def opened(self) -> int:
@@ -60,13 +100,18 @@ class WirePool:
         return os.getpid() != self._pid
 
     def acquire(self, *, work: bool, wait: bool = True) -> Wire:
-        """A connection in no transaction. XaError: XA_RETRY when none is free and `wait` is False, XAER_RMERR when
-        none became free in time, else what `connect` raises."""
+        """A connection in no transaction. XA_RETRY: none is free and `wait` is False, or none became free in time, or
+        the server has none left; else what `connect` raises."""
+        deadline = self._clock() + self._wait_s if wait else None
         while True:
-            wire = self._reserve(work=work, wait=wait)
+            wire = self._reserve(work=work, deadline=deadline)
             if wire is None:
                 try:
                     wire = self._connect()
+                except ServerFull as full:
+                    if not self._is_full(work=work):
+                        raise full.error from None
+                    continue
                 except BaseException:
                     self._give_up(work=work)
                     raise
@@ -95,7 +140,7 @@ class WirePool:
                 self._by_thread[wire.affinity] = wire
             else:
                 self._open -= 1
-            self._changed.notify()
+            self._event()
 
     def close(self) -> None:
         """Closes what is idle, and what is in use when it is given back."""
@@ -105,35 +150,101 @@ class WirePool:
             self._idle.clear()
             self._by_thread.clear()
             self._open -= len(idle)
-            self._changed.notify_all()
+            self._event()
         for wire in idle:
             wire.close()
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _reserve(self, *, work: bool, wait: bool) -> Wire | None:
+    def _reserve(self, *, work: bool, deadline: float | None) -> Wire | None:
         """An idle connection, or None for the right to open one."""
-        deadline = None
+        place = _Place(work)
         with self._lock:
+            if self._first() is None and self._has_room(work=work):
+                return self._taken(work=work)
+            if deadline is None:
+                self._check_open()
+                raise xa_error(Code.XA_RETRY, f"all {self.size} connections are in use")
+            self._queue.append(place)
+        try:
             while True:
-                if self._closed:
-                    raise xa_error(Code.XAER_PROTO, "the resource manager was closed")
-                if not work or self._working < self.size:
-                    wire = self._take_idle()
-                    if wire is not None or self._open < self.size + RESERVE:
-                        self._open += wire is None
-                        self._working += work
-                        return wire
-                if not wait:
-                    raise xa_error(Code.XA_RETRY, f"all {self.size} connections are in use")
-                now = self._clock()
-                deadline = now + self._wait_s if deadline is None else deadline
-                if now >= deadline or not self._changed.wait(deadline - now):
-                    raise xa_error(
-                        Code.XAER_RMERR,
-                        f"no connection became free within {self._wait_s:g} s: {self._working} are at work, "
-                        f"{self.size} may be; raise xa_pool_size, or look for transactions that hang",
-                    )
+                with self._lock:
+                    events = self._events
+                    if self._first() is place:
+                        return self._taken(work=work)
+                if self._outstanding.finish_one(self._reply_s):
+                    continue
+                with self._lock:
+                    now = self._clock()
+                    if now >= deadline:
+                        raise self._waited()
+                    if events == self._events:
+                        until = min(deadline, self._most_until or deadline)
+                        self._changed.wait(max(0.0, until - now))
+        finally:
+            with self._lock:
+                self._queue.remove(place)
+                self._event()
+
+    def _has_room(self, *, work: bool) -> bool:
+        """Whether somebody need not wait."""
+        limit = self._limit()
+        if self._closed:
+            return True  # to be told so
+        if work and self._working >= min(self.size, max(1, limit - 1)):
+            return False
+        return bool(self._idle) or self._open < limit
+
+    def _limit(self) -> int:
+        if self._most_until and self._clock() >= self._most_until:
+            self._most, self._most_until = self.size + RESERVE, 0.0
+        return self._most
+
+    def _first(self) -> _Place | None:
+        """Whose turn it is: the first in the queue that there is room for."""
+        return next((place for place in self._queue if self._has_room(work=place.work)), None)
+
+    def _taken(self, *, work: bool) -> Wire | None:
+        self._check_open()
+        wire = self._take_idle()
+        self._open += wire is None
+        self._working += work
+        return wire
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise xa_error(Code.XAER_PROTO, "the resource manager was closed")
+
+    def _waited(self) -> XaError:
+        self._check_open()
+        if self._most_until:
+            why = f"the server lets us have {self._most}"
+        else:
+            mend = "raise xa_pool_size, or look for transactions that hang"
+            why = f"{self._working} are at work, {self.size} may be; {mend}"
+        return xa_error(Code.XA_RETRY, f"no connection became free within {self._wait_s:g} s: {why}")
+
+    def _is_full(self, *, work: bool) -> bool:
+        """The server has no further connection for us: whether there are others, of which one may become free."""
+        with self._lock:
+            self._open -= 1
+            self._working -= work
+            if self._open:
+                self._most, self._most_until = self._open, self._clock() + FULL_S
+            self._event()
+            return bool(self._open)
+
+    def _stir(self) -> None:
+        """An operation has begun that holds a connection: whoever waits for one may finish it."""
+        if self._queue:
+            with self._lock:
+                self._event()
+
+    def _event(self) -> None:
+        """Something has changed that somebody may wait for. Called with the lock held."""
+        if self._queue:
+            self._events += 1
+            self._changed.notify_all()
 
     def _take_idle(self) -> Wire | None:
         if not self._idle:
@@ -151,7 +262,7 @@ class WirePool:
         with self._lock:
             self._open -= 1
             self._working -= work
-            self._changed.notify()
+            self._event()
 
     def _is_whole(self, wire: Wire) -> bool:
         """Whether a connection from the pool can be used: the other side is there, its last reply was a success."""
@@ -167,6 +278,15 @@ class WirePool:
         except ConnectionLost:
             return False
         return wire.status == IDLE
+
+
+class _Place:
+    """A place in the queue."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: bool) -> None:
+        self.work = work
 
 
 def _sign_of_life(wire: Wire) -> Steps[None]:

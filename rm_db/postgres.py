@@ -30,7 +30,7 @@ from xa import Code, xa_error
 from xa.tables import BranchVerb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from xa import Handle, Xid
     from xa.diagnosis import Diagnosis
@@ -95,7 +95,7 @@ class PostgresResource(DatabaseResource[PgServer]):
     """How many transactions the server lets be prepared at a time; known once it is open."""
 
     def _reach(self, url: str, place: PgServer | None) -> PgServer:
-        server = place or PgServer(Address.parse(url))
+        server = place or PgServer(Address.parse(url), self._operations)
         try:
             facts = server.probe()
             _check_prepares(facts, server.address)
@@ -117,17 +117,21 @@ class PostgresResource(DatabaseResource[PgServer]):
 
     def _commit_prepared(self, xid: Xid) -> Steps[Code]:
         self._find("commit", BranchVerb.COMMIT, xid)
-        failure = yield from self._finish(b"COMMIT PREPARED", xid)
-        if failure is not None:
-            raise self._refused("commit", COMMIT_PREPARED, failure, xid)
+        yield from self._finish("commit", COMMIT_PREPARED, xid, self._command_of(b"COMMIT PREPARED", xid))
         return Code.XA_OK
 
     def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
-        failure = yield from self._finish(b"ROLLBACK PREPARED", xid)
-        if failure is not None and failure.sqlstate == UNDEFINED_OBJECT and (yield from self._end_of_preparation(xid)):
-            failure = yield from self._finish(b"ROLLBACK PREPARED", xid)
-        if failure is not None:
-            raise self._refused("rollback", ROLLBACK_PREPARED, failure, xid)
+        command = self._command_of(b"ROLLBACK PREPARED", xid)
+
+        def rolled_back(wire: Wire) -> Steps[Failure | None]:
+            failure = yield from command(wire)
+            if failure is not None and failure.sqlstate == UNDEFINED_OBJECT:
+                being_prepared = yield from self._end_of_preparation(wire, xid)
+                if being_prepared:
+                    failure = yield from command(wire)
+            return failure
+
+        yield from self._finish("rollback", ROLLBACK_PREPARED, xid, rolled_back)
         return Code.XA_OK
 
     def _forget(self, xid: Xid) -> Steps[Code]:
@@ -137,18 +141,33 @@ class PostgresResource(DatabaseResource[PgServer]):
             raise xa_error(Code.XAER_PROTO, "forget: the branch is prepared, not heuristically completed", xid)
         raise xa_error(Code.XAER_NOTA, "forget: PostgreSQL completes no branch on its own, none is remembered", xid)
 
-    def _refused(self, verb: str, table: dict[str, Code], failure: Failure, xid: Xid) -> Exception:
-        code = lookup(table, failure.sqlstate or "")
-        if code is Code.XAER_NOTA:
-            self._branches.forget_prepared(xid)
-        return xa_error(code, f"{verb}: {failure}", xid)
-
-    def _finish(self, command: bytes, xid: Xid) -> Steps[Failure | None]:
-        """COMMIT PREPARED or ROLLBACK PREPARED; None when it is done."""
-        pool = self._opened.pool
-        wire = pool.acquire(work=False)
-        statement = command + b" '" + encode_gid(xid) + b"'"
+    def _finish(
+        self,
+        verb: str,
+        table: dict[str, Code],
+        xid: Xid,
+        command: Callable[[Wire], Steps[Failure | None]],
+    ) -> Steps[None]:
+        """Completes a prepared branch, over one connection; `table` has the codes for what the server refuses."""
+        server = self._opened
+        wire = server.reserve()
         try:
+            failure = yield from command(wire)
+        except ConnectionLost as lost:
+            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost over {verb}: {lost}", xid) from None
+        finally:
+            server.pool.release(wire)
+        code = None if failure is None else lookup(table, failure.sqlstate or "")
+        if code is None or code is Code.XAER_NOTA:
+            self._branches.forget_prepared(xid)
+        if code is not None:
+            raise xa_error(code, f"{verb}: {failure}", xid)
+
+    def _command_of(self, command: bytes, xid: Xid) -> Callable[[Wire], Steps[Failure | None]]:
+        """COMMIT PREPARED or ROLLBACK PREPARED; its result is None when it is done."""
+        statement = command + b" '" + encode_gid(xid) + b"'"
+
+        def told(wire: Wire) -> Steps[Failure | None]:
             for _ in range(_TRIES):
                 reply = yield from wire.exchange(statement)
                 if reply.failure is None or reply.failure.sqlstate != OBJECT_IN_USE:
@@ -156,24 +175,22 @@ class PostgresResource(DatabaseResource[PgServer]):
                 yield from wire.exchange(_PAUSE)  # somebody else is completing it at this moment
             if reply.failure is not None and reply.failure.sqlstate == INSUFFICIENT_PRIVILEGE:
                 reply = yield from self._as_owner(wire, statement, xid, reply)
-        except ConnectionLost as lost:
-            message = f"the connection was lost over {command.decode('ascii')}: {lost}"
-            raise xa_error(Code.XAER_RMFAIL, message, xid) from None
-        finally:
-            pool.release(wire)
-        if reply.failure is None:
-            self._branches.forget_prepared(xid)
-        return reply.failure
+            return reply.failure
 
-    def _end_of_preparation(self, xid: Xid) -> Steps[bool]:
+        return told
+
+    def _end_of_preparation(self, wire: Wire, xid: Xid) -> Steps[bool]:
         """The server may be about to prepare the branch for a connection that was given up: terminates the process
         that does, and waits for its end; whether there was one."""
         query = _BEING_PREPARED.format(gid=xid).encode("ascii")
         for tries in range(_TRIES):
-            reply = yield from self._opened.command(query)
+            reply = yield from wire.exchange(query)
+            if reply.failure is not None:
+                why = f"rollback: whether the branch is being prepared can't be told: {reply.failure}"
+                raise xa_error(Code.XA_RETRY, why, xid)
             if not reply.rows():
                 return tries > 0
-        raise xa_error(Code.XAER_RMFAIL, "rollback: a server process that prepares the branch does not end", xid)
+        raise xa_error(Code.XA_RETRY, "rollback: a server process that prepares the branch does not end", xid)
 
     def _as_owner(self, wire: Wire, statement: bytes, xid: Xid, refused: Reply) -> Steps[Reply]:
         """PostgreSQL lets only the very role finish a transaction that prepared it: becomes that role, where it may."""

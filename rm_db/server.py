@@ -15,13 +15,14 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rm_db.pg_session import PgSessions
-from rm_db.pool import WirePool
+from rm_db.pool import ServerFull, WirePool
 from rm_db.wire import ConnectionLost, Reply, Steps, Wire, drive
 from rm_db.work import Manners, PgWork
-from xa import Code, XaError, xa_error
+from xa import Code, ResourceError, XaError, xa_error
 
 if TYPE_CHECKING:
     from rm_db.address import Address
+    from rm_db.pool import Outstanding
     from xa import Xid
 
 logger = logging.getLogger("xabridge.rm_db")
@@ -31,6 +32,7 @@ CONNECT_TIMEOUT_S: Final = 10
 SCHEMES: Final = ("postgresql", "postgres", "postgresql+psycopg")
 
 _REACHED: Final = re.compile(r"FATAL|\bauthentication\b|password|SSL|certificate", re.IGNORECASE)
+_FULL: Final = re.compile(r"too many (clients|connections)|connection slots|no more connections", re.IGNORECASE)
 _NOT_NOW: Final = re.compile(r"database system|shutting down|starting up|recovery", re.IGNORECASE)
 
 _PROBE: Final = (
@@ -57,11 +59,11 @@ class Facts:
 class PgServer:
     """One database, with the pool of connections to it. It is made when the database has been reached."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, outstanding: Outstanding) -> None:
         self.address = address
         self._conninfo = conninfo(address)
         self.sessions = PgSessions(self.connect)
-        self.pool = WirePool(self._connect, address.pool_size, address.pool_wait_s, address.reply_s)
+        self.pool = WirePool(self._connect, address.pool_size, address.pool_wait_s, address.reply_s, outstanding)
         self._manners: Manners | None = None
         self._lock = threading.Lock()
 
@@ -133,6 +135,15 @@ class PgServer:
         finally:
             self.pool.release(wire)
 
+    def reserve(self) -> Wire:
+        """A connection for a command about a branch that is prepared. XA_RETRY, XAER_RMFAIL: there is none; the branch
+        is as it was. (What keeps us from connecting, a password say, is no error in the branch: XAER_RMERR would mean
+        that it was rolled back.)"""
+        try:
+            return self.pool.acquire(work=False)
+        except ResourceError as error:
+            raise xa_error(Code.XA_RETRY, error.message) from None
+
     def connect(self) -> psycopg.Connection[Any]:
         """A new psycopg connection."""
         return psycopg.connect(self._conninfo, prepare_threshold=None if self.address.pooled else 5)
@@ -141,7 +152,8 @@ class PgServer:
         try:
             return Wire(self.connect())
         except psycopg.Error as error:
-            raise unconnected(str(error).strip()) from None
+            told = unconnected(str(error).strip())
+            raise ServerFull(told) if told.code is Code.XA_RETRY else told from None
 
 
 def conninfo(address: Address) -> str:
@@ -159,6 +171,9 @@ def conninfo(address: Address) -> str:
 
 
 def unconnected(message: str) -> XaError:
-    """A connection that could not be made: was the server there? libpq tells that in words only."""
+    """A connection that could not be made: was the server there, and is it a matter of waiting? libpq tells that in
+    words only. XA_RETRY: the server has no connection left."""
+    if _FULL.search(message):
+        return xa_error(Code.XA_RETRY, message)
     code = Code.XAER_RMERR if _REACHED.search(message) and not _NOT_NOW.search(message) else Code.XAER_RMFAIL
     return xa_error(code, message)

@@ -52,10 +52,10 @@ COMMIT_PREPARED: Final[dict[str, Code]] = {
 
 ROLLBACK_PREPARED: Final[dict[str, Code]] = {
     UNDEFINED_OBJECT: Code.XAER_NOTA,
-    "": Code.XAER_PROTO,
+    "": Code.XA_RETRY,
 }
-"""ROLLBACK PREPARED failed: whatever the reason, the branch stays prepared. The contract has no "not now" for a
-rollback, so it is refused, and the message says what stands in the way."""
+"""ROLLBACK PREPARED failed: whatever the reason, the branch stays prepared, and the message says what stands in the
+way."""
 
 
 def lookup(table: dict[str, Code], sqlstate: str) -> Code:

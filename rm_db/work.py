@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from rm_db.sqlstate import DUPLICATE_OBJECT, FEATURE_NOT_SUPPORTED, OUT_OF_MEMORY, ROLLED_BACK, UNIQUE_VIOLATION, lookup
+from rm_db.sqlstate import (
+    DUPLICATE_OBJECT,
+    FEATURE_NOT_SUPPORTED,
+    OUT_OF_MEMORY,
+    ROLLED_BACK,
+    UNIQUE_VIOLATION,
+    is_lost,
+    lookup,
+)
 from rm_db.statements import LINGERS, NOTIFIES
 from rm_db.wire import ACTIVE, IDLE, IN_ERROR, ConnectionLost, Failure, Reply, Steps, Wire
 from xa import Code, xa_error
@@ -204,7 +212,12 @@ class PgWork:
             self.abandon()
             message = f"the connection was lost while the branch was committed: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
-        committed = reply.tag(2 if insertion else 1) == b"COMMIT"
+        told = reply.tag(2 if insertion else 1)
+        if told is None and not wire.alive and (reply.failure is None or is_lost(reply.failure.sqlstate)):
+            self.abandon()  # the commands before it were answered, the commit was not: it may have been carried out
+            message = "the connection was lost while the branch was committed, in the middle of the reply"
+            raise xa_error(Code.XAER_RMFAIL, message, self.xid)
+        committed = told == b"COMMIT"
         self._leave(wire, reply, ended=committed)
         if committed:
             return Code.XA_OK

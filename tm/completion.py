@@ -227,6 +227,9 @@ class Completion:
         self.reasons.append(Reason(branch, answer))
         if meaning is Meaning.LOST_ROLLED_BACK:
             return (yield from self._refuse(()))
+        if code_of(answer) is Code.XAER_NOTA and not (yield Held(self.gtrid, None)):
+            self.pending = [branch]  # whoever took the log over meanwhile has found no decision there
+            return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
         if meaning is not Meaning.LATER:
             return (yield from self._alone_on_its_own(branch, meaning))
         decision = Decision(self.gtrid, (branch,))

@@ -1,7 +1,8 @@
 """Performs the effects of a completion on resource managers and the log: the blocking shell.
 
 Overlap: of several branches, the requests to resource managers that take TMASYNC are all sent first, then the
-others are asked one after another, then the replies are collected.
+others are asked one after another, then the replies are collected. One that takes no more at a time (XAER_ASYNC:
+nothing was asked) has its outstanding replies collected, and is then sent the next.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tm.log import LogError, LogFull
 from tm.outcome import named
 from tm.record import encode_branches
 from tm.verdicts import Verb
-from xa import TMASYNC, TMNOFLAGS, Code, Gtrid, Handle, XaMisuse, xa_error
+from xa import TMASYNC, TMNOFLAGS, Code, Gtrid, Handle, XaError, XaMisuse, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,7 +81,10 @@ class Performer:
                 name = branch.resource
                 if self._resources[name].overlaps and (left or name in sent):
                     sent.add(name)
-                    answers[index] = self._ask(verb, branch, flags | TMASYNC)
+                    answer = self._ask(verb, branch, flags | TMASYNC)
+                    if _is_full(answer) and self._collect_all(name, branches, answers):
+                        answer = self._ask(verb, branch, flags | TMASYNC)
+                    answers[index] = answer
             for index, branch in enumerate(branches):
                 if answers[index] is None:
                     answers[index] = self._ask(verb, branch, flags)
@@ -90,9 +94,18 @@ class Performer:
                     answers[index] = self._collect(branches[index], answer)
         if answers != [_OK] * len(answers):
             for index, answer in enumerate(answers):
-                if type(answer) is XaMisuse and answer.code is Code.XAER_ASYNC:  # too many were outstanding
+                if _is_full(answer):  # of other threads' operations, or it takes none at all
                     answers[index] = self._ask(verb, branches[index], flags)
         return answers
+
+    def _collect_all(self, name: str, branches: tuple[Branch, ...], answers: list[Any]) -> bool:
+        """Collects what is outstanding at a resource; whether anything was."""
+        collected = False
+        for index, answer in enumerate(answers):
+            if type(answer) is Handle and branches[index].resource == name:
+                answers[index] = self._collect(branches[index], answer)
+                collected = True
+        return collected
 
     def _ask(self, verb: Verb, branch: Branch, flags: int) -> Answer | Handle:
         resource = self._resources.get(branch.resource)
@@ -100,7 +113,7 @@ class Performer:
             return xa_error(Code.XAER_RMFAIL, f"{branch.resource} is not configured", branch.xid)
         try:
             if resource.suspect:
-                resource.mend()
+                _open_again(resource, verb, branch)
             answer = resource.routines[verb](branch.xid, resource.rmid, flags)
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's: the outcome is unknown
             error = resource.heard(raised, verb.value, branch.xid)
@@ -116,7 +129,7 @@ class Performer:
         control has to open again before the resource manager takes any verb."""
         resource.lost("rollback was refused")
         try:
-            resource.mend()
+            _open_again(resource, Verb.ROLLBACK, branch)
             return resource.routines[Verb.ROLLBACK](branch.xid, resource.rmid, flags)
         except Exception as raised:  # noqa: BLE001 — as above
             return resource.heard(raised, "rollback", branch.xid)
@@ -204,6 +217,22 @@ _METHODS: Final[dict[type, str]] = {
     Pause: "pause",
     Held: "held",
 }
+
+
+def _is_full(answer: object) -> bool:
+    """Whether too many operations are outstanding for another one."""
+    return type(answer) is XaMisuse and answer.code is Code.XAER_ASYNC
+
+
+def _open_again(resource: Resource, verb: Verb, branch: Branch) -> None:
+    """Opens the resource, where that has to be done before the verb. XAER_RMFAIL: it can't be opened, for whatever
+    reason. What `open` is told says nothing of the branch: its XAER_RMERR, a password that is refused say, would mean
+    of a commit that the work was rolled back."""
+    try:
+        resource.mend()
+    except XaError as error:
+        told = f"{verb.value}: {resource.name} can't be opened: {error.message}"
+        raise xa_error(Code.XAER_RMFAIL, told, branch.xid) from error
 
 
 def _no_answer(answer: object) -> TypeError:

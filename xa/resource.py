@@ -7,11 +7,20 @@ The docstrings here are the contract; implementations only point to it. How resu
 - With TMASYNC the request is sent and a `Handle` is returned; `complete` tells the result.
 
 Codes that any verb may raise, and that are not repeated below: XAER_INVAL (flags that the verb does not allow,
-or another rmid than the opened one), XAER_PROTO (not opened, the state tables refuse the verb, or an operation
-on this branch waits for `complete`), XAER_ASYNC (TMASYNC without TMUSEASYNC, with an operation on this branch
-outstanding, or with too many), and XAER_RMFAIL: the resource manager can't be reached. After XAER_RMFAIL
-nothing may be assumed about the call: it was carried out, or it was not, or it will be in a moment. The calling
-thread of control has lost its associations and calls `open` again before its next verb.
+or another rmid than the opened one), XAER_PROTO (not opened, the state tables refuse the verb, an operation on this
+branch waits for `complete`, or the caller may not do this), XAER_ASYNC (TMASYNC without TMUSEASYNC, with an operation
+on this branch outstanding, or with too many: collect one first), XA_RETRY: not now, and nothing happened (no connection
+became free, a server takes no more of them, a lock was in the way); and XAER_RMFAIL: the resource manager can't be
+reached. After XAER_RMFAIL nothing may be assumed about the call: it was carried out, or it was not, or it will be in a
+moment. The calling thread of control has lost its associations and calls `open` again before its next verb.
+
+A code means one thing at one verb. XAER_RMERR and XA_RB* at commit and rollback say that the work was rolled back and
+the branch is gone, and the transaction manager gives the branch up: so nobody gives them for what only keeps him from
+doing what was asked. Of a branch that is, or may be, prepared still, the answer is XA_RETRY, XAER_PROTO or XAER_RMFAIL.
+
+Room (connections, channels, operations outstanding) is bounded, and no call waits for what its own thread of control
+holds: an operation that waits for `complete` gives its connection back as soon as somebody needs one, or the next one
+is refused with XAER_ASYNC. So any number of branches can be asked, from one thread, whatever the room.
 
 One object is one resource manager instance: it is opened once per process under one rmid, and used by many
 threads of control (`xa.control`), each of which is associated with at most one branch at a time. When a transaction
@@ -90,10 +99,10 @@ class ResourceManager(Protocol):
         """Associates the calling thread of control with a branch.
 
         Flags: TMNOFLAGS makes the branch, TMJOIN joins one that exists, TMRESUME resumes the thread's
-        suspended association; TMNOWAIT, TMASYNC.
+        suspended association; TMNOWAIT (does not wait for room, nor for another thread), TMASYNC.
         Precondition: the thread is associated with no branch; XAER_OUTSIDE when it is at work outside of any.
         XA_OK: work that the thread does from now on through `session` belongs to the branch.
-        XA_RETRY: TMNOWAIT was given and the call would block; nothing happened.
+        XA_RETRY: the call would block and TMNOWAIT was given, or has waited as long as it may; no association was made.
         XA_RB*: joined or resumed branch is rollback-only; no association was made.
         XAER_DUPID: TMNOFLAGS, and the xid exists. XAER_NOTA: TMJOIN or TMRESUME, and it does not.
         XAER_PROTO: TMRESUME without a suspended association; the thread is associated already; the branch
@@ -135,7 +144,7 @@ class ResourceManager(Protocol):
         XA_RETRY: could not be committed now, nothing happened; prepared it stays.
         XA_HEUR*: the branch was heuristically completed, and is remembered until `forget`.
         XA_RB*: only with TMONEPHASE: the work was rolled back and the branch is gone.
-        XAER_RMERR: the work was rolled back and the branch is gone.
+        XAER_RMERR: the work was rolled back and the branch is gone; never for "could not" (that is XA_RETRY).
         XAER_NOTA: unknown xid. After a successful prepare somebody else completed it.
         """
         ...
@@ -145,6 +154,8 @@ class ResourceManager(Protocol):
 
         Flags: TMASYNC. Precondition: every association of the branch has ended (XAER_PROTO).
         XA_OK, XA_RB*, XAER_RMERR: the work was rolled back and the branch is gone.
+        XA_RETRY: could not be rolled back now, nothing happened; prepared it stays. (XA has no such answer here, and
+        resource managers without one say that a branch is gone which is not.)
         XA_HEUR*: the branch was heuristically completed, and is remembered until `forget`.
         XAER_NOTA: unknown xid; nothing of it is left.
         """

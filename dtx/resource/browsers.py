@@ -64,7 +64,7 @@ class BrowsingLink(Link, ABC):
         """As Link says."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
-        elif not self._asked and not self._crowded:
+        elif not self._asked and not self._crowded and self.sent_all:
             self.connection.draining.pop(self, None)
             self.delivery_count += LIB.pn_link_drained(self.pointer)
 

@@ -193,5 +193,5 @@ class DtxDemarcation:
 
 
 def unauthorized(identity: Identity, xid: Xid) -> RefusedError:
-    """The branch is somebody else's."""
-    return refused(Code.XAER_RMERR, f"{identity} may not coordinate this branch", xid, Condition.UNAUTHORIZED)
+    """The branch is somebody else's. It is as it was: XAER_RMERR would mean, at commit, that it was rolled back."""
+    return refused(Code.XAER_PROTO, f"{identity} may not coordinate this branch", xid, Condition.UNAUTHORIZED)

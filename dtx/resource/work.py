@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from dtx.protocol.conditions import Condition, Refusal
-from dtx.resource.outcomes import FAILED, TAKEN, Outcome, decode_outcome
+from dtx.resource.outcomes import FAILED, TAKEN, Outcome, decode_outcomes, encode_outcomes
 from dtx.resource.queues import Effect, Entry, State
 from xa import Code
 
@@ -137,7 +137,7 @@ class Work:
                 batch.enqueue(entry.number, entry.queue.number, 0, entry.payload or b"", entry.expires_ms)
                 enqueues.append(entry.number)
         dequeues = [
-            (held.entry.number, (held.outcome or held.default).encode())
+            (held.entry.number, encode_outcomes(held.outcome or held.default, held.default))
             for held in self.retired.values()
             if held.entry.queue.lasting
         ]
@@ -264,4 +264,5 @@ class Work:
             self.posts.append(entry)
             entry.queue.pending += 1
         for entry, octets in retired:
-            self.hold(Retirement(entry, decode_outcome(octets), None))
+            outcome, default = decode_outcomes(octets)
+            self.hold(Retirement(entry, outcome, None, default))

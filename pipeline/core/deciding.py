@@ -3,10 +3,11 @@
 Commit:
 
  1. What was decided before is not decided again: this attempt is rolled back.
- 2. Every branch that a task reported must be prepared; what the source took is what its prepared branches hold.
- 3. The batch is bound to its global transaction, durably.
- 4. The decision, with all of these branches, is forced into the log: the commit point. From here on nothing is raised.
- 5. The sinks are committed, the global transaction is fenced, and its other branches are rolled back. The sources wait
+ 2. Rows that tasks have staged by key are upserted, and their branches prepared.
+ 3. Every branch that a task reported must be prepared; what the source took is what its prepared branches hold.
+ 4. The batch is bound to its global transaction, durably.
+ 5. The decision, with all of these branches, is forced into the log: the commit point. From here on nothing is raised.
+ 6. The sinks are committed, the global transaction is fenced, and its other branches are rolled back. The sources wait
     until Spark has logged the batch.
 """
 
@@ -16,7 +17,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from pipeline.core.effects import Abort, Bind, FindBatch, FindEpochOf, Log, Look, Replayed, Scan, Standing
+from pipeline.core.effects import Abort, Bind, FindBatch, FindEpochOf, Log, Look, Replayed, Scan, Standing, Upsert
 from pipeline.core.errors import BatchRefused, PipelineError
 from pipeline.core.finishing import DECIDED, Swept, carry_out, fence, scan, settle, tell
 from pipeline.core.naming import is_source
@@ -68,7 +69,9 @@ def commit(
         or row is None
     ):
         raise _not_at_work(plan, batch, entry, standing)
-    decision = Decision(plan.gtrid, (yield from _prepared(plan, row, reports, resources)))
+    reported = [branch for report in reports for branch in report.branches]
+    reported += yield from _upserted(plan, reports, resources)
+    decision = Decision(plan.gtrid, (yield from _prepared(plan, row, reported, resources)))
     if batch is not None:
         yield Bind(batch.query, batch.number, plan.gtrid)
     refused: LogError | None = yield Force(decision)
@@ -115,15 +118,33 @@ def _not_at_work(plan: SinkPlan, batch: Batch | None, entry: Entry | None, stand
     return BatchRefused(f"{name}: its global transaction is {entry.state.value if entry else 'unknown'}")
 
 
+def _upserted(plan: SinkPlan, reports: Sequence[SinkReport], resources: Collection[str]) -> Steps[tuple[Branch, ...]]:
+    """The branches of the rows that tasks have staged; BatchRefused: they could not be upserted."""
+    staged = tuple(one for report in reports for one in report.staged)
+    if not staged:
+        return ()
+    for name in sorted({one.target.resource for one in staged}):
+        _check_configured(name, resources)
+    if any(report.staged and report.gtrid != plan.gtrid for report in reports):
+        raise BatchRefused("rows by key are of another attempt: the batch has to be run again")
+    answer: tuple[Branch, ...] | BatchRefused = yield Upsert(plan.gtrid, staged)
+    if isinstance(answer, BatchRefused):
+        raise answer
+    return answer
+
+
+def _check_configured(name: str, resources: Collection[str]) -> None:
+    if name not in resources:
+        raise PipelineError(f"resource {name!r} is not configured for the sink's commit")
+
+
 def _prepared(
-    plan: SinkPlan, row: EpochRow, reports: Sequence[SinkReport], resources: Collection[str]
+    plan: SinkPlan, row: EpochRow, reported: Sequence[Branch], resources: Collection[str]
 ) -> Steps[tuple[Branch, ...]]:
     """What the decision names; BatchRefused where it is not all prepared."""
-    reported = [branch for report in reports for branch in report.branches]
     prepared: dict[str, frozenset[Xid]] = {}
     for resource in sorted({branch.resource for branch in reported} | ({row.source} if row.source else set())):
-        if resource not in resources:
-            raise PipelineError(f"resource {resource!r} is not configured for the sink's commit")
+        _check_configured(resource, resources)
         told: frozenset[Xid] | XaError = yield Scan(resource)
         if isinstance(told, XaError):
             raise BatchRefused(f"{resource} can't be asked what is prepared: {told.message}")
@@ -140,7 +161,7 @@ def _prepared(
 
 
 def _after(plan: SinkPlan, row: EpochRow, outcome: Outcome, resources: Collection[str], *, logged: bool) -> Steps[None]:
-    """Step 5; `logged`: there is nothing to wait for."""
+    """Step 6; `logged`: there is nothing to wait for."""
     if logged:
         yield Log((row.epoch,))
         row = replace(row, logged=True)

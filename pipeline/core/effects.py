@@ -14,6 +14,8 @@ from tm.effects import Call, End, Force, Note, Pause
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from pipeline.core.staged_rows import Staged
+
 
 # --- the ledger --------------------------------------------------
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,15 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Upsert:
+    """Upsert what tasks have staged, under a branch of each database, and prepare these. Answer: the Branches, or the
+    BatchRefused that says why they could not be; then none is left."""
+
+    gtrid: bytes
+    staged: tuple[Staged, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HasMessages:
     """Answer: whether one of the queues has a message, or the XaError."""
 
@@ -187,5 +198,6 @@ Effect: TypeAlias = (
     | Undone
     | Scan
     | Fence
+    | Upsert
     | HasMessages
 )

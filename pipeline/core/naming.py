@@ -4,6 +4,7 @@ gtrid   a `Gtrid` of the pipeline's log: the pipeline's name, the log, the incar
         the upper 48 bits and in the lower 16 which try at it this is
 bqual   src/INDEX                      what a source partition took: the same in each attempt at it
         snk/PARTITION/TASK/RANDOM      what one attempt of a task writes: no other attempt ever has it
+        snk/key/0/RANDOM               rows by key, which the driver upserts for all tasks
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 TRY_BITS: Final = 16
 _SOURCE: Final = b"src/"
 _SINK: Final = b"snk/"
+_UPSERT: Final = b"snk/key/0/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,16 @@ def source_xid(gtrid: bytes, index: int) -> Xid:
 def sink_xid(gtrid: bytes, partition: int, task: int, random: bytes) -> Xid:
     """The branch of an attempt at a task of the sink."""
     return Xid(FORMAT_ID, gtrid, sink_prefix(partition) + b"%d/%s" % (task, random.hex().encode("ascii")))
+
+
+def upsert_xid(gtrid: bytes, random: bytes) -> Xid:
+    """The branch of the driver for the rows by key of all tasks."""
+    return Xid(FORMAT_ID, gtrid, _UPSERT + random.hex().encode("ascii"))
+
+
+def is_upsert(xid: Xid) -> bool:
+    """Whether the driver's, for rows by key."""
+    return xid.bqual.startswith(_UPSERT)
 
 
 def sink_prefix(partition: int) -> bytes:

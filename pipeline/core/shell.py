@@ -7,13 +7,16 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pipeline.core import effects
+from pipeline.core.errors import BatchRefused
 from pipeline.core.naming import Own
 from pipeline.core.resources import asked, broker, prepared
+from pipeline.core.upserts import upserted
 from rm_amqp import AmqpResource
 from tm.effects import Call, End, Force, Note, Pause
 from tm.log import DecisionRefused, LogError
 from tm.log.sql_gtrids import TakenOver
 from tm.performer import Performer
+from tm.verdicts import Verb
 from xa import XaError, log_prefix
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.core.effects import Effect
     from pipeline.core.finishing import Steps
     from pipeline.core.ledger import Ledger
+    from tm.log import Branch
     from tm.resources import Resource
 
 T = TypeVar("T")
@@ -100,6 +104,20 @@ def _fence(shell: Shell, effect: effects.Fence) -> XaError | None:
     return None
 
 
+def _upsert(shell: Shell, effect: effects.Upsert) -> tuple[Branch, ...] | BatchRefused:
+    """A branch for each database. Where one can't be prepared, those that are prepared go."""
+    done: list[Branch] = []
+    for name in sorted({one.target.resource for one in effect.staged}):
+        some = [one for one in effect.staged if one.target.resource == name]
+        try:
+            branch = upserted(shell.resources[name], effect.gtrid, some, shell.prefix)
+        except BatchRefused as refused:
+            shell.perform(Call(Verb.ROLLBACK, tuple(done)))
+            return refused
+        done += [branch] if branch is not None else []
+    return tuple(done)
+
+
 def _has_messages(shell: Shell, effect: effects.HasMessages) -> bool | XaError:
     resource = shell.resources[effect.resource]
     rm = broker(resource)
@@ -134,5 +152,6 @@ _PERFORM: Final[dict[type, Callable[[Shell, Any], Any]]] = {
     effects.Undone: lambda shell, _: shell.ledger.log.decisions(),
     effects.Scan: _scan,
     effects.Fence: _fence,
+    effects.Upsert: _upsert,
     effects.HasMessages: _has_messages,
 }

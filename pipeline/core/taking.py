@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from xa import Xid
 
 AT_ONCE: Final = 10_000
-"""Messages that are taken at a time."""
+"""Messages that are taken at a time, once it is known how long they are."""
+FIRST: Final = 16
+"""Messages that are taken first, to know how long they are."""
 OCTETS: Final = 256 << 20
 """What one partition takes at most, however many messages its share allows."""
 PAUSE_S: Final = 0.2
@@ -118,7 +120,7 @@ def _fill(xid: Xid, queues: Sequence[str], share: int) -> Generator[Effect, Any,
     octets = 0
     for queue in queues:
         while left and octets < OCTETS:
-            count = min(left, AT_ONCE)
+            count = min(left, _fitting(share - left, octets))
             some: list[bytes] | XaError = yield Take(queue, count)
             if isinstance(some, XaError):
                 _check_given_up(some)
@@ -133,6 +135,12 @@ def _fill(xid: Xid, queues: Sequence[str], share: int) -> Generator[Effect, Any,
         _check_given_up(answer)
         return answer
     return taken
+
+
+def _fitting(taken: int, octets: int) -> int:
+    """How many more messages may be taken at a time: as many as fit into what is left of OCTETS, if they are as long as
+    those that were taken; not many times more than those, as the next ones may be longer."""
+    return min(AT_ONCE, FIRST * (taken + 1), 1 + (OCTETS - octets) * (taken + 1) // (octets + 1))
 
 
 def _check_given_up(error: XaError) -> None:

@@ -18,7 +18,9 @@ from pipeline.core.encoding import encoded
 from pipeline.core.errors import BatchRefused, PipelineError
 from pipeline.core.naming import sink_prefix, sink_xid
 from pipeline.core.resources import PROCESS, asked, broker, database, prepared
-from pipeline.core.tabling import Table
+from pipeline.core.secrets import expanded
+from pipeline.core.staged_rows import StagedRows
+from pipeline.core.tabling import Table, csv_rows
 from pipeline.core.values import SinkReport
 from tm.effects import Call, Pause, code_of
 from tm.log import Branch
@@ -150,27 +152,44 @@ class SinkTask:
         self._random = entropy(8)
         self._used: dict[str, Resource] = {}
         self._tables: dict[TableTarget, Table] = {}
+        self._staged: dict[str, StagedRows] = {}
         self._ended = False
         self._rows = 0
         self._messages = 0
 
     def write_csv(self, target: TableTarget, columns: Sequence[str], octets: bytes, rows: int) -> None:
         """Writes rows in PostgreSQL's CSV form (`COPY … FORMAT csv`: what is empty and not quoted is null): the fast
-        way, `pyarrow.csv` writes it. With a key every row is upserted; the last one of a key counts."""
+        way, `pyarrow.csv` writes it. With a key the driver upserts them, after those of earlier partitions."""
         if self._plan.decided:
             return
-        self._written(target, rows, lambda table: table.csv(columns, octets))
+        if target.key:
+            self.write_rows(target, columns, csv_rows(octets.decode("utf-8")))
+            return
+        self._written(target, rows, lambda: self._table(target).csv(columns, octets))
 
     def write_rows(self, target: TableTarget, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Writes rows of Python values, as `write_csv`."""
         if self._plan.decided:
             return
         kept = list(rows)
-        self._written(target, len(kept), lambda table: table.rows(columns, kept))
+        if target.key:
+            self._written(target, len(kept), lambda: self._stage(target.resource).add(target, columns, kept))
+        else:
+            self._written(target, len(kept), lambda: self._table(target).rows(columns, kept))
 
-    def _written(self, target: TableTarget, rows: int, write: Callable[[Table], None]) -> None:
+    def _stage(self, name: str) -> StagedRows:
+        if self._ended:
+            raise self._over()
+        staged = self._staged.get(name)
+        if staged is None:
+            url = expanded(f"resources.{name}", self._plan.url(name))
+            staged = StagedRows(url, self._plan.gtrid, self._attempt.partition, self._random.hex())
+            self._staged[name] = staged
+        return staged
+
+    def _written(self, target: TableTarget, rows: int, write: Callable[[], None]) -> None:
         try:
-            write(self._table(target))
+            write()
         except psycopg.Error as error:
             raise BatchRefused(f"{target.table}: {error}") from error
         except XaError as error:
@@ -202,6 +221,10 @@ class SinkTask:
         written can't be."""
         began = time.perf_counter()
         branches = tuple(Branch(name, self._xid) for name in self._used)
+        try:
+            staged = tuple(one for rows in self._staged.values() for one in rows.commit())
+        except psycopg.Error as error:
+            raise BatchRefused(f"rows by key can't be staged: {error}") from error
         self._ended = True
         performer = Performer(self._used, None)
         answers: list[Answer] = performer.perform(Call(Verb.END, branches, TMSUCCESS)) if branches else []
@@ -216,13 +239,17 @@ class SinkTask:
         )
         seconds = time.perf_counter() - began
         attempt, plan = self._attempt, self._plan
-        return SinkReport(attempt.partition, attempt.task, plan.gtrid, kept, self._rows, self._messages, seconds)
+        return SinkReport(
+            attempt.partition, attempt.task, plan.gtrid, kept, self._rows, self._messages, seconds, staged
+        )
 
     def rollback(self) -> None:
         """Rolls back what is not prepared."""
         if self._ended:
             return
         self._ended = True
+        for staged in self._staged.values():
+            staged.close()
         branches = tuple(Branch(name, self._xid) for name in self._used)
         performer = Performer(self._used, None)
         if branches:
@@ -244,11 +271,15 @@ class SinkTask:
         resource = self._used.get(name)
         if resource is None:
             if self._ended:
-                raise PipelineError("the attempt is prepared, or rolled back: nothing is written any more")
+                raise self._over()
             resource = self._resources.get(name, self._plan.url(name))
             asked(resource, "start", lambda: resource.rm.start(self._xid, resource.rmid))
             self._used[name] = resource
         return resource
+
+    @staticmethod
+    def _over() -> PipelineError:
+        return PipelineError("the attempt is prepared, or rolled back: nothing is written any more")
 
     def _heard(self, name: str, error: XaError) -> BatchRefused:
         if name in self._used:

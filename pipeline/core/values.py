@@ -10,6 +10,7 @@ from pipeline.core.errors import PipelineError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pipeline.core.staged_rows import Staged
     from tm.log import Branch
     from xa import Xid
 
@@ -140,6 +141,8 @@ class SinkReport:
     rows: int = 0
     messages: int = 0
     prepare_s: float = 0.0
+    staged: tuple[Staged, ...] = ()
+    """Rows by key, which the driver upserts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, Client, new_key, new_xid, refused
+from tests.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 from xa import (
     FORMAT_ID,
     ROLLBACK_CODES,
@@ -24,6 +24,7 @@ from xa import (
     Gtrid,
     Owner,
     ResourceUnavailable,
+    TryAgain,
     Xid,
     log_prefix,
 )
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 RECORD = bytes(range(256))
 ROUNDS = 20
 PATIENCE_S = 60
+CROWD = 20
 LONG_S = 300.0
 SHORT_S = 0.2
 NODES = ("orders-1", "orders-10", "orders-2")
@@ -97,6 +99,35 @@ class TestDeciding:
         """A client, closed and seen to have left nothing behind but decisions."""
         client = Decider(harness)
         yield client
+        client.rm.end_decisions(list(client.decided()), RMID)
+        client.rm.close("", RMID)
+        assert harness.leaks() == []
+
+    # --- more than fits ------------------------------------------------------------------------------------
+    def test_a_start_that_there_is_no_room_for(self, harness: DeciderHarness) -> None:
+        """It is XA_RETRY, and nothing happened; what is at work can be decided, and then there is room."""
+        harness.narrow()
+        client = Decider(harness)
+        at_work: dict[Xid, str] = {}
+        refused_one: Xid | None = None
+        while refused_one is None and len(at_work) < CROWD:
+            xid = new_xid()
+            with elsewhere():
+                try:
+                    client.start(xid)
+                except TryAgain:
+                    refused_one = xid
+                    continue
+                client.write(key := new_key())
+                client.end(xid)
+                at_work[xid] = key
+        assert at_work
+        for xid in at_work:
+            assert client.decide(xid) is Code.XA_OK
+        if refused_one is not None:
+            at_work[refused_one] = new_key()
+            assert client.decide(client.ended(at_work[refused_one], refused_one)) is Code.XA_OK
+        assert set(at_work.values()) <= harness.committed()
         client.rm.end_decisions(list(client.decided()), RMID)
         client.rm.close("", RMID)
         assert harness.leaks() == []
@@ -380,7 +411,8 @@ class TestDeciding:
         self, harness: DeciderHarness, client: Decider, *, before: bool
     ) -> None:
         xid = client.ended(key := new_key())
-        with pytest.raises(ResourceUnavailable):
+        expected = (ResourceUnavailable, BranchRolledBack) if before else ResourceUnavailable
+        with pytest.raises(expected):
             harness.lose_decide(client.rm, xid, RMID, RECORD, before=before)
         client.reopen()
         assert client.settle(xid) == (None if before else RECORD)

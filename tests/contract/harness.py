@@ -107,6 +107,11 @@ class Harness(Protocol):
         """The resource can be reached again. Only with `unreachable`."""
         ...
 
+    def narrow(self) -> None:
+        """Clients that are opened from now on have as little room as can be configured: few connections, channels and
+        outstanding operations, and a short wait for a free one."""
+        ...
+
     def leaks(self) -> list[str]:
         """What is left of branches, locks, associations and handles, a line each. A test ends with none."""
         ...

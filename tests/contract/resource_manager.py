@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from tests.contract.association import TestAssociation
 from tests.contract.asynchrony import TestAsynchrony
+from tests.contract.capacity import TestCapacity
 from tests.contract.completion import TestCompletion
 from tests.contract.failures import TestFailures
 from tests.contract.heuristics import TestHeuristics
@@ -18,6 +19,7 @@ from tests.contract.threads import TestThreads
 __all__ = [
     "TestAssociation",
     "TestAsynchrony",
+    "TestCapacity",
     "TestCompletion",
     "TestFailures",
     "TestHeuristics",

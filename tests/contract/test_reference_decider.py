@@ -70,6 +70,9 @@ class ReferenceDeciderHarness:
     def come_back(self) -> None:
         self.store.heal()
 
+    def narrow(self) -> None:
+        self.store.room = 3
+
     def leaks(self) -> list[str]:
         left = [f"{xid}: {state.value}" for xid, state in self.store.branches.items()]
         left += [f"{key} locked by {xid}" for key, xid in self.store.locked_keys.items()]

@@ -68,7 +68,7 @@ class FaultySocket:
 
     def send(self, octets: bytes) -> int:
         weather = self._weather
-        if weather.sign and weather.sign in octets:
+        if weather.sign and weather.sign in bytes(octets):
             weather.sign = b""
             meanwhile, weather.meanwhile = weather.meanwhile, None
             if meanwhile is not None:
@@ -176,6 +176,9 @@ class DecidingBrokerHarness:
 
     def come_back(self) -> None:
         raise NotImplementedError("no test of deciders wants it")
+
+    def narrow(self) -> None:
+        self.open_string = self.open_string.replace("timeout=20", "timeout=2&channels=1")
 
     def left(self) -> list[str]:
         """What is left at the broker of transactions and locks."""

@@ -36,7 +36,8 @@ class AmqpHarness:
         self.open_string = f"amqp://{broker.address}/?timeout=20"
         self.clients: list[AmqpResource] = []
         self._onlooker = AmqpResource(ScriptedRegistrar(), TMREGISTER | TMUSEASYNC)
-        self._onlooker.open(self.open_string, 1)
+        self._onlookers = self.open_string
+        self._onlooker.open(self._onlookers, 1)
 
     def new(self, registrar: Registrar) -> AmqpResource:
         """As `Harness` says, and so on."""
@@ -51,7 +52,7 @@ class AmqpHarness:
         list(rm.session(rmid).browse(self.nothing))
 
     def committed(self) -> AbstractSet[str]:
-        self._onlooker.open(self.open_string, 1)
+        self._onlooker.open(self._onlookers, 1)
         return {str(message.body) for message in self._onlooker.session(1).browse(self.queue)}
 
     def crash(self, rm: ResourceManager) -> None:
@@ -73,6 +74,9 @@ class AmqpHarness:
 
     def come_back(self) -> None:
         self.broker.start()
+
+    def narrow(self) -> None:
+        self.open_string = f"amqp://{self.broker.address}/?timeout=5&channels=1"
 
     def leaks(self) -> list[str]:
         left = self.broker.left()

@@ -28,7 +28,6 @@ from xa import (
     TMSUSPEND,
     Code,
     HeuristicOutcome,
-    ResourceError,
     ThreadOfControl,
     TryAgain,
     entered,
@@ -300,7 +299,7 @@ def test_the_pool_is_bounded(connect: Connect) -> None:
     with entered(controls[2]):
         with pytest.raises(TryAgain, match="all 2 channels are in use"):
             client.start(TMNOWAIT)
-        with pytest.raises(ResourceError, match="end other work, or allow more with channels="):
+        with pytest.raises(TryAgain, match="end other work, or allow more with channels="):
             client.start()
     with entered(controls[0]):
         client.commit(xids[0])

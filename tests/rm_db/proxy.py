@@ -18,20 +18,23 @@ class Proxy:
     """Forwards to the server of `url`; clients use `self.url`.
 
     With `replies_held` replies are kept back, requests go through; with `requests_held` requests are kept back.
-    `held` is set when something is. `cut` breaks every connection, for both sides.
+    `held` is set when something is. `cut` breaks every connection, for both sides; `cut_replies_after` does so when so
+    many more octets of replies have arrived.
     """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._target = (parts.hostname or "127.0.0.1", parts.port or 5432)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        user = f"{parts.username}@" if parts.username else ""
+        user = "".join(parts.netloc.rpartition("@")[:2])
         self.url = urlunsplit(parts._replace(netloc=f"{user}127.0.0.1:{self._listener.getsockname()[1]}"))
         self.replies_flow = threading.Event()
         self.requests_flow = threading.Event()
         self.held = threading.Event()
+        self._request: bytes | None = None
         self.flow()
         self._lock = threading.Lock()
+        self._left: int | None = None
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._threads: list[threading.Thread] = []
         self._run(self._accept)
@@ -45,6 +48,7 @@ class Proxy:
     def flow(self) -> None:
         """Everything is forwarded."""
         self.held.clear()
+        self._request = None
         self.replies_flow.set()
         self.requests_flow.set()
 
@@ -52,9 +56,17 @@ class Proxy:
         """From now on the server's words don't arrive."""
         self.replies_flow.clear()
 
+    def hold_replies_to(self, request: bytes) -> None:
+        """From the next request on that holds these octets the server's words don't arrive."""
+        self._request = request
+
     def hold_requests(self) -> None:
         """From now on the client's words don't arrive."""
         self.requests_flow.clear()
+
+    def cut_replies_after(self, octets: int) -> None:
+        """The server's words arrive up to these octets, and then no more."""
+        self._left = octets
 
     def cut(self) -> None:
         """Breaks every connection; what is held is lost. New ones are forwarded again."""
@@ -113,6 +125,16 @@ class Proxy:
                     lost = pair not in self._pairs
                 if lost:
                     break
+                if flows is self.replies_flow and self._left is not None:
+                    octets, over = octets[: self._left], len(octets) >= self._left
+                    self._left -= len(octets)
+                    if over:
+                        self._left = None
+                        target.sendall(octets)
+                        self.cut()
+                        break
+                if flows is self.requests_flow and self._request is not None and self._request in octets:
+                    self.hold_replies()
                 target.sendall(octets)
         except OSError:
             pass

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -385,6 +385,67 @@ def test_a_writer_that_waits_too_long(sqlite_harness: SqliteDeciderHarness) -> N
 def test_what_can_not_decide(url: str) -> None:
     with refused(Code.XAER_INVAL):
         DecidingDatabase().open(url, RMID)
+
+
+IN_MEMORY = [
+    "sqlite:///file::memory:?uri=true",
+    "sqlite:///file:shared?mode=memory&cache=shared&uri=true",
+    "sqlite:///file:?uri=true",
+    "sqlite:///file:/shared?vfs=memdb&uri=true",
+    "decider+sqlite+pysqlite:///:memory:",
+]
+
+
+@pytest.mark.parametrize("url", IN_MEMORY)
+def test_a_database_in_memory_is_refused_by_whichever_url(url: str) -> None:
+    with refused(Code.XAER_INVAL) as raised:
+        DecidingDatabase().open(url, RMID)
+    assert "a database in memory can't decide" in raised.value.message
+
+
+@pytest.mark.parametrize("settings", ["vfs=unix-dotfile", "nolock=1"])
+def test_a_file_system_without_shared_memory_is_refused(tmp_path: Path, settings: str) -> None:
+    """SQLite has no WAL mode there, does not fail, and goes on in another one."""
+    with refused(Code.XAER_INVAL) as raised:
+        DecidingDatabase().open(f"sqlite:///file:{tmp_path}/shop.db?{settings}&uri=true", RMID)
+    assert "SQLite has no WAL mode here" in raised.value.message
+
+
+def test_a_file_by_uri_decides(tmp_path: Path) -> None:
+    rm = DecidingDatabase()
+    rm.open(f"sqlite:///file:{tmp_path}/shop.db?uri=true", RMID)
+    rm.close("", RMID)
+    assert (tmp_path / "shop.db").exists()
+
+
+def _or_rollback(session: Any) -> None:
+    session.exec_driver_sql("INSERT OR ROLLBACK INTO work VALUES ('there')")
+
+
+def _by_the_driver(session: Any) -> None:
+    session.connection.dbapi_connection.execute("COMMIT")
+
+
+@pytest.mark.parametrize("end", [_or_rollback, _by_the_driver])
+def test_what_is_done_behind_the_end_of_a_transaction_is_not_decided(
+    sqlite_harness: SqliteDeciderHarness, end: Callable[[Any], None]
+) -> None:
+    """Where the error was swallowed each statement behind it commits itself, and the decision would too."""
+    sqlite_harness.admin("INSERT INTO work VALUES ('there')")
+    client = Decider(sqlite_harness)
+    xid = new_xid()
+    client.start(xid)
+    session = client.rm.session(RMID)
+    session.execute(sa.text("INSERT INTO work VALUES ('before')"))
+    with suppress(sa.exc.DBAPIError):
+        end(session)
+    session.execute(sa.text("INSERT INTO work VALUES ('behind')"))
+    assert client.end(xid) is Code.XA_OK
+    with refused(Code.XA_RBPROTO) as raised:
+        client.decide(xid)
+    assert "has ended the transaction" in raised.value.message
+    assert client.settle(xid) is None
+    client.rm.close("", RMID)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_every_reason_is_a_rollback_code() -> None:
 def test_what_is_prepared_stays_prepared(sqlstate: str) -> None:
     """No error of the second phase is taken for an outcome."""
     assert lookup(COMMIT_PREPARED, sqlstate) is Code.XA_RETRY
-    assert lookup(ROLLBACK_PREPARED, sqlstate) is Code.XAER_PROTO
+    assert lookup(ROLLBACK_PREPARED, sqlstate) is Code.XA_RETRY
 
 
 def test_an_unknown_gid() -> None:

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
 
 class Disk:
-    """What is durable, and the END records that a crash may lose."""
+    """What is durable of one node's log, and the END records that a crash may lose. `taken` is how often it was taken,
+    where it is the log in a database that another process may take from its holder."""
 
     def __init__(self, log_id: bytes) -> None:
         self.log_id = log_id
         self.noted: dict[bytes, Standing] = {}
+        self.taken = 0
+        self.is_copy = False
         self.decisions: dict[bytes, Decision] = {}
         self.lazily_ended: set[bytes] = set()
         self.heuristics: dict[Branch, Heuristic] = {}
@@ -30,28 +33,42 @@ class Disk:
                 self.decisions.pop(gtrid, None)
         self.lazily_ended.clear()
 
+    def copied(self) -> Disk:
+        """A copy, as it was made at this moment."""
+        copy = Disk(self.log_id)
+        copy.noted = dict(self.noted)
+        copy.is_copy = True
+        copy.decisions = dict(self.decisions)
+        copy.heuristics = dict(self.heuristics)
+        copy.ever_decided = self.ever_decided
+        return copy
+
 
 class SimulatedLog:
     """`tm.log.DecisionLog` over a Disk. `fault` makes the next force go wrong."""
 
-    def __init__(self, disk: Disk, node: str) -> None:
+    def __init__(self, disk: Disk, node: str, incarnation: bytes | None = None) -> None:
         self._disk = disk
         self.node = node
-        self.incarnation = (len(disk.noted) + 1).to_bytes(8, "big")
-        disk.noted = {**succeeded(disk.noted, copied=False), self.incarnation: Standing.OPEN}
+        self.incarnation = incarnation or (len(disk.noted) + 1).to_bytes(8, "big")
+        disk.noted = {**succeeded(disk.noted, copied=disk.is_copy), self.incarnation: Standing.OPEN}
+        disk.is_copy = False
+        self._incarnations = Incarnations(dict(disk.noted))
+        disk.taken += 1
+        self._taken = disk.taken
         self.log_id = disk.log_id
         self.fault: str | None = None
         self._stopped = False
 
     @property
     def incarnations(self) -> Incarnations:
-        return Incarnations(dict(self._disk.noted))
+        return self._incarnations
 
     def trust(self, incarnation: bytes) -> None:
         self._disk.noted[incarnation] = trusted(self.incarnations, incarnation)
 
     def held(self) -> bool:
-        return not self._stopped
+        return not self._stopped and self._disk.taken == self._taken
 
     def decide(self, decision: Decision) -> None:
         if self._force():
@@ -61,7 +78,7 @@ class SimulatedLog:
             raise LogStopped("the force failed")
 
     def end(self, gtrid: bytes) -> None:
-        if gtrid in self._disk.decisions:
+        if gtrid in self._disk.decisions and self._disk.taken == self._taken:
             self._disk.lazily_ended.add(gtrid)
 
     def note_heuristic(self, heuristic: Heuristic) -> None:
@@ -91,6 +108,8 @@ class SimulatedLog:
 
     def _force(self) -> bool:
         """Whether the record is durable."""
+        if not self._stopped and self._disk.taken != self._taken:
+            raise DecisionRefused("another process took the node")
         self._check()
         fault, self.fault = self.fault, None
         match fault:
@@ -109,3 +128,5 @@ class SimulatedLog:
     def _check(self) -> None:
         if self._stopped:
             raise LogStopped("the log stopped")
+        if self._disk.taken != self._taken:
+            raise LogStopped("another process took the node")

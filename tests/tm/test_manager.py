@@ -297,10 +297,9 @@ def test_a_scan_that_never_ends_is_ended(shop: Shop) -> None:
     assert shop.open().recover().clean
 
 
-def test_more_branches_than_may_be_outstanding_are_asked_one_after_another(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("xa.reference.client.MAX_OUTSTANDING", 3)
+def test_more_branches_than_may_be_outstanding_are_asked_in_turn(shop: Shop) -> None:
+    for store in ("a", "b"):
+        shop[store].room = 3
     gtrids = []
     for number in range(10):
         shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
@@ -315,8 +314,52 @@ def test_more_branches_than_may_be_outstanding_are_asked_one_after_another(
     shop.assert_nothing_left()
 
 
-def test_too_many_outstanding_votes_refuse_nobody(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xa.reference.client.MAX_OUTSTANDING", 0)
+def test_branches_overlap_as_far_as_there_is_room(shop: Shop) -> None:
+    """Where no more may be outstanding, what is outstanding is collected, and the next ones overlap again."""
+    shop["b"].room = 4
+    most: list[int] = []
+
+    class Counting(Wrapped):
+        def commit(self, xid: Any, rmid: int, flags: int = 0) -> Any:
+            answer = self.rm.commit(xid, rmid, flags)
+            most.append(self.rm.outstanding)
+            return answer
+
+    for number in range(10):
+        shop["b"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+        with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
+            tx["a"].write(f"k{number}", 1)
+            tx["b"].write(f"k{number}", 1)
+    shop.wrap["b"] = Counting
+    shop.restart()
+    assert shop.tm.recover().clean
+    assert most == [1, 2, 3, 4, 1, 2, 3, 4, 1, 2]
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("code", [Code.XAER_RMERR, Code.XAER_INVAL, Code.XA_RETRY])
+def test_a_resource_that_can_not_be_opened_again_has_rolled_nothing_back(shop: Shop, code: Code) -> None:
+    """Its connection is lost over the commit, and then it does not let us in: nothing is known of the branch."""
+    tm = shop.tm
+    shop["b"].script.plan("commit", None, Fate.REQUEST_LOST)
+    shop["b"].script.plan("open", code, times=100)
+    with pytest.raises(OutcomeUnknown) as told, tm.begin() as tx:
+        write(tx)
+    assert told.value.outcome is not None
+    assert told.value.outcome.decided
+    assert not told.value.outcome.heuristics
+    shop["b"].script.clear()
+    shop.clock.pass_by(60)
+    report = tm.recover()
+    assert report.clean
+    assert report.ended == [tx.gtrid]
+    assert shop.values() == {"a": 1, "b": 1}
+    shop.assert_nothing_left()
+
+
+def test_too_many_outstanding_votes_refuse_nobody(shop: Shop) -> None:
+    for store in ("a", "b"):
+        shop[store].room = 0
     with shop.tm.begin() as tx:
         write(tx)
     assert shop.values() == {"a": 1, "b": 1}

@@ -9,7 +9,7 @@ import argparse
 import io
 import os
 import sys
-from importlib.metadata import entry_points, version
+from importlib.metadata import EntryPoint, entry_points, version
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 if TYPE_CHECKING:
@@ -32,6 +32,23 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace) -> int:
         """Does the work; the exit code."""
         ...
+
+
+class NotLoaded:
+    """A command that can't be loaded. It says why where it is asked for, and breaks no other."""
+
+    def __init__(self, entry: EntryPoint, error: Exception) -> None:
+        maker = entry.dist.name if entry.dist is not None else "an unknown package"
+        why = f"can't be loaded from {entry.value} of {maker}: {type(error).__name__}: {error}"
+        self.SUMMARY = why.replace("%", "%%")  # argparse formats it
+        self._why = f"xabridge {entry.name}: {why}"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    def run(self, _arguments: argparse.Namespace) -> int:
+        print(self._why, file=sys.stderr)
+        return EXIT_USAGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +78,10 @@ def make_parser(wanted: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"xabridge {version('xabridge')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in [wanted] if wanted in found else sorted(found):
-        command = cast("Command", found[name].load())
+        try:
+            command = cast("Command", found[name].load())
+        except Exception as error:  # noqa: BLE001 — a plugin of anybody's, and it costs nobody else anything
+            command = NotLoaded(found[name], error)
         subparser = subparsers.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tm.cli import as_json
@@ -18,9 +19,11 @@ from tm.cli.recovering import exit_code, expected, one_pass, report_lines
 from tm.cli.site import Site
 from tm.cli.survey import IN_DOUBT, survey
 from tm.cli.tables import paragraph, troubles
-from tm.cli.text import duration, printable
+from tm.cli.text import duration, printable, several
 from tm.config import configuration_from
 from tm.log import LogError, LogLocked
+from tm.log.backup import back_up
+from tm.log.opening import folder_of
 from tm.resources import ConfigurationError
 
 if TYPE_CHECKING:
@@ -70,6 +73,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="this copy of the log is the newest that there is: it lacks no decision of this incarnation, which was at "
         "work when the copy was made (repeatable)",
     )  # fmt: skip
+    backing_up = action("backup", "copy the decision log, beside whoever is at work with it", _back_up)
+    backing_up.add_argument("destination", metavar="FOLDER", type=Path, help="where to; made, and not there yet")
     for wanted, summary in (
         (Act.COMMIT, "commit branches in doubt"),
         (Act.ROLLBACK, "roll back branches in doubt"),
@@ -178,6 +183,36 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         for name, why in report.unreachable.items():
             print(*paragraph(f"{printable(name)} could not be reached: {printable(why)}"), sep="\n")
     return exit_code(report)
+
+
+def _back_up(site: Site, arguments: Namespace, progress: Progress) -> Exit:
+    folder = folder_of(site.configuration.log) if site.configuration.log is not None else None
+    if folder is None:
+        raise ConfigurationError("log: the decisions are in a database or at a broker: back that up by its own means")
+    try:
+        with progress.step("copying the decision log", 1):
+            made = back_up(folder, arguments.destination)
+    except OSError as error:
+        raise LogError(f"{arguments.destination}: {error.strerror or error}") from error
+    cut = [one.hex() for one in made.cut]
+    if arguments.json:
+        as_json.write(
+            {
+                "destination": str(arguments.destination),
+                "node": made.node,
+                "log": made.log_id.hex(),
+                "decisions": made.decisions,
+                "heuristics": made.heuristics,
+                "at_work": cut,
+            }
+        )
+        return Exit.DONE
+    print(
+        f"{arguments.destination}: log {made.log_id.hex()} of {made.node}, {several(made.decisions, 'decision')} in it"
+    )
+    if cut:
+        print(*paragraph(f"it presumes nothing about what incarnation {', '.join(cut)} does from now on"), sep="\n")
+    return Exit.DONE
 
 
 def _trust(log: DecisionLog | None, incarnation: bytes) -> None:

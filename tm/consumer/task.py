@@ -59,7 +59,7 @@ class Task:
     async def _receive(self, effect: Receive) -> Sequence[Any] | Exception:
         crew, settings = self._crew, self._crew.settings
         try:
-            transaction = crew.manager.begin(settings.timeout_s)
+            transaction = crew.manager.begin(settings.timeout_s, waits=True)
             try:
                 for name in crew.tally.used if effect.check else ():
                     await transaction.aenlist(name)

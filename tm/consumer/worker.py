@@ -86,6 +86,7 @@ class Crew:
         if transaction is None:
             self.tally.idle(number)
         else:
+            self.manager.has_work(transaction)
             self.tally.working(number, transaction)
         if not self.tally.trouble and (lasted := self._reminders.over(_RECEIVING)):
             logger.info("%s: messages can be received again, after %s", self.settings.queue, lasted)
@@ -146,7 +147,7 @@ class Worker:
     def _receive(self, effect: Receive) -> Sequence[Any] | Exception:
         crew, settings = self._crew, self._crew.settings
         try:
-            transaction = crew.manager.begin(settings.timeout_s)
+            transaction = crew.manager.begin(settings.timeout_s, waits=True)
             try:
                 for name in crew.tally.used if effect.check else ():
                     transaction.enlist(name)

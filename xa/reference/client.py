@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from xa.codes import MEANING, Code
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from xa.reference.store import ReferenceStore
     from xa.xid import Xid
 
-MAX_OUTSTANDING: Final = 4096
 """Asynchronous operations that one client may have outstanding."""
 
 R0, R1 = ResourceState.R0, ResourceState.R1
@@ -171,7 +170,7 @@ class ReferenceClient:
         if (
             self._broken is None
             and (verb, rmid, flags) in self._passed
-            and len(self._operations) < MAX_OUTSTANDING  # as only TMASYNC has to know
+            and len(self._operations) < self._store.room  # as only TMASYNC has to know
         ):
             return thread_of_control()
         check_flags(verb, flags, self.flags)
@@ -191,8 +190,9 @@ class ReferenceClient:
         return control
 
     def _check_room(self, verb: str) -> None:
-        if len(self._operations) >= MAX_OUTSTANDING:
-            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding")
+        room = self._store.room
+        if len(self._operations) >= room:
+            raise xa_error(Code.XAER_ASYNC, f"{verb}: {room} operations are outstanding: collect one first")
 
     def _check_open(self, verb: str, rmid: int) -> None:
         refused = RESOURCE.refusal(self._state, ResourceVerb.ANY)

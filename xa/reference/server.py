@@ -30,6 +30,7 @@ START, JOIN, END, END_SHARED = BranchVerb.START, BranchVerb.JOIN, BranchVerb.END
 END_FAIL, PREPARE, COMMIT = BranchVerb.END_FAIL, BranchVerb.PREPARE, BranchVerb.COMMIT
 COMMIT_ONE_PHASE, ROLLBACK, FORGET = BranchVerb.COMMIT_ONE_PHASE, BranchVerb.ROLLBACK, BranchVerb.FORGET
 RESULT_OK: Final = Result.OK
+MAX_OUTSTANDING: Final = 4096
 
 _AFTER_OK: Final = {verb: BRANCH.column(verb) for verb in BranchVerb}
 """Verb → state → the state after it was answered XA_OK."""
@@ -46,7 +47,8 @@ class KeyLocked(Exception):
 
 
 class Server:
-    """The server's state, and the requests."""
+    """The server's state, and the requests. `room` is how many asynchronous operations a client may have
+    outstanding."""
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class Server:
         self.script = Script()
         self.lock = threading.Lock()
         self.reachable = True
+        self.room = MAX_OUTSTANDING
         self.in_flight: list[Flight] = []
         self.known: dict[Xid, Branch] = {}
         self.committed: dict[str, Any] = {}

@@ -42,9 +42,9 @@ def _entrance(url: str, name: str = "p") -> Entrance:
 def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str) -> None:
     first = _entrance(url).take("driver-1", "reader-1")
     joined = _entrance(url).join("driver-1")
-    assert joined.log.incarnation == first.log.incarnation
+    assert joined.log.epoch == first.log.epoch
     second = _entrance(url).take("driver-2", "reader-2")
-    assert second.log.incarnation == first.log.incarnation + 1
+    assert second.log.epoch == first.log.epoch + 1
     for fenced in (first, joined):
         with pytest.raises(TakenOver):
             fenced.allot()
@@ -55,12 +55,12 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
         _entrance(url).join("driver-1")
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
-        _entrance(url).join("driver-1", first.log.incarnation)
+        _entrance(url).join("driver-1", first.log.epoch)
     again = _entrance(url).take("driver-1", "reader-3")  # a query that is started again, by somebody
     with pytest.raises(PipelineTaken):
-        _entrance(url).join("driver-2", second.log.incarnation)
+        _entrance(url).join("driver-2", second.log.epoch)
     last = _entrance(url).join("driver-1")
-    assert last.log.incarnation == again.log.incarnation
+    assert last.log.epoch == again.log.epoch
     for ledger in (first, joined, second, again, last):
         ledger.close()
 
@@ -68,10 +68,10 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
 def test_a_driver_that_never_had_the_pipeline_takes_it_with_its_first_process(url: str) -> None:
     first = _entrance(url).take("driver-1", "reader-1")
     writer = _entrance(url).join("driver-2")
-    assert writer.log.incarnation == first.log.incarnation + 1
+    assert writer.log.epoch == first.log.epoch + 1
     assert writer.standing().driver == "driver-2"
     with pytest.raises(PipelineTaken):
-        _entrance(url).join("driver-3", first.log.incarnation)  # what was planned by another is not carried on
+        _entrance(url).join("driver-3", first.log.epoch)  # what was planned by another is not carried on
     other = _entrance(url, "another").take("driver-2", "reader")
     assert (other.standing().driver, other.allot()) == ("driver-2", 1)
     for ledger in (first, writer, other):
@@ -88,7 +88,7 @@ def test_it_does_what_its_model_does(url: str) -> None:
             ledger.close()
             driver = f"d{random.randrange(3)}"
             ledger = _entrance(url).take(driver, f"r{number}")
-            assert book.take(driver) == ledger.log.incarnation
+            assert book.take(driver) == ledger.log.epoch
         what, told = _both(ledger, book, random)
         assert told[0] == told[1], (number, what)
     ledger.close()
@@ -96,8 +96,8 @@ def test_it_does_what_its_model_does(url: str) -> None:
 
 def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, Any]]:
     """One operation on the ledger and its log, and on the model."""
-    own = Own("p", b"log-id-8", ledger.log.incarnation)
-    inc = ledger.log.incarnation
+    own = Own("p", b"log-id-8", ledger.log.epoch)
+    inc = ledger.log.epoch
     epoch = random.randint(1, max(book.epoch_number, 1))
     known = sorted(book.gtrids)
     gtrid = random.choice(known) if known and random.random() < 0.8 else own.gtrid(epoch, random.randint(1, 3))
@@ -165,7 +165,7 @@ def _sorted(decisions: Any) -> list[Decision]:
 
 def test_what_is_needed_is_not_purged(url: str) -> None:
     ledger = _entrance(url).take("d", "r")
-    own = Own("p", ledger.log.log_id, ledger.log.incarnation)
+    own = Own("p", ledger.log.log_id, ledger.log.epoch)
     gtrids = []
     for epoch in (1, 2, 3):
         assert ledger.allot() == epoch

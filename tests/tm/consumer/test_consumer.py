@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from proton.utils import BlockingConnection
 
 from rm_amqp import Message
@@ -41,6 +44,52 @@ class Work:
         tx["broker"].send(self.stall.out, Message(message.body))
         if message.body in self.fails:
             raise LookupError(message.body)
+
+
+def instruments(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
+    """The points of every instrument, by its name."""
+    data: Any = reader.get_metrics_data()
+    metrics = data.resource_metrics[0].scope_metrics[0].metrics if data is not None else []
+    return {metric.name: list(metric.data.data_points) for metric in metrics}
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_an_empty_poll_is_no_transaction(
+    broker: EmbeddedBroker, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    reader, spans = InMemoryMetricReader(), InMemorySpanExporter()
+    tracing = TracerProvider()
+    tracing.add_span_processor(SimpleSpanProcessor(spans))
+    telemetry = opentelemetry(MeterProvider([reader]), tracing)
+    stall = Stall(broker, f"silent-{kind}", tmp_path, telemetry)
+
+    def polls() -> int:
+        asked = instruments(reader).get("xabridge.resource.verb.duration", [])
+        return sum(point.count for point in asked if point.attributes["xabridge.verb"] == "rollback")
+
+    def handle(message: Message, tx: Transaction) -> None:
+        Work(stall)(message, tx)
+
+    async def ahandle(message: Message, tx: Transaction) -> None:
+        handle(message, tx)
+
+    caplog.set_level(logging.INFO)
+    with stall.manager, stall.consumer(handle if kind == "threads" else ahandle, workers=2, idle_s=0.01):
+        caplog.clear()
+        while polls() < 20:
+            threading.Event().wait(0.001)
+        assert caplog.messages == []
+        assert spans.get_finished_spans() == ()
+        told = instruments(reader)
+        assert "xabridge.transactions.begun" not in told
+        assert "xabridge.transactions.completed" not in told
+        stall.put("a")
+        stall.until.count(1)
+    told = instruments(reader)
+    for name in ("begun", "completed"):
+        assert sum(point.value for point in told[f"xabridge.transactions.{name}"]) == 2, name
+    handled = [span for span in spans.get_finished_spans() if span.name == "xabridge.transaction"]
+    assert [span.attributes["xabridge.outcome"] for span in handled if span.attributes] == ["committed"] * 2
 
 
 @pytest.mark.parametrize("settings", [{}, {"workers": 4}, {"batch": 10}, {"workers": 3, "batch": 7}])

@@ -30,7 +30,7 @@ from xa import (
 )
 from xa.machine import IllegalTransition
 from xa.reference import Fate, KeyLocked, ReferenceFactory, ReferenceResource, ReferenceStore
-from xa.reference.client import MAX_OUTSTANDING
+from xa.reference.server import MAX_OUTSTANDING
 from xa.tables import BranchState
 
 RMID = 1

@@ -1,0 +1,156 @@
+"""What keeps a branch from being completed, and is never told as what became of it; channels beyond those at work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dtx.protocol.commands import Commit, Rollback
+from dtx.protocol.conditions import Condition, Refusal
+from dtx.resource.credentials import set_password
+from dtx.resource.permissions import Permissions
+from rm_amqp import Message
+from rm_amqp.connected import refusal_error
+from rm_amqp.token_log import TokenLog
+from tests.contract.client import RMID as DECIDER_RMID
+from tests.contract.client import elsewhere, new_key, refused
+from tests.contract.deciding import RECORD, Decider
+from tests.rm_amqp.client import RMID, Client
+from tests.rm_amqp.deciding import DecidingBrokerHarness
+from tests.rm_amqp.embedded import EmbeddedBroker
+from xa import TMONEPHASE, Code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from xa import Xid
+
+OWN = {"produce": ["*"], "consume": ["*"], "create": ["*"], "coordinate": "own"}
+
+
+class Guarded:
+    """A broker with two users."""
+
+    def __init__(self, folder: Path) -> None:
+        self._users = folder / "users"
+        for user in ("alice", "bob"):
+            self.set_password(user, "secret")
+        rules = Permissions.from_section({"alice": OWN, "bob": OWN})
+        self.broker = EmbeddedBroker(folder, users=self._users, permissions=rules)
+
+    def set_password(self, user: str, password: str) -> None:
+        """From the broker's next start on."""
+        set_password(self._users, user, password, iterations=4096)
+
+    def client(self, user: str) -> Client:
+        """A client of a user's."""
+        return Client(f"{user}:secret@{self.broker.address}", "timeout=20")
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Guarded]:
+    """One for each test."""
+    guarded = Guarded(tmp_path)
+    yield guarded
+    guarded.broker.stop()
+
+
+def prepared(client: Client) -> Xid:
+    """A branch with a message in it."""
+    xid = client.start()
+    client.session.send("orders", Message("x"))
+    client.end(xid)
+    assert client.rm.prepare(xid, RMID) is Code.XA_OK
+    return xid
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_a_broker_that_does_not_let_us_in_any_more(guarded: Guarded, verb: str) -> None:
+    alice = guarded.client("alice")
+    xid = prepared(alice)
+    guarded.broker.stop()
+    guarded.set_password("alice", "another")
+    guarded.broker.start()
+    with refused(Code.XAER_RMFAIL):
+        getattr(alice.rm, verb)(xid, RMID)  # the connection is gone
+    with refused(Code.XAER_RMERR):
+        alice.rm.open(alice.url, RMID)
+    with elsewhere(), refused(Code.XAER_RMFAIL):
+        getattr(alice.rm, verb)(xid, RMID)  # a thread of control that has not heard of it connects anew
+    guarded.broker.stop()
+    guarded.set_password("alice", "secret")
+    guarded.broker.start()
+    alice.rm.open(alice.url, RMID)
+    assert alice.rm.prepared(RMID) == [xid]
+    assert getattr(alice.rm, verb)(xid, RMID) is Code.XA_OK
+    assert alice.look("orders") == (["x"] if verb == "commit" else [])
+    alice.rm.close("", RMID)
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback"])
+def test_a_user_who_may_not(guarded: Guarded, verb: str) -> None:
+    alice, bob = guarded.client("alice"), guarded.client("bob")
+    xid = prepared(alice)
+    with refused(Code.XAER_PROTO):
+        getattr(bob.rm, verb)(xid, RMID)
+    assert alice.rm.prepared(RMID) == [xid]
+    assert getattr(alice.rm, verb)(xid, RMID) is Code.XA_OK
+    for client in (alice, bob):
+        client.rm.close("", RMID)
+
+
+@pytest.mark.parametrize("command", [Commit, Rollback])
+@pytest.mark.parametrize(
+    "condition", [Condition.UNAUTHORIZED, Condition.INTERNAL_ERROR, Condition.RESOURCE_LIMIT, "any:thing"]
+)
+def test_a_refusal_is_no_outcome(command: type, condition: str) -> None:
+    """Neither of a broker that tells XAER_RMERR for what it does not do, nor of one that tells no code at all."""
+    verb = command.__name__.lower()
+    for refusal in (Refusal(condition, "no", Code.XAER_RMERR), Refusal.read(condition, "no", None)):
+        assert refusal_error(verb, refusal).code is Code.XA_RETRY
+
+
+# --- channels ---------------------------------------------------------------------------------------------------
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """A broker."""
+    broker = EmbeddedBroker(tmp_path)
+    yield broker
+    broker.stop()
+
+
+def test_reading_beside_a_branch_that_has_the_only_channel(broker: EmbeddedBroker) -> None:
+    client = Client(broker.address, "timeout=5&channels=1")
+    client.put("orders", ["one"])
+    xid = client.start()
+    assert client.rm.has_messages("orders", RMID)
+    assert client.rm.count("orders", RMID) == 1
+    client.session.send("orders", Message("two"))
+    client.commit(xid)
+    client.rm.close("", RMID)
+
+
+def test_a_worn_token_while_a_branch_has_the_only_channel(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The token is sent anew over another channel before the branch decides."""
+    harness = DecidingBrokerHarness(broker, "worn", "&slots=1")
+    harness.narrow()
+    client = Decider(harness)
+    monkeypatch.setattr("rm_amqp.token_log.WORN", 0)
+    renewed: list[int] = []
+    renew = TokenLog.renew
+
+    def noted(log: TokenLog, slot: int, deadline: float) -> None:
+        renewed.append(slot)
+        monkeypatch.setattr("rm_amqp.token_log.WORN", 1000)
+        renew(log, slot, deadline)
+
+    monkeypatch.setattr(TokenLog, "renew", noted)
+    assert client.decide(client.ended(key := new_key()), RECORD) is Code.XA_OK
+    assert renewed == [0]
+    assert key in harness.committed()
+    assert client.commit(client.ended(new_key()), TMONEPHASE) is Code.XA_OK
+    client.rm.close("", DECIDER_RMID)
