@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def founded(channel: LocalChannel, own: Founding, until_s: float, deadline: float) -> Steps[Founding]:
     """The founding that counts, for everybody who uses these queues; `own` is what is founded where nobody has.
 
-    RefusedError: the queues can't be used. TokenBusyError: it could not be told until `until_s`. WrongTokenError: they hold something else. Whatever
-    it raises, tokens may be held: the connection has to go.
+    RefusedError: the queues can't be used. TokenBusyError: it could not be told until `until_s`. WrongTokenError: they
+    hold something else. Whatever it raises, tokens may be held: the connection has to go.
     """
     electing = elected(own)
     held: list[HeldToken] = []
