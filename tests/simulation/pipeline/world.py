@@ -756,7 +756,7 @@ class World:
                 return book.later(query, place, epoch)
             case effects.FindWaiting(query):
                 return book.waiting(query)
-            case effects.FindKnown():
+            case effects.FindKnown(_):
                 return book.known(incarnation)
             case effects.FindUnlogged(upto):
                 return book.unlogged(upto)
