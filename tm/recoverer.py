@@ -288,8 +288,8 @@ class Recoverer:
 
 
 def pause_after(pause_s: float, interval_s: float, took_s: float) -> float:
-    """How long to wait after a pass that was not clean, before which the pause was `pause_s` and which had the processor
-    for `took_s`."""
+    """How long to wait after a pass that was not clean, before which the pause was `pause_s` and which had the
+    processor for `took_s`."""
     return max(min(pause_s * 2, interval_s), min(REST * took_s, LONGEST_REST_S))
 
 

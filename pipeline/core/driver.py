@@ -346,8 +346,8 @@ class Writer:
         return decided
 
     def abort(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> None:
-        """Rolls the micro-batch back, unless it is decided. Spark calls it right after a commit that raised, too. A task
-        that failed has reported None."""
+        """Rolls the micro-batch back, unless it is decided. Spark calls it right after a commit that raised, too. A
+        task that failed has reported None."""
         del batch  # the log and the resource managers know better
         worked = bool(reports) and all(report is not None and not report.staged for report in reports)
         with _told():
