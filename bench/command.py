@@ -34,6 +34,7 @@ BENCHMARKS: Final[dict[str, str]] = {
 
 
 EXIT_USAGE: Final = 2
+EXIT_MISSING: Final = 1
 
 
 class Benchmark(Protocol):
@@ -49,12 +50,13 @@ class Benchmark(Protocol):
 class Seeded(Protocol):
     """A benchmark whose rounds come from a seed."""
 
-    def measure(self, *, quick: bool, rounds: int | None, seed: int | None) -> dict[str, Any]:
-        """The figures, of so many rounds, as the seed says; None: as the benchmark thinks fit."""
+    def measure(self, *, quick: bool, rounds: int | None, seed: int | None, part: str | None) -> dict[str, Any]:
+        """The figures, of so many rounds, as the seed says, of one part; None: as the benchmark thinks fit."""
         ...
 
 
 SEEDED: Final = frozenset({"crash"})
+PARTS: Final = ("orders", "bank")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="few repetitions: to see that it works, not to quote")
     parser.add_argument("--rounds", type=count, metavar="N", help="crash: how many storms (default 40, with --quick 3)")
     parser.add_argument("--seed", type=int, metavar="N", help="crash: which storms (default 1)")
+    parser.add_argument(
+        "--part", choices=PARTS, help="crash: one node that handles orders, or the bank of several nodes"
+    )
     parser.add_argument("--out", type=Path, help="also write NAME.json into this folder")
 
 
@@ -79,18 +84,19 @@ def count(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """As `tm.cli.main.Command` says."""
     names = sorted(BENCHMARKS) if arguments.name == "all" else [arguments.name]
-    if not SEEDED.issuperset(names) and (arguments.rounds, arguments.seed) != (None, None):
-        print(f"xabridge bench: --rounds and --seed are for {', '.join(sorted(SEEDED))}", file=sys.stderr)
+    told = (arguments.rounds, arguments.seed, arguments.part)
+    if not SEEDED.issuperset(names) and any(value is not None for value in told):
+        print(f"xabridge bench: --rounds, --seed and --part are for {', '.join(sorted(SEEDED))}", file=sys.stderr)
         return EXIT_USAGE
     results = {}
     for name in names:
-        benchmark = cast("Benchmark", import_module(BENCHMARKS[name]))
-        print(f"{name}: {benchmark.SUMMARY}", file=sys.stderr)
-        figures = (
-            cast("Seeded", benchmark).measure(quick=arguments.quick, rounds=arguments.rounds, seed=arguments.seed)
-            if name in SEEDED
-            else benchmark.measure(quick=arguments.quick)
-        )
+        try:
+            figures = measured(name, arguments)
+        except ModuleNotFoundError as error:
+            extras = "demo,pipeline" if name == "pipeline" else "demo"
+            why = f"{error.name} is not installed: pip install 'xabridge[{extras}]'" if error.name else str(error)
+            print(f"xabridge bench {name}: {why}", file=sys.stderr)
+            return EXIT_MISSING
         results[name] = {"benchmark": name, "machine": machine_facts(), **figures}
         if arguments.out is not None:
             arguments.out.mkdir(parents=True, exist_ok=True)
@@ -102,6 +108,17 @@ def run(arguments: argparse.Namespace) -> int:
             for key, value in flat(results[name]):
                 print(f"{name:10} {key:32} {value}")
     return 0
+
+
+def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one benchmark."""
+    benchmark = cast("Benchmark", import_module(BENCHMARKS[name]))
+    print(f"{name}: {benchmark.SUMMARY}", file=sys.stderr)
+    if name not in SEEDED:
+        return benchmark.measure(quick=arguments.quick)
+    return cast("Seeded", benchmark).measure(
+        quick=arguments.quick, rounds=arguments.rounds, seed=arguments.seed, part=arguments.part
+    )
 
 
 def flat(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

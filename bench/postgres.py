@@ -45,7 +45,7 @@ def system_binaries() -> Path | None:
     return max(found, key=lambda path: int(path.parent.name), default=None)
 
 
-class PostgresMissing(Exception):
+class PostgresMissing(ModuleNotFoundError):
     """There is no embedded PostgreSQL here; the message says how to get one."""
 
 

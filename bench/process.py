@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
-
 
 class BrokerProcess:
     """A broker on a free port of this machine. `flags` are those of `xabridge broker`."""
@@ -92,6 +90,8 @@ class BrokerProcess:
 
 def cpu_s(pid: int) -> float:
     """The processor time of a process and of those that it started."""
+    import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 — of the extra `demo`, which the shop does without
+
     leader = psutil.Process(pid)
     total = 0.0
     for process in (leader, *leader.children(recursive=True)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+from base64 import b64encode
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ from pyarrow import csv
 
 from pipeline.core import PipelineError
 from pipeline.core.secrets import expanded
+from pipeline.core.staged_rows import DDL, make_table
 from rm_db.address import Address
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ def look_up(target: TableTarget, url: str) -> Table:
             prepared = most.fetchone()
     except psycopg.Error as error:
         raise PipelineError(f"table {target.resource}:{target.table}: it can't be looked up: {error}") from error
+    if target.key:
+        _make_staging(target, expanded(target.resource, url))
     if prepared == (0,):
         raise PipelineError(
             f"resource {target.resource}: this PostgreSQL has max_prepared_transactions = 0; a pipeline prepares a "
@@ -98,6 +102,16 @@ def look_up(target: TableTarget, url: str) -> Table:
     if not columns:
         raise PipelineError(f"table {target.resource}:{target.table}: there is no such table in this database")
     return Table(target.table, tuple(Column(*column) for column in columns), tuple(tuple(key[0]) for key in keys))
+
+
+def _make_staging(target: TableTarget, url: str) -> None:
+    try:
+        make_table(url)
+    except psycopg.Error as error:
+        raise PipelineError(
+            f"resource {target.resource}: rows by key are put into a table of this database first, which can't be "
+            f"made: {error}. Let somebody make it who may, and grant SELECT, INSERT, UPDATE and DELETE on it: {DDL}"
+        ) from error
 
 
 def check_rows(target: TableTarget, table: Table, rows: Mapping[str, str]) -> None:
@@ -159,7 +173,7 @@ def _printable(array: pa.Array) -> pa.Array:
 
 
 def _json(value: Any, kind: pa.DataType) -> str:
-    return json.dumps(_plain(value, kind), default=str, ensure_ascii=False)
+    return json.dumps(_plain(value, kind), default=str, ensure_ascii=False)  # dates, decimals
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
@@ -167,9 +181,11 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_map(kind):
-        return {str(key): _plain(one, kind.item_type) for key, one in value}
+        return {str(_plain(key, kind.key_type)): _plain(one, kind.item_type) for key, one in value}
     if pa.types.is_struct(kind):
         return {field.name: _plain(value[field.name], field.type) for field in kind}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return [_plain(one, kind.value_type) for one in value]
+    if isinstance(value, bytes):  # as Spark's to_json has it
+        return b64encode(value).decode("ascii")
     return value

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from dtx.protocol.conditions import Refusal
+    from dtx.protocol.values import Described
     from rm_amqp.engine import Pointer
     from rm_amqp.links import Link
     from rm_amqp.settings import Broker, Settings
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_FRAME: Final = 65_536
 WINDOW: Final = 2048 * MAX_FRAME
+JOINED: Final = 4 * MAX_FRAME
+"""Octets that are worth one write, and the copy that it takes."""
 KEEP_S: Final = 1.0
 """How often a connection is looked after."""
 _GONE: Final = "amqp:connection:forced"
@@ -108,7 +111,7 @@ class Core:
             window=WINDOW,
         )
         self._names = 0
-        self._staged = b""
+        self._staged: list[bytes] = []
         self._outgoing = OutgoingFrames()
         self._sasl: SaslClient | None = SaslClient(
             settings.policy, encrypted=tls is not None, hostname=broker.host, nonce=nonce
@@ -161,19 +164,22 @@ class Core:
     def stage(self) -> None:
         """Lets proton write all that it may: what is in its queues afterwards waits for the broker."""
         if self._sasl is not None:
-            self._staged += self._sasl.output()
+            self._staged.append(self._sasl.output())
         elif self.lost is None:
             while octets := self.engine.output():
-                self._staged += self._outgoing.feed(octets)
+                self._staged.append(self._outgoing.feed(octets))
 
-    def output(self) -> bytes:
-        """What is to be written now."""
+    def output(self) -> list[bytes]:
+        """What is to be written now, in pieces: a large message is not put together once more."""
         self.stage()
-        octets, self._staged = self._staged, b""
+        pieces, self._staged = self._staged, []
         if self._tls is not None:
-            self._tls.send(octets)
-            return self._tls.output()
-        return octets
+            for octets in pieces:
+                self._tls.send(octets)
+            return [self._tls.output()]
+        if len(pieces) > 1 and sum(map(len, pieces)) <= JOINED:
+            return [b"".join(pieces)]
+        return pieces
 
     def end_of_file(self) -> None:
         """The broker says nothing more."""
@@ -223,6 +229,10 @@ class Core:
     def say_transaction(self, name: str, txn: dict[str, bytes]) -> None:
         """From now on flows of our receiver `name` have these properties."""
         self._outgoing.set_properties(name, txn, receiver=True)
+
+    def say_default_outcome(self, name: str, outcome: Described) -> None:
+        """The attach of our receiver `name`, which is not opened yet, gives its source this default outcome."""
+        self._outgoing.set_default_outcome(name, outcome)
 
     # -- events
     def _handle_events(self) -> None:

@@ -9,19 +9,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dtx.protocol.conditions import RefusedError
-from rm_amqp.connected import R1
-from rm_amqp.local import ROLLED_BACK, LocalChannel, LocalWork
+from rm_amqp.connected import GOODBYE_S, R1
+from rm_amqp.founding import founded
+from rm_amqp.local import ROLLED_BACK, LocalChannel
 from rm_amqp.local_branches import LocalBranches
 from rm_amqp.loss import AllInUse, ConnectionLost, TimedOut
-from rm_amqp.reporting import diagnosed_decider
+from rm_amqp.pool import Pool
+from rm_amqp.reporting import diagnosed_decider, seen
 from rm_amqp.settings import parse
 from rm_amqp.standing import Scan
 from rm_amqp.token_log import Attempt, TokenLog, WornTokenError
 from rm_amqp.token_queues import TokenBusyError
-from rm_amqp.tokens import ID_SIZE, Founding, WrongTokenError
+from rm_amqp.tokens import ID_SIZE, Founding, TooManyLeasesError, WrongTokenError
 from xa import (
     ROLLBACK_CODES,
     TMENDRSCAN,
@@ -45,8 +49,10 @@ if TYPE_CHECKING:
     from rm_amqp.core import Steps
     from rm_amqp.local_branches import LocalBranch
     from rm_amqp.reporting import Tokens
+    from rm_amqp.settings import Settings
     from rm_amqp.standing import Standing
-    from xa import Completion, DecisionRecord, Handle, Registrar, Xid
+    from rm_amqp.tokens import Token
+    from xa import Completion, DecisionRecord, Handle, Owner, Registrar, Xid
     from xa.diagnosis import Diagnosis
 
 logger = logging.getLogger("xabridge.rm_amqp")
@@ -54,6 +60,8 @@ logger = logging.getLogger("xabridge.rm_amqp")
 T = TypeVar("T")
 SLOTS: Final = 8
 """Tokens that are made where nobody has made any, unless the open string says how many."""
+LEASE_CHANNELS: Final = 2
+"""Beside those of the work: one who renews a lease waits at the most for one who reads them."""
 
 
 class DecidingBroker(LocalBranches):
@@ -65,11 +73,17 @@ class DecidingBroker(LocalBranches):
     name = "xabridge deciding broker"
     flags = 0
 
-    def __init__(self, registrar: Registrar | None = None, **surroundings: Any) -> None:  # noqa: ARG002 — static
+    def __init__(
+        self,
+        registrar: Registrar | None = None,  # noqa: ARG002 — static
+        wall: Callable[[], float] = time.time,
+        **surroundings: Any,
+    ) -> None:
         super().__init__(**surroundings)
+        self._wall = wall
         self._opening = threading.Lock()
         self._log: TokenLog | None = None
-        self._incarnation = 0
+        self._leases: Pool | None = None
 
     @property
     def identity(self) -> str:
@@ -81,11 +95,6 @@ class DecidingBroker(LocalBranches):
         """As `xa.DecidingResource` says."""
         return self._tokens("decider_id").founding.founder
 
-    @property
-    def incarnation(self) -> int:
-        """As `xa.DecidingResource` says."""
-        return self._incarnation
-
     def _known(self, gtrid: bytes) -> int:
         return self._tokens("start").known(gtrid)
 
@@ -96,7 +105,7 @@ class DecidingBroker(LocalBranches):
 
     # --- open and close ---------------------------------------------------------------------------------------
     def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says. The first time it finds, or makes, the tokens, and counts the opening."""
+        """As `xa.ResourceManager` says. The first time it finds, or makes, the tokens."""
         check_flags("open", flags, self.flags)
         settings = parse(open_string)
         standing = self._standing()
@@ -117,7 +126,7 @@ class DecidingBroker(LocalBranches):
         channel = seat.channel
         assert isinstance(channel, LocalChannel)  # noqa: S101 — the pool's select makes no others
         try:
-            founding = seat.line.run(channel.tokens.found(channel, own, LocalWork(), deadline))
+            founding = seat.line.run(founded(channel, own, deadline))
         except RefusedError as error:
             self.pool.discard(seat)
             raise _unusable_queues(error, settings.token_queue, own.slots) from None
@@ -131,9 +140,28 @@ class DecidingBroker(LocalBranches):
                 f"open: slots={settings.slots}, but {settings.token_queue} was made with {founding.slots}, for good; "
                 "leave slots= away, or name another token_queue",
             )
-        log = TokenLog(self.pool, self._clock, settings, founding)
-        self._incarnation = log.exchange(founding.counter, lambda token: token.opening(), deadline).incarnation
-        self._log = log
+        assert self._leases is not None  # noqa: S101 — made with the other pool
+        self._log = TokenLog(self.pool, self._leases, self._clock, settings, founding)
+
+    def _use(self, settings: Settings) -> None:
+        super()._use(settings)
+        assert self._dial is not None  # noqa: S101 — made above
+        own = replace(settings, channels=LEASE_CHANNELS)
+        self._leases = Pool(own, self._dial, self._clock, self._select)
+        self._keep(self._leases)
+
+    def _disconnect(self) -> None:
+        leases, self._leases = self._leases, None
+        if leases is not None:
+            leases.close(self._clock() + GOODBYE_S)
+        super()._disconnect()
+
+    def drop(self) -> None:
+        """As Connected says."""
+        leases, self._leases = self._leases, None
+        if leases is not None:
+            leases.drop()
+        super().drop()
 
     def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:  # noqa: ARG002 — says nothing here
         """As `xa.ResourceManager` says. Branches that are left are rolled back."""
@@ -269,6 +297,25 @@ class DecidingBroker(LocalBranches):
         self._lose(standing)
         return xa_error(Code.XAER_RMFAIL, why, branch.xid)
 
+    # --- leases -----------------------------------------------------------------------------------------------
+    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
+        """As `xa.DecidingResource` says. XA_RETRY where somebody holds the lease token for too long."""
+        standing = self._caller("hold", rmid)
+        log, now_ms = self._tokens("hold"), int(self._wall() * 1000)
+        until_ms = now_ms + int(lease_s * 1000)
+        try:
+            self._guarded(standing, "hold", None, lambda: log.hold(owner, until_ms, now_ms, self.deadline()))
+        except TooManyLeasesError as error:
+            raise xa_error(Code.XAER_RMERR, f"hold: {error}") from None
+
+    def owners(self, rmid: int) -> Sequence[Owner]:
+        """As `xa.DecidingResource` says. XA_RETRY where somebody holds the lease token for too long."""
+        standing = self._caller("owners", rmid)
+        log = self._tokens("owners")
+        return self._guarded(
+            standing, "owners", None, lambda: log.owners(int(self._wall() * 1000), self.deadline())
+        )  # fmt: skip
+
     # --- decisions --------------------------------------------------------------------------------------------
     def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
         """As `xa.DecidingResource` says."""
@@ -303,11 +350,11 @@ class DecidingBroker(LocalBranches):
         other._use(parse(open_string))
 
         def look(channel: LocalChannel, deadline: float) -> Steps[Tokens]:
-            founding = yield from channel.tokens.founding(deadline)
-            seen = []
-            for slot in range(founding.slots + 1 if founding is not None else 0):
-                seen.append((yield from channel.tokens.seen(slot, deadline)))  # noqa: PERF401 — it waits
-            return founding, [slot for slot, there in enumerate(seen) if not there]
+            foundings = yield from channel.tokens.foundings(deadline)
+            tokens: list[Token] = []
+            for slot in range(max((founding.slots for founding in foundings), default=-1) + 1):
+                tokens += yield from channel.tokens.shown(slot, deadline)
+            return seen(foundings, tokens)
 
         def looked() -> Tokens:
             seat = other.pool.take(other.deadline())

@@ -201,7 +201,7 @@ def open_delivery(link: Pointer, tag: bytes) -> Pointer:
     return lib.pn_delivery(link, {"size": len(tag), "start": source})
 
 
-def send(link: Pointer, octets: bytes) -> None:
+def send(link: Pointer, octets: bytes | memoryview) -> None:
     """Adds to the link's current delivery."""
     lib.pn_link_send(link, ffi.from_buffer(octets), len(octets))
 

@@ -15,6 +15,7 @@ import contextlib
 import select
 import socket
 import threading
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from rm_amqp.core import closed
@@ -141,7 +142,7 @@ class SocketLine:
         """The other threads, which wait for what it reads."""
         self._running: set[Running[Any]] = set()
         """What is waited for in another way."""
-        self._unsent = b""
+        self._unsent: deque[bytes | memoryview] = deque()
         self._asked = False
         """Whether something was written since somebody last waited."""
         self._dropped = False
@@ -235,10 +236,11 @@ class SocketLine:
         if self._reading and not self._unsent:
             self._wait_turn(Waiter(ready), timeout_s)
             return
-        reads, self._reading = not self._reading, True
+        reads = not self._reading
         poll = self._both if self._unsent else self._readable
-        self._lock.release()
-        try:
+        try:  # Ctrl-C interrupts an application that receives: nearly always here
+            self._reading = True
+            self._lock.release()
             events = poll.poll(timeout_s * 1000 + 1)
         finally:
             self._lock.acquire()
@@ -251,8 +253,8 @@ class SocketLine:
     def _wait_turn(self, waiter: Waiter, timeout_s: float) -> None:
         """Waits until somebody wakes this one. The lock is held before and after."""
         self._waiters.append(waiter)
-        self._lock.release()
         try:
+            self._lock.release()
             waiter.turn.acquire(timeout=timeout_s)
         finally:
             self._lock.acquire()
@@ -275,20 +277,24 @@ class SocketLine:
     # -- octets; with the lock
     def flush(self) -> None:
         """Writes what there is to write, as far as the socket takes it."""
-        octets = self.core.output()
-        if octets:
-            self._unsent = self._unsent + octets if self._unsent else octets
-            self._asked = True
-        while self._unsent and not self._dropped:
+        unsent = self._unsent
+        for octets in self.core.output():
+            if octets:
+                unsent.append(octets)
+                self._asked = True
+        while unsent and not self._dropped:
             try:
-                count = self._socket.send(self._unsent)
+                count = self._socket.send(unsent[0])
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                self._unsent = b""
+                unsent.clear()
                 self.core.lose(error.strerror or str(error))
                 return
-            self._unsent = self._unsent[count:]
+            if count == len(unsent[0]):
+                unsent.popleft()
+            else:
+                unsent[0] = memoryview(unsent[0])[count:]
 
     def read(self) -> bool:
         """Reads what has come; whether there was something."""

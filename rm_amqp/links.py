@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.links import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL
 from dtx.protocol.replies import REJECTED, RELEASED
+from dtx.protocol.values import Described, Ulong
 from rm_amqp.engine import (
     LIB,
     NULL,
@@ -33,7 +34,10 @@ from xa import Code
 if TYPE_CHECKING:
     from rm_amqp.core import Core
 
+_RELEASED: Final = Described(Ulong(RELEASED), [])
 TERMINAL: Final = frozenset({0x24, 0x25, 0x26, 0x27})
+PORTION: Final = 1 << 18
+"""Octets of a message that proton gets at a time."""
 
 
 class Link:
@@ -147,13 +151,22 @@ class Sender(Link):
         delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
         if state is not None:
             set_state(delivery, *state)
-        send(self.pointer, octets)
+        if len(octets) <= PORTION:
+            send(self.pointer, octets)
+        else:
+            self._send_in_portions(memoryview(octets))
         LIB.pn_link_advance(self.pointer)
         if settled:
             LIB.pn_delivery_settle(delivery)
             return None
         answer = self._waiting[delivery] = Answer()
         return answer
+
+    def _send_in_portions(self, octets: memoryview) -> None:
+        """Lets proton make frames of a portion before it gets the next one, because it copies what it holds."""
+        for start in range(0, len(octets), PORTION):
+            send(self.pointer, octets[start : start + PORTION])
+            self.core.stage()
 
     def delivery_event(self, delivery: Pointer) -> None:
         """As Link says."""
@@ -254,8 +267,9 @@ class Receiver(Link):
 
     @property
     def draining(self) -> bool:
-        """Whether the broker has yet to use up the credit, or to give it back."""
-        return self.alive and bool(LIB.pn_link_draining(self.pointer))
+        """Whether the broker has yet to use up the credit, or to give it back. (A message that has come in part has
+        used its credit for proton, and is not there.)"""
+        return self.alive and (bool(self._parts) or bool(LIB.pn_link_draining(self.pointer)))
 
     @property
     def idle(self) -> bool:
@@ -323,11 +337,16 @@ class Receiver(Link):
 
 
 class Taker(Receiver):
-    """Takes messages that come settled, by the thousand: their octets are all that is kept of them."""
+    """Takes messages that come settled, by the thousand: their octets are all that is kept of them. What a branch took
+    and gives back does not count as delivered in vain: that a batch failed says nothing of any one of its messages."""
 
     def __init__(self, core: Core, address: str, *, browse: bool = False, name: str) -> None:
         self._taken: list[bytes] = []
         super().__init__(core, address, settled=True, browse=browse, name=name)
+
+    def _terminus(self, source: Pointer) -> None:
+        del source  # proton's has no default outcome
+        self.core.say_default_outcome(self.name, _RELEASED)
 
     def delivery_event(self, delivery: Pointer) -> None:
         """As Link says."""

@@ -3,8 +3,8 @@ library; what nearly all messages are made of is written and read here without t
 
 A message goes the short way if and only if it has no annotations, application properties (if any) and a body of null,
 booleans, integers (long), floats (double), strings, binaries, lists and maps of these, and its body is one
-amqp-value. Header and properties are proton's in either case. The octets that are written are proton's (a test
-compares them); what looks odd when it is read is left to proton, and so is every error.
+amqp-value, or one data section. Header and properties are proton's in either case. The octets that are written are
+proton's (a test compares them); what looks odd when it is read is left to proton, and so is every error.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from cproton_ffi import ffi  # type: ignore[import-not-found]
 from proton import Array, Described, Message
 
 from rm_amqp.engine import LIB
+from rm_amqp.refusals import refusals
+from xa import Code, xa_error
 
 APPLICATION_PROPERTIES: Final = b"\x00\x53\x74"
 VALUE: Final = b"\x00\x53\x77"
+DATA: Final = b"\x00\x53\x75"
+BINARIES: Final = frozenset({0xA0, 0xB0})
 SKIPPED: Final = frozenset({0x70, 0x73})
 """Sections that proton reads: header, properties."""
 MAX_DEPTH: Final = 8
@@ -40,20 +44,35 @@ class _LongWayError(Exception):
 
 # --- writing --------------------
 def encoded(message: Any) -> bytes:
-    """The octets of a proton.Message; proton's exceptions where it is none."""
+    """The octets of a proton.Message. XaMisuse: it holds a value that can't be sent, which is named."""
     short = type(message) is Message and not message.instructions and not message.annotations
-    if short and not message.inferred:
+    if short:
         try:
             pieces: list[bytes] = []
             if message.properties is not None:
                 _write_properties(pieces, message.properties)
-            if message.body is not None:
-                pieces.append(VALUE)
+            if message.inferred or message.body is not None:
+                pieces.append(_section(message))
                 _write(pieces, message.body, 0)
-            return _head(message) + b"".join(pieces)
+            return b"".join((_head(message), *pieces))
         except (_LongWayError, ValueError, struct.error):
             pass
-    return bytes(message.encode())
+    try:
+        return bytes(message.encode())
+    except Exception as error:
+        for what in ("body", "properties"):
+            for why in refusals(f"the message's {what}", getattr(message, what, None)):
+                raise xa_error(Code.XAER_INVAL, f"work: {why}") from error
+        raise
+
+
+def _section(message: Any) -> bytes:
+    """What the body's section begins with."""
+    if not message.inferred:
+        return VALUE
+    if type(message.body) is not bytes:
+        raise _LongWayError
+    return DATA
 
 
 def _head(message: Message) -> bytes:
@@ -130,19 +149,19 @@ def decoded(octets: bytes) -> Message:
     """The message; MessageException, ValueError or OverflowError where it is none."""
     message = Message()
     try:
-        end, properties, body = _read_parts(octets)
+        end, properties, body, inferred = _read_parts(octets)
     except (_LongWayError, ValueError, IndexError, TypeError, struct.error):
         return _decode(message, octets)
     pointer = message._msg  # noqa: SLF001 — as above
     if end and LIB.pn_message_decode(pointer, ffi.from_buffer(octets), end) < 0:
         return _decode(message, octets)
-    message.properties, message.body = properties, body
+    message.properties, message.body, message.inferred = properties, body, inferred
     return message
 
 
 def _decode(message: Message, octets: bytes) -> Message:
-    """The long way. proton's binaries are views of memory that goes with the message: they get memory of their own, for
-    whoever keeps a body and not its message."""
+    """The long way. proton's binaries are views of memory that goes with the message: they become bytes, for whoever
+    keeps a body and not its message."""
     message.decode(octets)
     message.body, message.properties = _kept(message.body), _kept(message.properties)
     message.annotations, message.instructions = _kept(message.annotations), _kept(message.instructions)
@@ -151,7 +170,7 @@ def _decode(message: Message, octets: bytes) -> Message:
 
 def _kept(value: Any) -> Any:
     if isinstance(value, memoryview):
-        return memoryview(bytes(value))
+        return bytes(value)
     if isinstance(value, dict):
         items = [(_kept(key), _kept(item)) for key, item in value.items()]
         value.clear()
@@ -165,8 +184,8 @@ def _kept(value: Any) -> Any:
     return value
 
 
-def _read_parts(octets: bytes) -> tuple[int, Any, Any]:
-    """Where the properties end, the application properties, and the body."""
+def _read_parts(octets: bytes) -> tuple[int, Any, Any, bool]:
+    """Where the properties end, the application properties, the body, and whether that is a data section."""
     at, properties = 0, None
     while octets[at] == 0 and octets[at + 1] == 0x53 and octets[at + 2] in SKIPPED:
         at = _behind(octets, at + 3)
@@ -175,12 +194,13 @@ def _read_parts(octets: bytes) -> tuple[int, Any, Any]:
         properties, at = _read(octets, at + 3, 0)
         if type(properties) is not dict:
             raise _LongWayError
-    if not octets.startswith(VALUE, at):
+    inferred = octets.startswith(DATA, at) and octets[at + 3] in BINARIES
+    if not inferred and not octets.startswith(VALUE, at):
         raise _LongWayError
     body, at = _read(octets, at + 3, 0)
     if at != len(octets):
         raise _LongWayError
-    return end, properties, body
+    return end, properties, body, inferred
 
 
 def _behind(octets: bytes, at: int) -> int:
@@ -224,10 +244,14 @@ _CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False}
 _COMPOUNDS: Final = frozenset({0x45, 0xC0, 0xC1, 0xD0, 0xD1})
 
 
-def _text(octets: bytes, at: int, stop: int, string: bool) -> str | memoryview:
+def _text(octets: bytes, at: int, stop: int, string: bool) -> str | bytes:
     if stop > len(octets):
         raise _LongWayError
-    return octets[at:stop].decode() if string else memoryview(octets[at:stop])
+    if not string:
+        return octets[at:stop]
+    if 2 * (stop - at) > len(octets):  # nearly all of the message: not copied once more
+        return str(memoryview(octets)[at:stop], "utf-8")
+    return octets[at:stop].decode()
 
 
 def _read_compound(octets: bytes, at: int, constructor: int, depth: int) -> tuple[Any, int]:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from rm_amqp.election import counting
+from rm_amqp.tokens import WrongTokenError
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosis, Health
 from xa.holdings import MAX_HOLDINGS, Holding, InDoubtBranch, Relation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from dtx.protocol.replies import Details
+    from rm_amqp.election import Foundings
     from rm_amqp.settings import Settings
-    from rm_amqp.tokens import Founding
-
-    Tokens = tuple[Founding | None, list[int]]
-    """What a look at the token queues showed: the founding, and the slots whose tokens could not be seen."""
+    from rm_amqp.tokens import Founding, Token
 
 REPORT_PAGE: Final = 100
 """Branches that are asked for at a time, with what each of them holds."""
@@ -57,15 +58,39 @@ def diagnosed(settings_of: Callable[[], Settings], try_it: Callable[[], None]) -
     return Diagnosis(tuple(_usable(settings, "distributed transactions")))
 
 
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a look at the token queues showed."""
+
+    foundings: int
+    founding: Founding | None
+    """The one that counts, where that can be seen."""
+    unseen: tuple[int, ...] = ()
+    """The slots whose tokens could not be seen."""
+
+
+def seen(foundings: Foundings, tokens: Sequence[Token]) -> Tokens:
+    """What these messages say. WrongTokenError: they do not belong together."""
+    found = counting(foundings, tokens)
+    if isinstance(found, bytes):
+        raise WrongTokenError(f"decider {found.hex()} uses the tokens, and the founding message of that one is gone")
+    if found is None and len(foundings) == 1:
+        (found,) = foundings
+    if found is None:
+        return Tokens(len(foundings), None)
+    there = {token.slot for token in tokens if token.founder == found.founder}
+    return Tokens(len(foundings), found, tuple(slot for slot in range(found.slots + 1) if slot not in there))
+
+
 def diagnosed_decider(settings_of: Callable[[], Settings], look: Callable[[], Tokens]) -> Diagnosis:
     """What parsing the open string and looking at the tokens came to."""
     try:
         settings = settings_of()
-        founding, unseen = look()
+        tokens = look()
     except XaError as error:
         return _wrong(error)
-    checks = [*_usable(settings, "local transactions"), _tokens(settings, founding)]
-    for slot in unseen:
+    checks = [*_usable(settings, "local transactions"), _tokens(settings, tokens)]
+    for slot in tokens.unseen:
         mend = "look again; where it stays so, name another token_queue as soon as nothing is in doubt"
         found = f"none can be seen in {settings.token_queue}.{slot}: it is held at this moment, or gone"
         checks.append(Check(Health.WARN, "token", found, mend))
@@ -86,9 +111,12 @@ def _usable(settings: Settings, what: str) -> Iterator[Check]:
         yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend)
 
 
-def _tokens(settings: Settings, founding: Founding | None) -> Check:
-    name = settings.token_queue
-    if founding is None:
-        return Check(Health.OK, "tokens", f"none yet in {name}; the first start makes them")
-    found = f"{founding.slots + 1} in {name}.0 to {name}.{founding.slots}, of decider {founding.founder.hex()}"
+def _tokens(settings: Settings, tokens: Tokens) -> Check:
+    name, founding = settings.token_queue, tokens.founding
+    if founding is not None:
+        found = f"{founding.slots + 1} in {name}.0 to {name}.{founding.slots}, of decider {founding.founder.hex()}"
+    elif tokens.foundings:
+        found = f"{name} was founded {tokens.foundings} times at once; the next start finds out which of them counts"
+    else:
+        found = f"none yet in {name}; the first start makes them"
     return Check(Health.OK, "tokens", found)

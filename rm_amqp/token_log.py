@@ -1,4 +1,4 @@
-"""TokenLog: the decisions of one place, in its tokens: deciding, settling, listing, ending.
+"""TokenLog: the decisions of one place, in its tokens: deciding, settling, listing, ending; and who is at work there.
 
 Whoever decides or settles a transaction holds the token of its slot while he does:
 
@@ -9,6 +9,10 @@ Whoever decides or settles a transaction holds the token of its slot while he do
 
 As long as a transaction that retires the token is under way, nobody else can have it, so that who has it knows that
 nothing is under way. Nobody holds two tokens.
+
+Leases stand in a token of their own, and go over channels of their own, so that they neither wait for decisions nor
+keep them waiting. They are told by the wall clock of whoever writes and reads them. A clock that is wrong makes
+somebody wait in vain, or settle a transaction that is still at work, which is rolled back then; it makes nothing wrong.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from rm_amqp.core import Steps
     from rm_amqp.pool import Pool
     from rm_amqp.settings import Settings
+    from xa import Owner
 
 HOLD_WAIT_S: Final = 10.0
 """How long a decision, or who settles one, waits for the token of its slot."""
@@ -60,9 +65,12 @@ class Attempt:
 class TokenLog:
     """The decisions of one place, as one resource manager instance reaches them."""
 
-    def __init__(self, pool: Pool, clock: Callable[[], float], settings: Settings, founding: Founding) -> None:
+    def __init__(
+        self, pool: Pool, leases: Pool, clock: Callable[[], float], settings: Settings, founding: Founding
+    ) -> None:
         self.founding = founding
         self._pool = pool
+        self._leases = leases
         self._clock = clock
         self._settings = settings
         self._lock = threading.Lock()
@@ -158,17 +166,36 @@ class TokenLog:
         with self._lock:
             self._ended[slot] -= ended
 
+    # -- leases
+    def hold(self, owner: Owner, until_ms: int, now_ms: int, deadline: float) -> None:
+        """As `hold` of `xa.DecidingResource` says; it ends where `until_ms` is past. TooManyLeasesError."""
+        self.exchange(
+            self.founding.lease_slot, lambda token: token.holding(owner, until_ms, now_ms), deadline, over=self._leases
+        )
+
+    def owners(self, now_ms: int, deadline: float) -> list[Owner]:
+        """As `owners` of `xa.DecidingResource` says."""
+        token = self.exchange(self.founding.lease_slot, lambda _: None, deadline, over=self._leases)
+        return [lease.owner for lease in token.running(now_ms)]
+
     # -- holding a token for its own sake
     def renew(self, slot: int, deadline: float) -> None:
         """Sends the token of a slot anew, as it is."""
         self.exchange(slot, lambda token: token.renewed(), deadline)
 
     def exchange(
-        self, slot: int, change: Callable[[Token], Token | None], deadline: float, *, alone: bool = False
+        self,
+        slot: int,
+        change: Callable[[Token], Token | None],
+        deadline: float,
+        *,
+        alone: bool = False,
+        over: Pool | None = None,
     ) -> Token:
         """Holds the token of a slot, and puts what `change` makes of it in its place; None leaves it. The token that
-        the slot has now, durably. With `alone` the queue is seen to have no other."""
-        seat = self._pool.take(deadline, spare=True)
+        the slot has now, durably. With `alone` the queue is seen to have no other. `over`: a channel of that pool."""
+        pool = over or self._pool
+        seat = pool.take(deadline, spare=True)
         channel = seat.channel
         assert isinstance(channel, LocalChannel)  # noqa: S101 — the pool's select makes no others
 
@@ -190,12 +217,12 @@ class TokenLog:
         try:
             token = seat.line.run(steps())
         except TokenBusyError:
-            self._pool.give(seat)
+            pool.give(seat)
             raise
         except BaseException:  # the token, or a transaction, may be left at this end
-            self._pool.discard(seat)
+            pool.discard(seat)
             raise
-        self._pool.give(seat)
+        pool.give(seat)
         self._note(token)
         return token
 

@@ -1,20 +1,15 @@
-"""TokenQueues: the token queues as one channel uses them: finding the founding, holding a token, replacing it.
+"""TokenQueues: the token queues as one channel uses them: looking, holding a token, replacing it.
 
 Everything here is steps. A token is held from `acquire` until it is released, or until the transaction that retires it
 is over. Where anything else than the errors named here is raised, a token may be on its way: the connection has to go.
 
-How tokens come into being, whoever else does the same at the same moment:
-
- 1. Browse the founding queue, from which nobody ever takes. Its first message is the founding: done.
- 2. Where there is none, send one of our own and a first token for each slot, in one local transaction.
- 3. Browse again: the first message is the founding, ours or that of somebody who was quicker.
-
-The first tokens of one who was not the first are of no use to anybody: whoever meets one drops it. It can't hold a
-decision, since nobody decides before he knows the founding.
+Whoever holds a token knows which founding counts (`rm_amqp.founding`). That is for good, so that an unused token of any
+other founding, which holds nothing, is dropped by whoever meets it.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -31,13 +26,16 @@ from rm_amqp.tokens import Founding, Token, WrongTokenError
 from xa import Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rm_amqp.core import Core, Steps
+    from rm_amqp.election import Foundings
     from rm_amqp.engine import Pointer
     from rm_amqp.links import Answer, Arrived
-    from rm_amqp.local import LocalChannel, LocalWork
+    from rm_amqp.local import LocalWork
 
+BROWSE_CREDIT: Final = 100
+DRAIN_AGAIN_S: Final = 0.5
 QUEUE: Final = ("queue",)
 """The capability that brokers know who have topics as well."""
 _MOVES: Final = LIB.PN_DIST_MODE_MOVE
@@ -90,56 +88,46 @@ class TokenQueues:
         """The queue of a slot."""
         return f"{self.name}.{slot}"
 
-    # -- founding
-    def found(self, channel: LocalChannel, own: Founding, work: LocalWork, deadline: float) -> Steps[Founding]:
-        """What everybody agrees on who uses these queues; `own` is what is founded where nobody has. `work` is a
-        transaction that was not begun yet. RefusedError: the queues can't be used."""
-        found = yield from self.founding(deadline)
-        if found is not None:
-            return found
-        yield from channel.declare(work, deadline)
-        answers = [(yield from self._send(self.name, own.encode(), work, deadline))]
-        for token in own.first_tokens():
-            address = self.address(token.slot)
-            answers.append((yield from self._send(address, token.encode(), work, deadline)))
-        for answer in answers:
-            yield from self._taken(work, answer, deadline)
-        yield from channel.discharge(work, deadline, fail=False)
-        found = yield from self.founding(deadline)
-        if found is None:
-            raise refused(Code.XAER_RMERR, f"the first message of {self.name} can't be read by a browse")
-        return found
-
-    def founding(self, deadline: float) -> Steps[Founding | None]:
-        """The founding, None where there is none yet. WrongTokenError: the queue holds something else."""
+    # -- looking
+    def foundings(self, deadline: float) -> Steps[Foundings]:
+        """Every founding that is there. WrongTokenError: the queue holds something else."""
         arrived = yield from self._browsed(self.name, deadline)
-        return None if arrived is None else Founding.decode(self._read(arrived, self.name).body)
+        return frozenset(Founding.decode(self._read(each, self.name).body) for each in arrived)
 
-    def seen(self, slot: int, deadline: float) -> Steps[bool]:
-        """Whether the slot's queue shows a token. One that is held may not be shown."""
-        return (yield from self._browsed(self.address(slot), deadline)) is not None
+    def shown(self, slot: int, deadline: float) -> Steps[list[Token]]:
+        """The tokens that a slot's queue shows. One that somebody holds may be missing, and what is no token is passed
+        over: who takes it hears of it."""
+        tokens = []
+        for arrived in (yield from self._browsed(self.address(slot), deadline)):
+            with contextlib.suppress(WrongTokenError):
+                tokens.append(Token.decode(self._read(arrived, self.address(slot)).body))
+        return tokens
 
-    def _browsed(self, address: str, deadline: float) -> Steps[Arrived | None]:
-        """The first message of a queue, which stays there."""
+    def _browsed(self, address: str, deadline: float) -> Steps[list[Arrived]]:
+        """Every message that a queue shows; they stay there."""
         browser = QueueReceiver(self._core, address, browse=True, name="browse")
         yield from self._attached(browser, deadline)
         if browser.takes:
             browser.close()
             raise refused(Code.XAER_RMERR, f"{address} can't be browsed", condition=Condition.NOT_IMPLEMENTED)
-        arrived = yield from self._next(browser, self._core.clock(), deadline)
-        if arrived is not None:
-            browser.settle(arrived, None, RELEASED)
+        found: list[Arrived] = []
+        full = True
+        while full:
+            first = yield from self._next(browser, self._core.clock(), deadline, BROWSE_CREDIT)
+            page = [first, *browser.arrived] if first is not None else []
+            browser.arrived.clear()
+            for arrived in page:
+                browser.settle(arrived, None, RELEASED)
+            found += page
+            full = len(page) >= BROWSE_CREDIT
         browser.close()
-        return arrived
+        return found
 
     # -- holding
     def acquire(self, founding: Founding, slot: int, until_s: float, deadline: float) -> Steps[HeldToken]:
         """Holds the token of a slot, waiting for it until `until_s`; the broker may take until `deadline` to say that
         there is none. TokenBusyError; WrongTokenError: what stands in the queue is not ours."""
-        receiver = self._receivers.get(slot)
-        if receiver is None or not receiver.attached or not receiver.alive:
-            receiver = self._receivers[slot] = QueueReceiver(self._core, self.address(slot), name="token")
-            yield from self._attached(receiver, deadline)
+        receiver = yield from self._receiver(slot, deadline)
         while True:
             arrived = yield from self._next(receiver, until_s, deadline)
             if arrived is None:
@@ -148,8 +136,23 @@ class TokenQueues:
             if held is not None:
                 return held
 
+    def _receiver(self, slot: int, deadline: float) -> Steps[QueueReceiver]:
+        receiver = self._receivers.get(slot)
+        if receiver is None or not receiver.attached or not receiver.alive:
+            receiver = self._receivers[slot] = QueueReceiver(self._core, self.address(slot), name="token")
+            yield from self._attached(receiver, deadline)
+        return receiver
+
     def _held(self, arrived: Arrived, founding: Founding, slot: int) -> Steps[HeldToken | None]:
-        """The token that came; None where it was one that nobody has ever used, which is dropped."""
+        """The token that came; None where it was one of a founding that does not count, which is dropped."""
+        held = yield from self._token_in(arrived, slot, founding)
+        if held.token.founder != founding.founder:
+            arrived.link.settle(arrived, None, ACCEPTED)
+            return None
+        return held
+
+    def _token_in(self, arrived: Arrived, slot: int, founding: Founding | None = None) -> Steps[HeldToken]:
+        """The token that came, which has its place there. WrongTokenError: it has not, and is given back."""
         try:
             message = self._read(arrived, self.address(slot))
             token = Token.decode(message.body)
@@ -157,10 +160,14 @@ class TokenQueues:
         except WrongTokenError as error:
             yield from self._release(arrived)
             raise WrongTokenError(f"a message in {self.address(slot)} is not its token: {error}") from None
-        if token.founder != founding.founder:
-            arrived.link.settle(arrived, None, ACCEPTED)
-            return None
         return HeldToken(token, arrived, int(message.delivery_count))
+
+    def take(self, slot: int, wait_s: float, deadline: float) -> Steps[HeldToken | None]:
+        """Holds one more token of a slot's queue, while it is not known yet which founding counts. None: none came in
+        time. WrongTokenError: what came is no token."""
+        receiver = yield from self._receiver(slot, deadline)
+        arrived = yield from self._next(receiver, self._core.clock() + wait_s, deadline)
+        return None if arrived is None else (yield from self._token_in(arrived, slot))
 
     def check_alone(self, held: HeldToken, founding: Founding, deadline: float) -> Steps[None]:
         """WrongTokenError where the queue holds another token beside the one that is held: somebody has copied it, and
@@ -189,9 +196,23 @@ class TokenQueues:
     def replace(self, work: LocalWork, held: HeldToken, token: Token, deadline: float) -> Steps[None]:
         """Sends `token` in place of the held one, in this transaction; the retirement leaves with the discharge, which
         follows. RefusedError: the broker does not take it; the transaction has to be rolled back."""
-        answer = yield from self._send(self.address(token.slot), token.encode(), work, deadline)
-        yield from self._taken(work, answer, deadline)
+        yield from self.send([(self.address(token.slot), token.encode())], work, deadline)
+        self.retire(held, work)
+
+    def retire(self, held: HeldToken, work: LocalWork) -> None:
+        """Takes the held token away in this transaction; it leaves with the discharge, which follows."""
         held.arrived.link.settle(held.arrived, work.stateful(TAKE))
+
+    def send(self, bodies: Iterable[tuple[str, str]], work: LocalWork, deadline: float) -> Steps[None]:
+        """Sends these bodies to their addresses, in this transaction; the broker has taken them when it returns.
+        RefusedError: it does not."""
+        for address, body in bodies:
+            work.posted.append((yield from self._send(address, body, work, deadline)))
+        if not (yield from until(self._core, work.look, deadline)):
+            raise TimedOut("the broker did not say in time that it has taken the token")
+        self._core.check()
+        if work.refusal is not None:
+            raise RefusedError(work.refusal)
 
     # -- links
     def _send(self, address: str, body: str, work: LocalWork, deadline: float) -> Steps[Answer]:
@@ -212,15 +233,6 @@ class TokenQueues:
         assert answer is not None  # noqa: S101 — it is not sent settled
         return answer
 
-    def _taken(self, work: LocalWork, answer: Answer, deadline: float) -> Steps[None]:
-        """Waits until the broker has taken a message. RefusedError: it does not."""
-        work.posted.append(answer)
-        if not (yield from until(self._core, work.look, deadline)):
-            raise TimedOut("the broker did not say in time that it has taken the token")
-        self._core.check()
-        if work.refusal is not None:
-            raise RefusedError(work.refusal)
-
     def _attached(self, link: QueueReceiver | QueueSender, deadline: float) -> Steps[None]:
         if not (yield from until(self._core, lambda: link.answered, deadline)):
             raise TimedOut("the broker did not answer the attach in time")
@@ -231,18 +243,28 @@ class TokenQueues:
         if link.refusal is not None:
             raise RefusedError(link.refusal)
 
-    def _next(self, receiver: Receiver, until_s: float, deadline: float) -> Steps[Arrived | None]:
-        """The next message that comes until `until_s`; None where none does. No credit is left afterwards."""
+    def _next(self, receiver: Receiver, until_s: float, deadline: float, credit: int = 1) -> Steps[Arrived | None]:
+        """The next message that comes until `until_s`; None where none does. No credit is left when none has come, nor
+        with a `credit` of 1."""
         if not receiver.arrived and receiver.credit <= 0:
-            receiver.flow(1)
+            receiver.flow(credit)
         happened: Callable[[], object] = lambda: receiver.arrived or receiver.refusal is not None  # noqa: E731
         if not (yield from until(self._core, happened, until_s)):
-            receiver.drain()
-            drained: Callable[[], object] = lambda: not receiver.draining or receiver.refusal is not None  # noqa: E731
-            if not (yield from until(self._core, drained, deadline)):
-                raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")
+            yield from self._drained(receiver, deadline)
         self._check(receiver)
         return receiver.arrived.popleft() if receiver.arrived else None
+
+    def _drained(self, receiver: Receiver, deadline: float) -> Steps[None]:
+        """Waits until the broker has given all credit back. It is asked again now and then: ActiveMQ Artemis passes
+        over a drain that comes while it is about to end the one before."""
+        drained: Callable[[], object] = lambda: not receiver.draining or receiver.refusal is not None  # noqa: E731
+        while True:
+            receiver.drain()
+            again_s = self._core.clock() + DRAIN_AGAIN_S
+            if (yield from until(self._core, drained, min(again_s, deadline))):
+                return
+            if self._core.clock() >= deadline:
+                raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")
 
     @staticmethod
     def _read(arrived: Arrived, address: str) -> Message:

@@ -1,21 +1,26 @@
 """Admission: what a branch's connection allows to whoever works on it, by threads or by tasks: one view at a time,
-until the association ends; no commit, rollback, close or autocommit.
+until the association ends; no commit, rollback, close or autocommit. Who waits for whom is `rm_db.turn`'s.
 
 `ManagersOwn` is what the views have in common: what is refused there, and the settings of the transaction.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import psycopg
 
-from rm_db.refusal import managers, over
+from rm_db.refusal import busy, managers, over
 from rm_db.statements import ENDS, WRITES, classify
+from rm_db.turn import Turn, on_event_loop
 from rm_db.wire import IDLE, ConnectionLost, Steps
+from rm_db.work import ENDED
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from psycopg import IsolationLevel
 
     from rm_db.wire import Wire
@@ -26,10 +31,11 @@ if TYPE_CHECKING:
 class Admission:
     """Who may use a branch's connection: one view at a time, until its association ends."""
 
-    __slots__ = ("_over", "work")
+    __slots__ = ("_over", "turn", "work")
 
     def __init__(self, work: PgWork) -> None:
         self.work = work
+        self.turn = Turn(work.xid)
         self._over = False
 
     @property
@@ -54,17 +60,25 @@ class Admission:
         """SQLAlchemy takes the connection for broken: what libpq thinks of it counts, and the work is not trusted."""
         self.doom(why)
 
-    def enter(self, *, wait: bool) -> Wire:
+    def enter(self) -> Wire:
         """Takes the connection for one operation of libpq's."""
         wire = self.work.wire
         if self._over or wire is None:
             raise over(self.work.xid)
-        if not wire.lock.acquire(blocking=wait):
-            raise xa_error(Code.XAER_PROTO, "another thread or task is in a statement of this branch", self.work.xid)
+        if not wire.lock.acquire(blocking=False):
+            if self.turn.is_ending or on_event_loop():
+                raise busy(self.work.xid)
+            wire.lock.acquire()
         if self._over or self.work.wire is not wire:
             wire.lock.release()
             raise over(self.work.xid)
         return wire
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """As `rm_db.alchemy.Owner` says."""
+        with self.turn.hold():
+            yield
 
     def begun(self, wire: Wire) -> Steps[None]:
         """Makes sure that the transaction has begun, and goes on."""
@@ -74,7 +88,7 @@ class Admission:
             if reply.failure is not None:
                 work.misused = f"BEGIN failed: {reply.failure}"
         if wire.status == IDLE and wire.alive:
-            work.misused = work.misused or "a statement of the session has ended the transaction"
+            work.misused = work.misused or ENDED
             raise xa_error(Code.XAER_PROTO, work.misused, work.xid)
         work.used = True
 

@@ -1,11 +1,13 @@
 """BranchConnection and BranchSession: a branch's connection as SQLAlchemy has them, Core and ORM.
 
 They are made for one association. Begin, commit, rollback, close and autocommit are the transaction manager's;
-savepoints are allowed. When SQLAlchemy itself rolls back (a flush failed), the branch becomes rollback-only.
+savepoints are allowed. When SQLAlchemy itself rolls back (a flush failed), the branch becomes rollback-only; so it does
+when the end of a savepoint is refused, because nobody can say then whether the work in it is wanted.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from sqlalchemy import text
@@ -14,8 +16,12 @@ from sqlalchemy.orm import Session as OrmSession
 from sqlalchemy.pool import PoolProxiedConnection
 
 from rm_db.refusal import managers, over
+from xa import XaError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
     from sqlalchemy.engine import Engine, NestedTransaction
 
     from xa import Xid
@@ -40,6 +46,11 @@ class Owner(Protocol):
 
     def lose(self, why: str) -> None:
         """Takes note that the connection is broken."""
+        ...
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Around several statements that belong together: nobody else comes between them. Waits, or refuses, as a
+        single statement does."""
         ...
 
 
@@ -120,12 +131,23 @@ class BranchTransaction(RootTransaction):
 
 
 class BranchConnection(Connection):
-    """A SQLAlchemy connection in the middle of a branch's transaction. `orm` is an ORM session on it."""
+    """A SQLAlchemy connection in the middle of a branch's transaction. `orm` is an ORM session on it.
 
-    def __init__(self, engine: Engine, lease: Lease, owner: Owner) -> None:
-        super().__init__(engine, lease, _allow_revalidate=False)
+    It is made in two steps, which can be far apart. The constructor sets what is ours, and `_connect` what is
+    SQLAlchemy's: neither touches what belongs to the other, because the application may work with it in between."""
+
+    takes_part = True
+    """As `rm_db.engines.BranchPool`."""
+
+    def __init__(self, owner: Owner) -> None:  # Connection's own constructor: _connect
         self._owner = owner
         self._orm: BranchSession | None = None
+
+    def _connect(self, engine: Engine, lease: Lease) -> None:
+        """The second step, which can't fail."""
+        heard = self._has_events  # an event handler that came before
+        super().__init__(engine, lease, _allow_revalidate=False)
+        self._has_events = self._has_events or heard
         BranchTransaction(self)
 
     @property
@@ -151,8 +173,11 @@ class BranchConnection(Connection):
         if level is not None:
             if level.upper() == "AUTOCOMMIT":
                 self.refuse("autocommit")
-            self.execute(text(f"SET TRANSACTION ISOLATION LEVEL {level.replace('_', ' ')}"))
+            self._set_isolation(level.replace("_", " "))
         return super().execution_options(**options) if options else self
+
+    def _set_isolation(self, level: str) -> None:
+        self.execute(text(f"SET TRANSACTION ISOLATION LEVEL {level}"))
 
     def begin(self) -> RootTransaction:
         """Refused: the transaction has begun. (SQLAlchemy begins its own bookkeeping anew after a rollback.)"""
@@ -194,6 +219,28 @@ class BranchConnection(Connection):
         """`what` is the transaction manager's."""
         raise over(self._owner.xid) if self._owner.is_over else managers(what, self._owner.xid)
 
+    def hold(self) -> AbstractContextManager[None]:
+        """For the ORM session: as `Owner.hold`."""
+        return self._owner.hold()
+
+    def _release_savepoint_impl(self, name: str) -> None:
+        with ending_savepoint(self._owner):
+            super()._release_savepoint_impl(name)
+
+    def _rollback_to_savepoint_impl(self, name: str) -> None:
+        with ending_savepoint(self._owner):
+            super()._rollback_to_savepoint_impl(name)
+
+
+@contextmanager
+def ending_savepoint(owner: Owner) -> Iterator[None]:
+    """Around the end of a savepoint: where it is refused, the branch becomes rollback-only."""
+    try:
+        yield
+    except XaError as refused:
+        owner.doom(f"the end of a savepoint was refused: {refused.message}")
+        raise
+
 
 class BranchSession(OrmSession):
     """An ORM session in the middle of a branch's transaction."""
@@ -206,7 +253,14 @@ class BranchSession(OrmSession):
         """A savepoint with `nested`; refused without."""
         if not nested:
             self._branch.refuse("begin()")
-        return super().begin(nested=True)
+        with self._branch.hold():
+            return super().begin(nested=True)
+
+    def flush(self, objects: Sequence[Any] | None = None) -> None:
+        """As SQLAlchemy's. It holds the connection from its first statement to its last: SQLAlchemy gives the whole
+        transaction up when a statement in the middle is refused."""
+        with self._branch.hold():
+            super().flush(objects)
 
     def commit(self) -> None:
         """Refused."""

@@ -7,13 +7,13 @@ waits for the server it hands over to the event loop (`AwaitingView`), so that n
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.util import await_only
 
 from rm_db.pg_view import BranchCursor, BranchView
+from rm_db.turn import on_event_loop
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
@@ -37,7 +37,8 @@ class AwaitingCursor(BranchCursor):
 
 class AwaitingView(BranchView):
     """A view that waits in the event loop, where one runs; SQLAlchemy's extension has put it in a greenlet there. The
-    end of the work flushes in a thread of its own, where it waits as others do."""
+    end of the work flushes without a greenlet, in a thread of its own or (a transaction is suspended) on the event
+    loop's, and waits as others do."""
 
     def __init__(
         self, admission: Admission, wire: Wire, adapters: AdaptersMap | None, in_the_loop: AsyncBranchView
@@ -53,9 +54,7 @@ class AwaitingView(BranchView):
 
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
         """As psycopg's."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if self.admission.turn.is_ending or not on_event_loop():
             return super().wait(gen, *args, **kwargs)
         result: RV = await_only(self._in_the_loop.wait(gen, *args, **kwargs))
         return result

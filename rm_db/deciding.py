@@ -8,16 +8,19 @@ themselves are kept, settled and discarded by `DecisionTable`, for all of them.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import URL
 
+from rm_db import mysql
 from rm_db.address import Address
-from rm_db.decisions import DecisionTable
+from rm_db.decisions import DECIDED, DecisionTable
 from rm_db.diagnosing import diagnose_decider
 from rm_db.resource import DatabaseResource, Place
 from rm_db.server import SCHEMES, PgServer
-from rm_db.sql_server import DECIDER_PREFIX, TABLE_CONNECTIONS, guard, make_engine, parse_url
+from rm_db.sql_errors import from_dbapi
+from rm_db.sql_server import DECIDER_PREFIX, TABLE_CONNECTIONS, any_dialect, guard, make_engine, parse_url
 from rm_db.sql_work import SqlWork
 from xa import Code, xa_error
 from xa.tables import BranchVerb
@@ -28,9 +31,11 @@ if TYPE_CHECKING:
     from rm_db.pool import Outstanding
     from rm_db.wire import Steps
     from rm_db.work import PgWork
-    from xa import DecisionRecord, Handle, Xid
+    from xa import DecisionRecord, Handle, Owner, Xid
     from xa.diagnosis import Diagnosis
 
+
+logger = logging.getLogger("xabridge.rm_db")
 
 T = TypeVar("T")
 
@@ -77,7 +82,7 @@ class PostgresPlace:
         if not self._into:
             self._into = self.table.insert_into().encode()
         # a literal: calling decode() costs the server as much as the rest of the insertion
-        values = f" VALUES ('{gtrid.hex()}', 'committed', E'\\\\x{record.hex()}')"
+        values = f" VALUES ('{gtrid.hex()}', '{DECIDED}', E'\\\\x{record.hex()}')"
         return work.decide(self._into + values.encode("ascii"))
 
     def close(self) -> None:
@@ -94,10 +99,15 @@ class SqlPlace:
         self._engine = make_engine(url, address.pool_size, address.pool_wait_s)
         guard(self._engine)
         self.reply_s = address.reply_s
-        self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s))
+        options = {"isolation_level": mysql.ISOLATION} if self._engine.dialect.name in mysql.DIALECTS else {}
+        self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s, **options))
 
     def reach(self) -> None:
-        """As `DecidingPlace` says: opening the table reaches it."""
+        """As `DecidingPlace` says: opening the table reaches it, where nothing is to be asked."""
+        if self._engine.dialect.name in mysql.DIALECTS:
+            with from_dbapi("open"), self._engine.connect() as connection:
+                for weakness, mend in mysql.weaknesses(connection):
+                    logger.warning("%s: a crash of the server's machine can lose a decision; %s", weakness, mend)
 
     def begin(self, xid: Xid, *, wait: bool) -> SqlWork:
         """As `DecidingPlace` says."""
@@ -119,7 +129,6 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
     name = "xabridge deciding database"
 
     _decider_id = b""
-    _incarnation = 0
 
     @property
     def decider_id(self) -> bytes:
@@ -127,11 +136,6 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
         if not self._decider_id:
             raise xa_error(Code.XAER_PROTO, "decider_id: the resource manager has not been opened")
         return self._decider_id
-
-    @property
-    def incarnation(self) -> int:
-        """As `xa.DecidingResource` says."""
-        return self._incarnation
 
     def _reach(self, url: str, place: DecidingPlace | None) -> DecidingPlace:
         if place is not None:
@@ -142,7 +146,7 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
         place = PostgresPlace(address, self._operations) if scheme in SCHEMES else SqlPlace(address)
         try:
             place.reach()
-            self._decider_id, self._incarnation = place.table.open()
+            self._decider_id = place.table.open()
         except BaseException:
             place.close()
             raise
@@ -175,6 +179,20 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
     def diagnose(self, open_string: str) -> Diagnosis:
         """As `xa.diagnosis.Diagnosing` says."""
         return diagnose_decider(open_string)
+
+    # --- owners ---------------------------------------------------------------------------------------------------
+
+    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
+        """As `xa.DecidingResource` says."""
+        control = self._enter("hold", rmid, 0)
+        table = self._opened.table
+        self._run(control, _call(lambda: table.hold(owner, lease_s)))
+
+    def owners(self, rmid: int) -> Sequence[Owner]:
+        """As `xa.DecidingResource` says."""
+        control = self._enter("owners", rmid, 0)
+        table = self._opened.table
+        return self._run(control, _call(table.owners))
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
@@ -209,6 +227,12 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
         table = self._opened.table
         if table.end(gtrids):
             self._run(control, _call(table.delete_due))
+
+
+def deciding_database(scheme: str) -> type[DecidingDatabase]:
+    """For `decider+*`: the factory for URLs with any scheme that SQLAlchemy knows; LookupError for others."""
+    any_dialect(scheme)
+    return DecidingDatabase
 
 
 def _call(call: Callable[[], T]) -> Steps[T]:

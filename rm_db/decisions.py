@@ -1,14 +1,20 @@
 """DecisionTable: where a deciding database keeps its decisions, next to the data that they are about.
 
-Two tables, made at the first open where they are missing (and the user may):
+Three tables, made at the first open where they are missing (and the user may):
 
-    xabridge_decider     one row: decider_id (16 hexadecimal digits, random) and incarnation, how often it was opened
+    xabridge_decider     one row: decider_id (16 hexadecimal digits, random); incarnation is of no use any more, and 0
+                         where former versions have not counted their openings in it
     xabridge_decision    gtrid (hexadecimal, the primary key), state, record, created
+    xabridge_owner       a row for each transaction manager at work: node, incarnation (hexadecimal), process, and until
+                         when that is sure (seconds since 1970, by this database's clock)
 
-`state` is "committed", with the transaction manager's record, or "rolled back", a tombstone without one. A row
-"committed" is inserted in the business transaction itself, and a tombstone by whoever has to know the end of a
-transaction that has no row: the primary key lets one of the two through. A database makes the later insertion wait
-while the earlier one is not committed, so that whoever settles waits for a transaction that is deciding.
+`state` is "decided", with the transaction manager's record, or "rolled back", a tombstone without one. A row "decided"
+is inserted in the business transaction itself, and a tombstone by whoever has to know the end of a transaction that has
+no row: the primary key lets one of the two through. A database makes the later insertion wait while the earlier one is
+not committed, so that whoever settles waits for a transaction that is deciding.
+
+Rows of former versions are "committed" instead of "decided". The word is another one because such a version ends every
+decision of which it sees no branch, whosever that is; but it looks for "committed" only.
 
 Hexadecimal text is in the order of the octets under every collation, and a key in every database.
 """
@@ -20,7 +26,8 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import (
     ARRAY,
@@ -28,6 +35,7 @@ from sqlalchemy import (
     Column,
     DateTime,
     Delete,
+    Double,
     Insert,
     LargeBinary,
     MetaData,
@@ -45,22 +53,27 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects.mysql import LONGBLOB
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.schema import CreateTable
 
+from rm_db import mysql
 from rm_db.sql_errors import from_dbapi, is_loss, is_transient, told
 from rm_db.sql_server import WAIT_OPTION
-from xa import Code, DecisionRecord, TryAgain, XaError, xa_error
+from xa import Code, DecisionRecord, Owner, TryAgain, XaError, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
 
     from sqlalchemy import Connection, Engine
 
 logger = logging.getLogger("xabridge.rm_db")
 
+DECIDED: Final = "decided"
 COMMITTED: Final = "committed"
+"""What former versions call it."""
 ROLLED_BACK: Final = "rolled back"
 
 SETTLE_WAIT_S: Final = 5
@@ -68,6 +81,9 @@ SETTLE_WAIT_S: Final = 5
 _SETTLE_TRIES: Final = 5
 _MAKE_TRIES: Final = 5
 _MAKE_PAUSE_S: Final = 0.05
+
+KEEP_OWNERS_S: Final = 3600.0
+"""So long the row of a transaction manager is kept whose lease has run out."""
 
 END_BATCH: Final = 256
 END_AFTER_S: Final = 1.0
@@ -98,14 +114,25 @@ class DecisionTable:
             Column("singleton", SmallInteger, primary_key=True, autoincrement=False),
             Column("decider_id", String(16), nullable=False),
             Column("incarnation", BigInteger, nullable=False),
+            **_INNODB,
         )
         self.decisions = Table(
             "xabridge_decision",
             metadata,
             Column("gtrid", String(128), primary_key=True),
             Column("state", String(11), nullable=False),
-            Column("record", LargeBinary),
+            Column("record", LargeBinary().with_variant(LONGBLOB(), *mysql.DIALECTS)),  # a BLOB there ends at 64 KiB
             Column("created", DateTime(timezone=True), nullable=False, server_default=func.current_timestamp()),
+            **_INNODB,
+        )
+        self._owners = Table(
+            "xabridge_owner",
+            metadata,
+            Column("node", String(32), primary_key=True),
+            Column("incarnation", String(16), primary_key=True),
+            Column("process", String(255), nullable=False),
+            Column("until", Double, nullable=False),
+            **_INNODB,
         )
         self._metadata = metadata
 
@@ -119,13 +146,13 @@ class DecisionTable:
 
     # --- open -------------------------------------------------------------------------------------------------
 
-    def open(self) -> tuple[bytes, int]:
-        """Makes or checks the tables and counts this opening; the decider's id and the new incarnation."""
+    def open(self) -> bytes:
+        """Makes or checks the tables; the decider's id."""
         for tries_left in reversed(range(_MAKE_TRIES)):
             try:
                 self._find_schema()
                 self._make()
-                return self._count()
+                return self._identify()
             except DBAPIError as error:  # somebody else makes them at this moment, or we may not
                 if tries_left == 0 or is_loss(error):
                     raise self._unopened(error) from None
@@ -160,6 +187,15 @@ class DecisionTable:
                     connection.commit()
                     continue
                 columns = {column["name"] for column in present.get_columns(table.name, schema=table.schema)}
+                engine = None
+                if connection.dialect.name in mysql.DIALECTS:
+                    engine = mysql.other_engine(connection, table.schema or "", table.name)
+            if engine is not None:
+                raise xa_error(
+                    Code.XAER_RMERR,
+                    f"the table {table.name} is in {engine}, which has no transactions: make it InnoDB's with "
+                    f"ALTER TABLE {table.name} ENGINE = InnoDB",
+                )
             missing = {column.name for column in table.columns} - columns
             if missing:
                 raise xa_error(
@@ -168,14 +204,45 @@ class DecisionTable:
                     f"rename it, or make the right one with: {self.ddl()}",
                 )
 
-    def _count(self) -> tuple[bytes, int]:
+    def _identify(self) -> bytes:
         decider = self._decider
+        find = select(decider.c.decider_id)
         with self._transaction() as connection:
-            counted = connection.execute(update(decider).values(incarnation=decider.c.incarnation + 1))
-            if counted.rowcount == 0:
-                connection.execute(insert(decider).values(singleton=1, decider_id=secrets.token_hex(8), incarnation=1))
-            row = connection.execute(select(decider.c.decider_id, decider.c.incarnation)).one()
-        return bytes.fromhex(row.decider_id), int(row.incarnation)
+            found = connection.execute(find).scalar()
+            if found is None:
+                connection.execute(insert(decider).values(singleton=1, decider_id=secrets.token_hex(8), incarnation=0))
+                found = connection.execute(find).scalar_one()
+        return bytes.fromhex(found)
+
+    # --- owners ---------------------------------------------------------------------------------------------------
+
+    def hold(self, owner: Owner, lease_s: float) -> None:
+        """As `xa.DecidingResource` says."""
+        table = self._owners
+        whose = table.c.node == owner.node, table.c.incarnation == owner.incarnation.hex()
+        with from_dbapi("hold"), self._transaction() as connection:
+            if not lease_s:
+                connection.execute(delete(table).where(*whose))
+                return
+            now = _now(connection)
+            renewed = connection.execute(update(table).where(*whose).values(until=now + lease_s))
+            if renewed.rowcount == 0:
+                connection.execute(delete(table).where(table.c.until < now - KEEP_OWNERS_S))
+                connection.execute(
+                    insert(table).values(
+                        node=owner.node,
+                        incarnation=owner.incarnation.hex(),
+                        process=owner.process[:255],
+                        until=now + lease_s,
+                    )
+                )
+
+    def owners(self) -> list[Owner]:
+        """As `xa.DecidingResource` says."""
+        table = self._owners
+        with from_dbapi("owners"), self._transaction() as connection:
+            running = select(table.c.node, table.c.incarnation, table.c.process).where(table.c.until > _now(connection))
+            return [Owner(node, bytes.fromhex(at), process) for node, at, process in connection.execute(running)]
 
     # --- decisions --------------------------------------------------------------------------------------------
 
@@ -186,7 +253,7 @@ class DecisionTable:
 
     def insertion(self, gtrid: bytes, record: bytes) -> Insert:
         """The statement that decides, for the business transaction."""
-        return insert(self.decisions).values(gtrid=gtrid.hex(), state=COMMITTED, record=record)
+        return insert(self.decisions).values(gtrid=gtrid.hex(), state=DECIDED, record=record)
 
     def settle(self, gtrid: bytes) -> bytes | None:
         """As `xa.DecidingResource` says."""
@@ -198,7 +265,7 @@ class DecisionTable:
                 with self._transaction() as connection:
                     row = connection.execute(find).one_or_none()
                 if row is not None:
-                    return bytes(row.record) if row.state == COMMITTED else None
+                    return None if row.state == ROLLED_BACK else bytes(row.record)
                 if self._insert_tombstone(key):
                     return None
             # somebody was quicker: its row is there now, or was and has been ended since
@@ -217,7 +284,7 @@ class DecisionTable:
         """As `decisions` of `xa.DecidingResource` says."""
         self.flush()
         decisions = self.decisions
-        query = select(decisions.c.gtrid, decisions.c.record).where(decisions.c.state == COMMITTED)
+        query = select(decisions.c.gtrid, decisions.c.record).where(decisions.c.state.in_((DECIDED, COMMITTED)))
         if after:
             query = query.where(decisions.c.gtrid > after.hex())
         with self._lock:
@@ -268,9 +335,11 @@ class DecisionTable:
                 for gtrid in batch:
                     self._ended.pop(gtrid, None)
 
-    def _deletion(self, keys: list[str]) -> tuple[Delete, dict[str, list[str]]]:
+    def _deletion(self, keys: list[str]) -> tuple[Delete, Any]:
         """The statement that deletes these rows: with one parameter, where the database has arrays."""
         key = self.decisions.c.gtrid
+        if self._engine.dialect.name in mysql.DIALECTS:  # one by one: for a list it reads, and locks, the whole table
+            return delete(self.decisions).where(key == bindparam("ended")), [{"ended": ended} for ended in keys]
         if self._engine.dialect.name == "postgresql":
             return delete(self.decisions).where(key == any_(bindparam("keys", type_=ARRAY(String)))), {"keys": keys}
         return delete(self.decisions).where(key.in_(keys)), {}
@@ -290,6 +359,8 @@ class DecisionTable:
             be_durable(connection)
             if connection.dialect.name == "postgresql":
                 connection.execute(_LOCK_TIMEOUT, {"wait": f"{max(1, int(wait_s * 1000))}ms"})
+            elif connection.dialect.name in mysql.DIALECTS:
+                connection.exec_driver_sql(mysql.lock_timeout(wait_s))
             yield connection
 
 
@@ -299,6 +370,26 @@ def be_durable(connection: Connection) -> None:
         connection.execute(_FORCE)
 
 
+_SECONDS_1970: Final = {
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)",
+    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+    "mysql": "UNIX_TIMESTAMP(NOW(6))",
+    "mariadb": "UNIX_TIMESTAMP(NOW(6))",
+}
+"""The present time by the database's clock. What has no row here tells it in its sessions' time zone, which has to be
+the same for all of them."""
+
+
+def _now(connection: Connection) -> float:
+    """Seconds since 1970, by the clock of the database."""
+    seconds = _SECONDS_1970.get(connection.dialect.name)
+    if seconds is not None:
+        return float(connection.execute(text(f"SELECT {seconds}")).scalar_one())
+    now: datetime = connection.execute(select(func.current_timestamp())).scalar_one()
+    return now.replace(tzinfo=now.tzinfo or UTC).timestamp()
+
+
+_INNODB: Final[dict[str, Any]] = {f"{dialect}_engine": "InnoDB" for dialect in mysql.DIALECTS}
 _LOCK_TIMEOUT: Final = text("SELECT set_config('lock_timeout', :wait, true)")
 _FORCE: Final = text(
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"

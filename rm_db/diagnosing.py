@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
+from rm_db import mysql
 from rm_db.address import Address
 from rm_db.server import MIN_VERSION, SCHEMES, conninfo, unconnected
 from rm_db.sql_server import DECIDER_PREFIX, make_engine, parse_url
@@ -121,24 +122,30 @@ def diagnose_decider(open_string: str) -> Diagnosis:
         return diagnose_postgres(open_string, two_phase=False)
     try:
         url = parse_url(Address.parse(open_string))
-        return Diagnosis((_sql_reached(url),))
+        return Diagnosis(tuple(_sql_reached(url)))
     except XaError as error:
         return Diagnosis((Check(Health.FAIL, "open string", error.message, "mend the URL in the configuration"),))
 
 
-def _sql_reached(url: URL) -> Check:
+def _sql_reached(url: URL) -> Iterator[Check]:
     shown = url.render_as_string(hide_password=True)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         folder = Path(url.database or "").absolute().parent
         if folder.is_dir():
-            return Check(Health.OK, "reachable", f"{shown}: there is none yet; the first start makes it")
-        return Check(Health.FAIL, "reachable", f"{folder} is not there", f"make it: mkdir -p {folder}")
+            yield Check(Health.OK, "reachable", f"{shown}: there is none yet; the first start makes it")
+        else:
+            yield Check(Health.FAIL, "reachable", f"{folder} is not there", f"make it: mkdir -p {folder}")
+        return
     engine = make_engine(url, 1, 10.0)
     try:
-        with engine.connect():
-            return Check(Health.OK, "reachable", f"{shown}: decides")
+        with engine.connect() as connection:
+            yield Check(Health.OK, "reachable", f"{shown}: decides")
+            if engine.dialect.name in mysql.DIALECTS:
+                for weakness, mend in mysql.weaknesses(connection):
+                    found = f"{weakness}: a crash of the server's machine can lose a decision"
+                    yield Check(Health.FAIL, "durability", found, mend)
     except SQLAlchemyError as error:
         mend = "start it, or mend the URL in the configuration"
-        return Check(Health.FAIL, "reachable", f"{shown}: {error}", mend)
+        yield Check(Health.FAIL, "reachable", f"{shown}: {error}", mend)
     finally:
         engine.dispose()

@@ -26,7 +26,7 @@ from sqlalchemy import CreateEnginePlugin, Engine
 from sqlalchemy.pool import Pool
 from sqlalchemy.util import await_only
 
-from rm_db.alchemy import Lease
+from rm_db.alchemy import Lease, ending_savepoint
 from rm_db.pg_session import PgConnection
 
 if TYPE_CHECKING:
@@ -95,13 +95,15 @@ class Borrowed(Lease):
         """Keeps what was done since the last one, for the transaction manager to decide."""
         name, self._savepoint = self._savepoint, None
         if name is not None:
-            self._say(f"RELEASE SAVEPOINT {name}")
+            with ending_savepoint(self._owner):
+                self._say(f"RELEASE SAVEPOINT {name}")
 
     def rollback(self) -> None:
         """Takes back what was done since the last commit."""
         name, self._savepoint = self._savepoint, None
         if name is not None and not self._owner.is_over:
-            self._say(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
+            with ending_savepoint(self._owner):
+                self._say(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
 
     def close(self) -> None:
         """As a pool does: what was not committed is taken back."""
@@ -117,6 +119,9 @@ class Borrowed(Lease):
 
 class BranchPool(Pool):
     """An engine's own pool, and the branch's connection while there is a transaction."""
+
+    takes_part = True
+    """For `tm.zope`: what is committed here is not committed before the transaction manager says so."""
 
     def __init__(self, plain: Pool, engine: Engine, manager: Manager, resource: str) -> None:
         # nothing of Pool's own is used: who asks for it gets it from the plain pool

@@ -1,22 +1,25 @@
 """AsyncBranchView: a branch's PostgreSQL connection as an asyncio psycopg connection.
 
 It is what `BranchView` is, for code that awaits: whatever waits for the server lets the event loop go on. It never
-waits for another thread: who finds one inside is refused.
+waits for another thread or task: who finds one inside is refused.
 """
 
 from __future__ import annotations
 
 import select
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import psycopg
 from psycopg.waiting import Wait
 
 from rm_db.admission import ManagersOwn, access, deferral, isolation
+from rm_db.alchemy import ending_savepoint
 from rm_db.wire import IDLE, ConnectionLost, Steps
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
+    from types import TracebackType
     from typing import Self
 
     from psycopg import IsolationLevel
@@ -66,6 +69,18 @@ class AsyncBranchCursor(psycopg.AsyncCursor["Row"]):
         return super().copy(statement, params, **options)
 
 
+class AsyncSavepoint(psycopg.AsyncTransaction):
+    """psycopg's block of a transaction, which is a savepoint here."""
+
+    _conn: AsyncBranchView
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> bool:
+        with ending_savepoint(self._conn.admission):
+            return await super().__aexit__(exc_type, exc_val, exc_tb)
+
+
 class AsyncBranchView(ManagersOwn, psycopg.AsyncConnection[Any]):
     """An asyncio psycopg connection in the middle of a branch's transaction: no commit, rollback, close or
     autocommit."""
@@ -75,6 +90,7 @@ class AsyncBranchView(ManagersOwn, psycopg.AsyncConnection[Any]):
         # what psycopg knows of the session's prepared statements lives as long as the session, not as this view
         self._prepared = wire.connection._prepared  # noqa: SLF001 — psycopg has no other way to share it
         self.admission = admission
+        self.lock = admission.turn  # type: ignore[assignment]  # psycopg only enters and leaves it
         self.cursor_factory = AsyncBranchCursor
 
     @property
@@ -85,7 +101,7 @@ class AsyncBranchView(ManagersOwn, psycopg.AsyncConnection[Any]):
     async def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
         """As psycopg's, as long as the view's association lasts. Cancelled, it cancels the statement first."""
         admission = self.admission
-        wire = admission.enter(wait=False)
+        wire = admission.enter()
         try:
             if wire.owes or wire.status == IDLE:
                 await super().wait(_for_psycopg(admission.begun(wire)), *args, **kwargs)
@@ -100,6 +116,33 @@ class AsyncBranchView(ManagersOwn, psycopg.AsyncConnection[Any]):
         if admission.work.failure is not None:
             admission.succeeded()
         return result
+
+    def cursor(self, *args: Any, **options: Any) -> Any:
+        """As psycopg's. One with a name is refused where its first statement would be: psycopg complains of a cursor
+        that nobody could close."""
+        if args or "name" in options:
+            self.admission.turn.check()
+        return super().cursor(*args, **options)
+
+    @asynccontextmanager
+    async def pipeline(self) -> AsyncIterator[psycopg.AsyncPipeline]:
+        """As psycopg's. Nobody else's statements come into it."""
+        with self.admission.hold():
+            async with super().pipeline() as pipeline:
+                yield pipeline
+
+    @asynccontextmanager
+    async def transaction(
+        self, savepoint_name: str | None = None, force_rollback: bool = False
+    ) -> AsyncIterator[AsyncSavepoint]:
+        """As psycopg's: a savepoint."""
+        savepoint = AsyncSavepoint(self, savepoint_name, force_rollback)
+        if self._pipeline:
+            async with self.pipeline(), savepoint, self.pipeline():
+                yield savepoint
+        else:
+            async with savepoint:
+                yield savepoint
 
     # --- settings of the transaction ------------------------------------------------------------------------------
 

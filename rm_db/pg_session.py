@@ -39,20 +39,23 @@ class PgConnection(BranchConnection):
     """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction. What SQLAlchemy
     keeps in it is made when something first asks for that: who uses psycopg never pays for it."""
 
-    _is_made = False
-
     def __init__(self, session: PgSession, view: Callable[[AdaptersMap | None], BranchView]) -> None:
+        super().__init__(session.admission)
         self._session = session
         self._view = view
-        self._owner = session.admission
-        self._orm = None  # the rest of it: __getattr__
+        self._making = threading.RLock()
+        self._is_made = False
 
     def __getattr__(self, name: str) -> Any:
-        if self._is_made:
-            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        self._is_made = True
-        engine, adapters = self._session.engine
-        super().__init__(engine, Lease(self._view(adapters), self._owner), self._owner)
+        """Where something asks for what is not there, SQLAlchemy's part is made."""
+        with self._making:
+            if name not in self.__dict__:  # no other thread has made it meanwhile
+                if self._is_made:
+                    raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+                engine, adapters = self._session.engine
+                lease = Lease(self._view(adapters), self._owner)
+                self._is_made = True  # behind whatever may fail, so that the next use tries again
+                self._connect(engine, lease)
         return getattr(self, name)
 
     @property
@@ -109,7 +112,7 @@ class PgSession:
     def apsycopg(self) -> AsyncBranchView:
         """An asyncio psycopg connection."""
         if self._apsycopg is None:
-            self._apsycopg = self._viewed(lambda wire: AsyncBranchView(self.admission, wire), wait=False)
+            self._apsycopg = self._viewed(lambda wire: AsyncBranchView(self.admission, wire))
         return self._apsycopg
 
     @property
@@ -152,11 +155,11 @@ class PgSession:
         from rm_db.alchemy_async import AwaitingView  # noqa: PLC0415 — needs greenlet
 
         in_the_loop = self.apsycopg
-        return self._viewed(lambda wire: AwaitingView(self.admission, wire, adapters, in_the_loop), wait=False)
+        return self._viewed(lambda wire: AwaitingView(self.admission, wire, adapters, in_the_loop))
 
-    def _viewed(self, make: Callable[[Wire], T], *, wait: bool = True) -> T:
-        """A view. On an event loop it is refused rather than waited for: who has the connection may be a task there."""
-        wire = self.admission.enter(wait=wait)
+    def _viewed(self, make: Callable[[Wire], T]) -> T:
+        """A view."""
+        wire = self.admission.enter()
         try:
             return make(wire)
         finally:
@@ -164,6 +167,7 @@ class PgSession:
 
     def finish(self) -> None:
         """As `rm_db.branches.Session` says."""
+        self.admission.turn.is_ending = True
         for connection in (self._facade, self._awaiting):
             if connection is not None:
                 connection.finish()

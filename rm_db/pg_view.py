@@ -11,16 +11,19 @@ to BEGIN is collected, and where errors are noted for the vote.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg.adapt import AdaptersMap
 
 from rm_db.admission import ManagersOwn, access, deferral, isolation
+from rm_db.alchemy import ending_savepoint
 from rm_db.wire import IDLE, ConnectionLost, drive
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from types import TracebackType
     from typing import Self
 
     from psycopg import IsolationLevel
@@ -72,6 +75,18 @@ class BranchCursor(psycopg.Cursor["Row"]):
         return super().copy(statement, params, **options)
 
 
+class Savepoint(psycopg.Transaction):
+    """psycopg's block of a transaction, which is a savepoint here."""
+
+    _conn: BranchView
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_val: BaseException | None, exc_tb: TracebackType | None
+    ) -> bool:
+        with ending_savepoint(self._conn.admission):
+            return super().__exit__(exc_type, exc_val, exc_tb)
+
+
 class BranchView(ManagersOwn, psycopg.Connection[Any]):
     """A psycopg connection in the middle of a branch's transaction: no commit, rollback, close or autocommit."""
 
@@ -82,6 +97,7 @@ class BranchView(ManagersOwn, psycopg.Connection[Any]):
         # what psycopg knows of the session's prepared statements lives as long as the session, not as this view
         self._prepared = wire.connection._prepared  # noqa: SLF001 — psycopg has no other way to share it
         self.admission = admission
+        self.lock = admission.turn  # type: ignore[assignment]  # psycopg only enters and leaves it
         self.cursor_factory = BranchCursor
 
     @property
@@ -92,7 +108,7 @@ class BranchView(ManagersOwn, psycopg.Connection[Any]):
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
         """As psycopg's, as long as the view's association lasts."""
         admission = self.admission
-        wire = admission.enter(wait=True)
+        wire = admission.enter()
         try:
             if wire.owes or wire.status == IDLE:
                 drive(admission.begun(wire), BEGIN_S)
@@ -107,6 +123,30 @@ class BranchView(ManagersOwn, psycopg.Connection[Any]):
         if admission.work.failure is not None:
             admission.succeeded()
         return result
+
+    def cursor(self, *args: Any, **options: Any) -> Any:
+        """As psycopg's. One with a name is refused where its first statement would be: psycopg complains of a cursor
+        that nobody could close."""
+        if args or "name" in options:
+            self.admission.turn.check()
+        return super().cursor(*args, **options)
+
+    @contextmanager
+    def pipeline(self) -> Iterator[psycopg.Pipeline]:
+        """As psycopg's. Nobody else's statements come into it."""
+        with self.admission.hold(), super().pipeline() as pipeline:
+            yield pipeline
+
+    @contextmanager
+    def transaction(self, savepoint_name: str | None = None, force_rollback: bool = False) -> Iterator[Savepoint]:
+        """As psycopg's: a savepoint."""
+        savepoint = Savepoint(self, savepoint_name, force_rollback)
+        if self._pipeline:
+            with self.pipeline(), savepoint, self.pipeline():
+                yield savepoint
+        else:
+            with savepoint:
+                yield savepoint
 
     # --- settings of the transaction ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from rm_db.resource import DatabaseResource
 from rm_db.server import Facts, PgServer
 from rm_db.sqlstate import (
     COMMIT_PREPARED,
+    FEATURE_NOT_SUPPORTED,
     INSUFFICIENT_PRIVILEGE,
     OBJECT_IN_USE,
     ROLLBACK_PREPARED,
@@ -48,6 +49,7 @@ _GID: Final = "encode(decode(replace(p.gid, chr(92), repeat(chr(92), 2)), 'escap
 
 _SCAN: Final = "SELECT {gid} FROM pg_prepared_xacts p WHERE {mine} ORDER BY p.prepared, p.gid"
 _EXISTS: Final = "SELECT FROM pg_prepared_xacts p WHERE p.gid = '{gid}' AND p.database = current_database()"
+_DATABASES: Final = "SELECT p.database, current_database() FROM pg_prepared_xacts p WHERE p.gid = '{gid}'"
 _OWNER: Final = "SELECT quote_ident(p.owner) FROM pg_prepared_xacts p WHERE p.gid = '{gid}' AND {mine}"
 
 _LIST: Final = """
@@ -112,7 +114,15 @@ class PostgresResource(DatabaseResource[PgServer]):
 
     def _commit_prepared(self, xid: Xid) -> Steps[Code]:
         self._find("commit", BranchVerb.COMMIT, xid)
-        yield from self._finish("commit", COMMIT_PREPARED, xid, self._command_of(b"COMMIT PREPARED", xid))
+        command = self._command_of(b"COMMIT PREPARED", xid)
+
+        def committed(wire: Wire) -> Steps[Failure | None]:
+            failure = yield from command(wire)
+            if failure is not None and failure.sqlstate == FEATURE_NOT_SUPPORTED:
+                failure = yield from self._of_another_database(wire, failure, xid)
+            return failure
+
+        yield from self._finish("commit", COMMIT_PREPARED, xid, committed)
         return Code.XA_OK
 
     def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
@@ -173,6 +183,18 @@ class PostgresResource(DatabaseResource[PgServer]):
             return reply.failure
 
         return told
+
+    def _of_another_database(self, wire: Wire, failure: Failure, xid: Xid) -> Steps[Failure]:
+        """The same failure, with the name of the database that has the branch."""
+        reply = yield from wire.exchange(_DATABASES.format(gid=xid).encode("ascii"))
+        if reply.failure is not None or not reply.rows():
+            return failure
+        theirs, ours = ((octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0])
+        message = (
+            f"{failure.message} · the branch is prepared in the database {theirs}, and this resource is the database "
+            f"{ours}: give the resource a URL of {theirs}, or commit it by hand there"
+        )
+        return Failure(failure.sqlstate, message)
 
     def _end_of_preparation(self, wire: Wire, xid: Xid) -> Steps[bool]:
         """The server may be about to prepare the branch for a connection that was given up: terminates the process

@@ -20,6 +20,25 @@ def managers(what: str, xid: Xid) -> XaError:
     )
 
 
+def busy(xid: Xid) -> XaError:
+    """Another one is in a statement, and this one can't wait for it."""
+    return xa_error(
+        Code.XAER_PROTO,
+        "another thread or task is in a statement of this branch. A branch has one connection: let one task at a time "
+        "work with it, or begin a transaction for each task",
+        xid,
+    )
+
+
+def unfinished(xid: Xid) -> XaError:
+    """The caller is in a statement itself."""
+    return xa_error(
+        Code.XAER_PROTO,
+        "a stream or COPY of this branch has not been finished: read it to its end, or close it, first",
+        xid,
+    )
+
+
 def over(xid: Xid) -> XaError:
     """The session is used after its association has ended."""
     return xa_error(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from rm_db import mysql
 from rm_db.sqlstate import ROLLED_BACK, is_lost, lookup
 from xa import Code, xa_error
 
@@ -20,19 +21,18 @@ _SQLITE_PRIMARY: Final = 0xFF
 _SQLITE_BUSY: Final = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
 _SQLITE_IOERR: Final = 10
 _TRANSIENT_STATES: Final = ("55P03", "57014", "40")
-_MYSQL_TRANSIENT: Final = frozenset({1205, 1213})  # lock wait timeout, deadlock
 
 
 def is_transient(error: DBAPIError) -> bool:
     """Whether a lock was in the way, so that the same may work a moment later."""
-    original: Any = error.orig
+    number = _mysql_number(error)
+    if number:
+        return number in mysql.TRANSIENT  # their SQLSTATE is HY000, which says nothing
     state = sqlstate(error)
     if state is not None:
         return state.startswith(_TRANSIENT_STATES)
-    sqlite = getattr(original, "sqlite_errorcode", None)
-    if sqlite is not None:
-        return sqlite & _SQLITE_PRIMARY in _SQLITE_BUSY
-    return next(iter(original.args), None) in _MYSQL_TRANSIENT
+    sqlite = getattr(error.orig, "sqlite_errorcode", None)
+    return sqlite is not None and sqlite & _SQLITE_PRIMARY in _SQLITE_BUSY
 
 
 def is_loss(error: DBAPIError) -> bool:
@@ -41,6 +41,9 @@ def is_loss(error: DBAPIError) -> bool:
         return True
     if not isinstance(error, OperationalError | InterfaceError) or is_transient(error):
         return False
+    number = _mysql_number(error)
+    if number:
+        return mysql.lost(number)  # the drivers call most of what they don't know an OperationalError
     state = sqlstate(error)
     if state is not None:
         return is_lost(state)
@@ -55,15 +58,28 @@ def sqlstate(error: DBAPIError) -> str | None:
     return state if isinstance(state, str) else None
 
 
+def _mysql_number(error: DBAPIError) -> int:
+    """The number that MariaDB's and MySQL's drivers put first; 0 from others, and from these where they have none."""
+    number = next(iter(getattr(error.orig, "args", ())), 0)
+    return number if isinstance(number, int) and not hasattr(error.orig, "sqlite_errorcode") else 0
+
+
+def is_deadlock(error: DBAPIError) -> bool:
+    """Whether the database has rolled the whole transaction back, since it waited for another that waited for it."""
+    return _mysql_number(error) == mysql.DEADLOCK or sqlstate(error) == "40P01"
+
+
 def rollback_reason(error: DBAPIError, xid: Xid) -> XaError:
     """The XA_RB* for work that `error` ended."""
     state = sqlstate(error)
-    if state is not None:
+    if state is not None and not _mysql_number(error):
         code = lookup(ROLLED_BACK, state)
     elif is_loss(error):
         code = Code.XA_RBCOMMFAIL
     elif isinstance(error, IntegrityError):
         code = Code.XA_RBINTEGRITY
+    elif is_deadlock(error):
+        code = Code.XA_RBDEADLOCK
     else:
         code = Code.XA_RBTRANSIENT if is_transient(error) else Code.XA_RBOTHER
     return xa_error(code, told(error), xid)

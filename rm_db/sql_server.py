@@ -1,7 +1,10 @@
 """SqlServer: a database of any kind, as SQLAlchemy reaches it; and what SQLite needs to be told.
 
 SQLite: a transaction takes the write lock when it begins (BEGIN IMMEDIATE). One that takes it later can find that
-its snapshot is old, and then no waiting helps. The database is in WAL mode, and every commit is forced.
+its snapshot is old, and then no waiting helps. The database is in WAL mode, and every commit is forced. A database that
+has no WAL mode is in memory, or in a file system that can't share memory between processes; it is refused, because its
+decisions would not survive, or two processes would not see each other's locks. What MariaDB and MySQL need is in
+`rm_db.mysql`.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
+from rm_db import mysql
 from rm_db.sql_session import SqlConnection
 from rm_db.statements import DEFINES, ENDS
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, Connection, Engine
+    from sqlalchemy import URL, Connection, Dialect, Engine
 
     from rm_db.address import Address
 
@@ -31,7 +35,9 @@ _OPENING_S: Final = 5.0
 
 DECIDER_PREFIX: Final = "decider+"
 
-_COMMITS_IMPLICITLY: Final = frozenset({"mysql", "mariadb", "oracle"})
+_IN_MEMORY: Final = "a database in memory can't decide: nothing of it survives a crash"
+
+_COMMITS_IMPLICITLY: Final = mysql.DIALECTS | {"oracle"}
 """Where a statement of the data definition language commits what was done before it."""
 
 
@@ -44,13 +50,30 @@ def parse_url(address: Address) -> URL:
         raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
     if dialect.is_async:
         raise xa_error(Code.XAER_INVAL, f"open: {url.drivername} is an asyncio driver; a synchronous one is needed")
-    if dialect.name == "sqlite" and url.database in (None, "", ":memory:"):
-        raise xa_error(Code.XAER_INVAL, "open: a database in memory can't decide: nothing of it survives a crash")
+    if dialect.name == "sqlite" and _is_in_memory(url):
+        raise xa_error(Code.XAER_INVAL, f"open: {_IN_MEMORY}")
     return url
 
 
+def any_dialect(scheme: str) -> type[Dialect]:
+    """SQLAlchemy's dialect for URLs with this scheme. LookupError: there is none that can decide; it says why."""
+    try:
+        dialect = make_url(f"{scheme}://").get_dialect()
+    except (ArgumentError, NoSuchModuleError, ModuleNotFoundError) as error:
+        raise LookupError(f"SQLAlchemy has no dialect for it: {error}") from None
+    if dialect.is_async:
+        raise LookupError(f"{scheme} is an asyncio driver; a synchronous one is needed")
+    return dialect
+
+
+def _is_in_memory(url: URL) -> bool:
+    """As far as the URL tells; the others are found when they have no WAL mode."""
+    return (url.database or "").removeprefix("file:") in ("", ":memory:") or url.query.get("mode") == "memory"
+
+
 def make_engine(url: URL, size: int, wait_s: float, **options: Any) -> Engine:
-    """An engine with a bounded pool, whose connections are tested before they are used."""
+    """An engine with a bounded pool, whose connections are tested before they are used. XAER_INVAL: there can't be
+    one."""
     try:
         engine = create_engine(
             url, pool_size=size, max_overflow=0, pool_timeout=wait_s, pool_pre_ping=True, pool_use_lifo=True, **options
@@ -76,22 +99,31 @@ def guard(engine: Engine) -> None:
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where we say
-    _write_ahead(connection)
+    mode = _write_ahead(connection)
+    if mode == "memory":
+        raise xa_error(Code.XAER_INVAL, f"open: {_IN_MEMORY}")
+    if mode != "wal":
+        raise xa_error(
+            Code.XAER_INVAL,
+            f"open: SQLite has no WAL mode here, only {mode}: its file system can't share memory between processes (a "
+            "network's can't), or the URL's settings forbid it. Put the file on a local disk",
+        )
     connection.execute("PRAGMA synchronous = FULL")
 
 
-def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Of several that open a new file at once SQLite refuses all but one, and does not wait as it does elsewhere."""
+def _write_ahead(connection: sqlite3.Connection) -> str:
+    """The mode that the database is in then. Of several that open a new file at once SQLite refuses all but one, and
+    does not wait as it does elsewhere."""
     until = time.monotonic() + _OPENING_S
     while True:
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
             time.sleep(0.005)
         else:
-            return
+            return str(mode).lower()
 
 
 class _Begin:

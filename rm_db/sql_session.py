@@ -10,6 +10,8 @@ from rm_db.statements import classify
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from sqlalchemy import Engine
 
     from rm_db.sql_work import SqlWork
@@ -19,8 +21,9 @@ class SqlConnection(BranchConnection):
     """A branch's SQLAlchemy connection. Its statements hold the work's lock, so that nobody rolls back under them."""
 
     def __init__(self, session: SqlSession, engine: Engine, connection: Any) -> None:
-        super().__init__(engine, Lease(connection, session), session)
+        super().__init__(session)
         self._session = session
+        self._connect(engine, Lease(connection, session))
 
     @property
     def asyncio(self) -> NoReturn:
@@ -41,6 +44,9 @@ class SqlConnection(BranchConnection):
         """As SQLAlchemy's."""
         with self._session.work.statement(self._session):
             return super().exec_driver_sql(*arguments, **options)
+
+    def _set_isolation(self, level: str) -> None:
+        self._session.work.set_isolation(self._session, level)
 
     def admit(self, statement: str, forbidden: int) -> None:
         """Refuses a text that does what is forbidden (`rm_db.statements`), and notes what it does otherwise."""
@@ -67,6 +73,10 @@ class SqlSession:
     def lose(self, why: str) -> None:
         """As `rm_db.alchemy.Owner` says."""
         self.work.lost = self.work.lost or why
+
+    def hold(self) -> AbstractContextManager[None]:
+        """As `rm_db.alchemy.Owner` says."""
+        return self.work.statement(self)
 
     def finish(self) -> None:
         """As `rm_db.branches.Session` says."""

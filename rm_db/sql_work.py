@@ -2,22 +2,28 @@
 
 The branch's transaction belongs to a SQLAlchemy connection of ours. The application works through a second one over
 the same driver connection, which ends with its association.
+
+The words of statements can't show every end of a transaction: a procedure may commit, a deadlock or a full disk makes
+the database roll back, and what comes behind is in another transaction, or in none. So the first statement has a
+savepoint before it, and commits and decisions begin with its release: it is there exactly as long as the transaction.
 """
 
 from __future__ import annotations
 
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from rm_db import mysql
 from rm_db.decisions import be_durable
-from rm_db.refusal import over
+from rm_db.refusal import busy, over
 from rm_db.sql_errors import is_loss, is_transient, rollback_reason, told
 from rm_db.sql_session import SqlSession
 from rm_db.statements import LINGERS, SETS
+from rm_db.turn import on_event_loop
 from rm_db.work import INTERRUPT_S, SETTLED
 from xa import Code, xa_error
 
@@ -28,6 +34,11 @@ if TYPE_CHECKING:
 
     from rm_db.wire import Steps
     from xa import XaError, Xid
+
+
+_MARK: Final = "xabridge_begin"
+_WITH_SAVEPOINTS: Final = mysql.DIALECTS | {"sqlite", "postgresql"}
+"""Where a savepoint that is not there can't be released."""
 
 
 class SqlWork:
@@ -42,6 +53,8 @@ class SqlWork:
         self._engine = engine
         self._lock = threading.RLock()
         self._given_up = False
+        self._marked = False
+        self._last_error: DBAPIError | None = None
         pool: Any = engine.pool
         if not wait and pool.checkedout() >= pool.size():
             raise xa_error(Code.XA_RETRY, f"all {pool.size()} connections are in use", xid)
@@ -64,15 +77,47 @@ class SqlWork:
 
     @contextmanager
     def statement(self, session: SqlSession) -> Iterator[None]:
-        """Around a statement of the session."""
-        with self._lock:
+        """Around a statement of the session, or several that belong together. On the thread of an event loop another
+        thread's statement is not waited for."""
+        if not self._lock.acquire(blocking=not on_event_loop()):
+            raise busy(self.xid)
+        try:
             if session.is_over or self._connection is None:
                 raise over(self.xid)
             try:
+                self._mark(self._connection)
                 yield
+            except DBAPIError as error:
+                self._last_error = error
+                raise
             finally:
                 if self._given_up:  # by a thread that could not wait for this statement
                     self._roll_back()
+        finally:
+            self._lock.release()
+
+    def set_isolation(self, session: SqlSession, level: str) -> None:
+        """Of this transaction, before its first statement."""
+        statement = f"SET TRANSACTION ISOLATION LEVEL {level}"
+        if self._marked:
+            session.facade.exec_driver_sql(statement)  # the database says that it is too late
+            return
+        self._marked = True  # a savepoint would be the first statement
+        try:
+            session.facade.exec_driver_sql(statement)
+        finally:
+            self._marked = False
+
+    def _mark(self, connection: Connection) -> None:
+        """The savepoint before the first statement."""
+        if self._marked or connection.dialect.name not in _WITH_SAVEPOINTS:
+            return
+        try:
+            connection.dialect.do_savepoint(connection, _MARK)
+        except DBAPIError as error:
+            self.lost = self.lost or told(error)
+            raise
+        self._marked = True
 
     def check(self) -> Steps[XaError | None]:
         """As `rm_db.branches.Work` says."""
@@ -97,6 +142,7 @@ class SqlWork:
     def _commit(self, insertion: Insert | None) -> Steps[Code]:
         yield from ()
         connection = self._open
+        self._check_whole(connection)
         try:
             be_durable(connection)
             if insertion is not None:
@@ -118,6 +164,28 @@ class SqlWork:
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
         self._give_back()
         return Code.XA_OK
+
+    def _check_whole(self, connection: Connection) -> None:
+        """The transaction is the one that its first statement was in, and no other."""
+        if not self._marked:
+            return
+        try:
+            connection.dialect.do_release_savepoint(connection, _MARK)
+        except DBAPIError as error:
+            self._roll_back()
+            last = self._last_error
+            if is_loss(error):
+                raise rollback_reason(error, self.xid) from None
+            if last is not None and is_transient(last):
+                raise rollback_reason(last, self.xid) from None
+            why = f"; the last error was: {told(last)}" if last is not None else ""
+            raise xa_error(
+                Code.XA_RBPROTO,
+                "the database, or a statement that only the transaction manager may issue, has ended the transaction "
+                f"before it was to be committed{why}. What came before that may be committed, and what came behind it "
+                f"was on its own ({told(error)})",
+                self.xid,
+            ) from None
 
     def start_rollback(self) -> Steps[None]:
         """As `rm_db.branches.Work` says."""

@@ -23,7 +23,7 @@ WRITES: Final = 2
 NOTIFIES: Final = 4
 """It speaks of NOTIFY or LISTEN, which leave no trace in the transaction until it is prepared."""
 DEFINES: Final = 8
-"""It holds a statement of the data definition or control language."""
+"""It holds a statement that commits first where such statements do: data definition and control, administration."""
 LINGERS: Final = 16
 """It leaves something in the session that PostgreSQL's reset does not take back: a named statement, a library."""
 SETS: Final = 32
@@ -38,6 +38,7 @@ _TOKEN: Final = re.compile(
     | `[^`]*(?:`|\Z)                                    # quoted identifier, MySQL
     | \$(?P<tag>[^\W\d]\w*|)\$.*?(?:\$(?P=tag)\$|\Z)    # dollar-quoted string
     | --[^\n]*                                          # comment
+    | /\*M?!\d*                                           # what only MariaDB and MySQL read, and carry out
     | (?P<comment>/\*)
     | (?P<end>;)
     | (?P<word>[^\W\d][\w$]*)
@@ -50,7 +51,11 @@ _NOTIFIES: Final = re.compile(r"notify|listen", re.IGNORECASE)
 _ENDS: Final = frozenset({"COMMIT", "END", "ABORT", "BEGIN"})
 _ENDS_WITH: Final = frozenset({("START", "TRANSACTION"), ("PREPARE", "TRANSACTION")})
 _WRITES: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
-_DEFINES: Final = frozenset({"CREATE", "ALTER", "DROP", "TRUNCATE", "RENAME", "GRANT", "REVOKE", "LOCK", "UNLOCK"})
+_DEFINES: Final = frozenset(
+    {"CREATE", "ALTER", "DROP", "TRUNCATE", "RENAME", "GRANT", "REVOKE", "LOCK", "UNLOCK"}
+    | {"FLUSH", "RESET", "INSTALL", "UNINSTALL", "OPTIMIZE", "REPAIR"}
+)
+_DEFINES_WITH: Final = frozenset({("ANALYZE", "TABLE"), ("CHECK", "TABLE"), ("SET", "PASSWORD")})
 _LINGERS: Final = frozenset({"PREPARE", "LOAD"})
 _SETS: Final = frozenset({"SET", "PRAGMA", "ATTACH", "DETACH", "USE"})
 _TEMPORARY: Final = frozenset({"TEMP", "TEMPORARY"})
@@ -65,11 +70,16 @@ def _classify(text: str) -> int:
     effects = NOTIFIES if _NOTIFIES.search(text) else 0
     for index, words in enumerate(_statements(text)):
         first = words[0]
-        if first in _ENDS or tuple(words[:2]) in _ENDS_WITH or (first == "ROLLBACK" and "TO" not in words[1:3]):
+        if (
+            first in _ENDS
+            or tuple(words[:2]) in _ENDS_WITH
+            or (first == "ROLLBACK" and "TO" not in words[1:3])
+            or (first == "SET" and "AUTOCOMMIT" in words)  # commits, in MariaDB and MySQL
+        ):
             effects |= ENDS
         if index == 0 and first in _WRITES:
             effects |= WRITES
-        if first in _DEFINES:
+        if first in _DEFINES or tuple(words[:2]) in _DEFINES_WITH:
             effects |= DEFINES
         if first in _LINGERS:
             effects |= LINGERS
@@ -82,7 +92,8 @@ _classify_cached: Final = lru_cache(maxsize=1024)(_classify)
 
 
 def _statements(text: str) -> Iterator[list[str]]:
-    """The first words of each statement, in capitals. A CREATE whose body has a BEGIN reaches to the text's end."""
+    """The first words of each statement, and all of a SET, in capitals. A CREATE whose body has a BEGIN reaches to the
+    text's end."""
     words: list[str] = []
     creates = False
     position = 0
@@ -99,7 +110,7 @@ def _statements(text: str) -> Iterator[list[str]]:
             word = token["word"].upper()
             if creates and word == "BEGIN":
                 break
-            if len(words) < 3:
+            if len(words) < 3 or words[0] == "SET":
                 words.append(word)
                 creates = words[0] == "CREATE"
     if words:

@@ -1,36 +1,82 @@
-"""The wheel, installed for somebody who has no clone: its commands work, and what they point at is there."""
+"""The wheel, installed for somebody who has no clone: its commands work, and what they point at is there; alone, with
+each extra, and beside somebody else's broken plugin.
+
+The environments have no packages but those that the wheel asks for, with the versions that ours has: no network is
+needed to make them."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 import venv
+from importlib.metadata import Distribution, distribution, entry_points
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+EXTRAS = ("", "asyncio", "otel", "zope", "demo", "pipeline")
+"""But for pipeline-java, which is a Java runtime and no module."""
+COMMANDS = sorted(entry.name for entry in entry_points(group="xabridge.commands"))
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of commands of an environment with the wheel, which sees the packages that it needs in ours."""
-    folder = tmp_path_factory.mktemp("installed")
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(ROOT)]
     subprocess.run(build, check=True)
-    (wheel,) = folder.glob("xabridge-*.whl")
-    environment = folder / "environment"
-    venv.create(environment, with_pip=False)
-    commands = environment / "bin"
-    ours = sysconfig.get_path("purelib", vars={"base": str(environment)})
-    Path(ours, "needed.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-    install = [*pip, "--python", str(commands / "python"), "install", "--no-deps", "--no-index", str(wheel)]
+    (made,) = folder.glob("xabridge-*.whl")
+    return made
+
+
+def needed(name: str, extras: frozenset[str], found: dict[str, Distribution]) -> dict[str, Distribution]:
+    """The distributions that one asks for, with these extras, and that those ask for."""
+    for line in distribution(name).requires or ():
+        requirement = Requirement(line)
+        marker = requirement.marker
+        if marker is not None and not any(marker.evaluate({"extra": extra}) for extra in extras | {""}):
+            continue
+        key = requirement.name.lower()
+        if key not in found or requirement.extras:
+            found[key] = distribution(requirement.name)
+            needed(requirement.name, frozenset(requirement.extras), found)
+    return found
+
+
+def environment(folder: Path, wheel: Path, *extras: str) -> Path:
+    """The folder of commands of an environment in `folder` with the wheel, what it asks for, and nothing else."""
+    venv.create(folder, with_pip=False)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    for each in needed("xabridge", frozenset(extras), {}).values():
+        for file in each.files or ():
+            here = Path(str(each.locate_file(file)))
+            there = packages / file.parts[0]
+            if ".." not in file.parts and here.exists() and not there.exists():
+                there.symlink_to(here.parents[len(file.parts) - 2] if len(file.parts) > 1 else here)
+    install = [*PIP, "--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(install, check=True)
-    return commands
+    return folder / "bin"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The folder of commands of an environment as for the demo."""
+    return environment(tmp_path_factory.mktemp("installed") / "environment", wheel, "demo")
+
+
+@pytest.fixture(scope="module", params=EXTRAS, ids=lambda extra: extra or "alone")
+def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
+    """The folder of commands of an environment with one extra, or none."""
+    extras = [request.param] if request.param else []
+    return environment(tmp_path_factory.mktemp("bare") / "environment", wheel, *extras)
 
 
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
@@ -71,3 +117,128 @@ def test_the_demo_and_what_it_says_to_read_next(installed: Path, tmp_path: Path)
         assert Path(guide).exists()
     proof = json.loads(run(tmp_path, installed / "xabridge", *arguments, "--json").stdout)
     assert proof["orders"] == proof["rows"] == proof["invoices"] == 40
+
+
+FIRST = """
+import subprocess, sys
+from sqlalchemy import text
+from rm_amqp import Message
+from tm import ResourceConfig, TransactionManager
+
+command = [sys.executable, "-m", "dtx", "--listen", "127.0.0.1:0", "--store", "sqlite:///broker.db"]
+with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
+    try:
+        port = broker.stdout.readline().split("127.0.0.1:")[1].split()[0]
+        resources = {
+            "broker": f"amqp://127.0.0.1:{port}",
+            "shop": ResourceConfig("sqlite:///shop.db", "decider"),
+        }
+        with TransactionManager("first-1", None, resources) as tm:
+            with tm.begin() as tx:
+                tx["shop"].execute(text("CREATE TABLE orders (number integer)"))
+            with tm.begin() as tx:
+                tx["shop"].execute(text("INSERT INTO orders VALUES (1)"))
+                tx["broker"].send("orders", Message({"number": 1}))
+            with tm.begin() as tx:
+                message = tx["broker"].receive("orders", timeout_s=5)
+                print(message.body, tx["shop"].execute(text("SELECT count(*) FROM orders")).scalar())
+    finally:
+        broker.terminate()
+"""
+
+
+@pytest.mark.slow
+def test_every_command_helps_and_a_first_transaction_commits(bare: Path, tmp_path: Path) -> None:
+    xabridge = bare / "xabridge"
+    for words in (["--version"], ["--help"], *([command, "--help"] for command in COMMANDS)):
+        done = run(tmp_path, xabridge, *words)
+        assert (done.returncode, done.stderr) == (0, ""), (words, done.stderr)
+    listed = run(tmp_path, xabridge, "--help").stdout
+    for command in COMMANDS:
+        assert re.search(rf"^    {command}( |$)", listed, re.MULTILINE), listed
+    assert not list(tmp_path.iterdir())
+    first = run(tmp_path, bare / "python", "-c", FIRST)
+    assert (first.returncode, first.stdout) == (0, "{'number': 1} 1\n"), first.stderr
+
+
+@pytest.mark.slow
+def test_what_needs_an_extra_says_which(wheel: Path, tmp_path: Path) -> None:
+    commands = environment(tmp_path / "environment", wheel)
+    for words in (["demo"], ["pipeline", "demo"], ["bench", "e2e", "--quick"], ["bench", "pipeline", "--quick"]):
+        done = run(tmp_path, commands / "xabridge", *words)
+        assert done.returncode != 0, words
+        assert "Traceback" not in done.stderr, done.stderr
+        assert re.search(r"pip install 'xabridge\[(demo|pipeline)[\w,-]*\]'", done.stderr), (words, done.stderr)
+
+
+PROGRAM = Path(__file__).parent / "user" / "program.py"
+WRONG = (
+    ("place(1) + 1", 'place("one") + 1'),
+    ("and error.outcome.verdict", "and error.outcome.nothing"),
+    ("counts.handled", "counts.nothing"),
+    ("finding.why", "finding.nothing"),
+)
+"""Mistakes that nobody sees who knows no types of ours."""
+
+
+@pytest.fixture(scope="module")
+def checkers(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> tuple[tuple[str, ...], ...]:
+    """The commands of mypy and pyright, for an environment with the wheel."""
+    commands = environment(tmp_path_factory.mktemp("typed") / "environment", wheel)
+    if shutil.which("node") is None:
+        if os.environ.get("CI"):
+            pytest.fail("pyright needs node, and CI has to have it")
+        pytest.skip("pyright needs node, which is not installed")
+    python = str(commands / "python")
+    return (
+        (sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--python-executable", python),
+        (sys.executable, "-m", "pyright", "--pythonpath", python),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_type_checkers_know_our_types_in_a_program_of_a_user(
+    checkers: tuple[tuple[str, ...], ...], tmp_path: Path
+) -> None:
+    right = PROGRAM.read_text(encoding="utf-8")
+    wrong = right
+    for good, bad in WRONG:
+        assert good in wrong
+        wrong = wrong.replace(good, bad)
+    (tmp_path / "right.py").write_text(right, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(wrong, encoding="utf-8")
+    for checker in checkers:
+        found = run(tmp_path, *checker, "right.py")
+        assert found.returncode == 0, found.stdout + found.stderr
+        found = run(tmp_path, *checker, "wrong.py")
+        assert found.stdout.count("wrong.py:") == len(WRONG), found.stdout + found.stderr
+
+
+@pytest.mark.slow
+def test_a_broken_plugin_breaks_no_other_command(wheel: Path, tmp_path: Path) -> None:
+    commands = environment(tmp_path / "environment", wheel)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(commands.parent)}))
+    theirs = packages / "theirs-1.0.dist-info"
+    theirs.mkdir()
+    (theirs / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    groups = "[xabridge.commands]\nbroken = theirs.command\ngone = nowhere\n"
+    groups += "[xabridge.resource_managers]\nnowhere = theirs.command:factory\n"
+    (theirs / "entry_points.txt").write_text(groups)
+    (packages / "theirs").mkdir()
+    (packages / "theirs" / "command.py").write_text("raise RuntimeError('of another time')\n")
+    xabridge = commands / "xabridge"
+    helped = run(tmp_path, xabridge, "--help")
+    assert helped.returncode == 0, helped.stderr
+    assert "recover" in helped.stdout
+    for words in (["recover", "--help"], ["doctor", "--help"], ["completion", "bash"], ["--version"]):
+        done = run(tmp_path, xabridge, *words)
+        assert (done.returncode, done.stderr) == (0, ""), (words, done.stderr)
+    for command, why in (("broken", "of another time"), ("gone", "nowhere")):
+        done = run(tmp_path, xabridge, command)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        (line,) = done.stderr.splitlines()
+        assert command in line
+        assert "theirs" in line, line
+        assert why in line

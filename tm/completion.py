@@ -8,7 +8,9 @@ commit():
  4. Nobody has anything to commit: done (the decider commits in one phase). One prepared branch and no
     decider: no decision is needed, the branch's own commit is it.
  5. Make the decision durable: in the log, or in the decider together with its work. THE COMMIT POINT.
- 6. Commit the prepared branches, overlapped. What can't be told now is left to recovery.
+ 6. Commit the prepared branches, overlapped. What can't be told now is left to recovery. A branch that is not known
+    any more is a hazard, unless somebody else may have recovered the decision meanwhile and committed it: another
+    process of the node, where this one's lease has run out (it was stopped, say) or its log was taken over.
  7. Note that the decision has ended, lazily, if nobody is left.
 
 rollback(): end every association with failure, roll back every branch. Nothing is logged: what can't be told
@@ -22,7 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from tm.effects import Call, Decide, Effect, End, Force, Note, Pause, code_of
+from tm.effects import Call, Decide, Effect, End, Force, Held, Note, Pause, code_of
 from tm.log import Branch, Decision, Heuristic, LogStopped
 from tm.outcome import Outcome, Reason, Verdict
 from tm.states import GLOBAL, GlobalState, GlobalVerb
@@ -225,6 +227,9 @@ class Completion:
         self.reasons.append(Reason(branch, answer))
         if meaning is Meaning.LOST_ROLLED_BACK:
             return (yield from self._refuse(()))
+        if code_of(answer) is Code.XAER_NOTA and not (yield Held(self.gtrid, None)):
+            self.pending = [branch]  # whoever took the log over meanwhile has found no decision there
+            return self._finish(GlobalVerb.LOSE, Verdict.UNKNOWN, decided=None)
         if meaning is not Meaning.LATER:
             return (yield from self._alone_on_its_own(branch, meaning))
         decision = Decision(self.gtrid, (branch,))
@@ -272,6 +277,10 @@ class Completion:
         """What the branches answered when they were first asked `verb`, and what is left to do about it."""
         answered: list[tuple[Branch, Meaning]] = []
         asked = decision.branches
+        if verb is _COMMIT and Code.XAER_NOTA in map(code_of, answers):
+            held: bool = yield Held(self.gtrid, decider)
+            if not held:
+                verb = Verb.COMMIT_AGAIN
         for pause_s in (*COMMIT_PAUSES_S, None):
             later: list[Branch] = []
             row = MEANING[verb]

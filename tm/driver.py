@@ -104,17 +104,19 @@ class Driver:
             self._room.release()
 
     def _completed(self, transaction: Transaction, completion: Completion, outcome: Outcome) -> None:
+        idle = transaction.waits and outcome.verdict is Verdict.ROLLED_BACK and not (outcome.reasons or outcome.pending)
         try:
             if outcome.verdict is not _COMMITTED:
                 self._leave(transaction, completion, outcome, interrupted=False)
-                self._tell(transaction, outcome)
+                if not idle:
+                    self._tell(transaction, outcome)
             elif logger.isEnabledFor(logging.DEBUG):
                 logger.debug("%s: committed", transaction)
             transaction.completed(outcome, completion.state)
         finally:
             self._live.pop(transaction.gtrid, None)
-        if self._recorder is not None:
-            self._recorder.completed(outcome)
+        if not idle:
+            self._record(transaction, outcome)
         if outcome.pending:
             self._recoverer.wake()
 
@@ -128,8 +130,14 @@ class Driver:
         finally:
             self._live.pop(transaction.gtrid, None)
             self._recoverer.wake()
-        if self._recorder is not None:
-            self._recorder.completed(outcome)
+        self._record(transaction, outcome)
+
+    def _record(self, transaction: Transaction, outcome: Outcome) -> None:
+        if self._recorder is None:
+            return
+        if transaction.waits:
+            self._recorder.began(transaction.gtrid)
+        self._recorder.completed(outcome)
 
     def _leave(self, transaction: Transaction, completion: Completion, outcome: Outcome, *, interrupted: bool) -> None:
         """Remembers the branches that no scan may find, for recovery to roll them back."""

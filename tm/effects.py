@@ -68,7 +68,16 @@ class Pause:
     seconds: float
 
 
-Effect: TypeAlias = Call | Force | Decide | Note | End | Pause
+@dataclass(slots=True)
+class Held:
+    """Can nobody else have finished branches of `gtrid` since it was begun: was the lease at `decider`, or without one
+    the log, this process's all the time? Answer: bool; False where it can't be told."""
+
+    gtrid: bytes
+    decider: str | None
+
+
+Effect: TypeAlias = Call | Force | Decide | Note | End | Pause | Held
 
 
 def code_of(answer: Answer) -> Code:

@@ -14,23 +14,26 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakSet
 
+from tm.block import Block
 from tm.config import Configuration, configuration_from
 from tm.consumer import Consumer
 from tm.driver import Driver
+from tm.lease import Lease, since_boot
 from tm.log import LogError
 from tm.log.opening import open_log
-from tm.outcome import ManagerUnusable, ProtocolMisuse
+from tm.outcome import ManagerUnusable, ProtocolMisuse, named
 from tm.performer import Performer
 from tm.propagation import Propagation, transactional
 from tm.reaper import Reaper
 from tm.recoverer import Recoverer, ownership_of
 from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
-from tm.states import FINAL, GlobalState
+from tm.states import FINAL
 from tm.telemetry import opentelemetry
 from tm.transaction import Transaction
+from tm.uninterrupted import UninterruptedCalls, interruptible
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
-from xa.gtrid import log_prefix
+from xa.gtrid import incarnation_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +43,8 @@ if TYPE_CHECKING:
 
     from tm.completion import Completion, Steps
     from tm.log import DecisionLog
-    from tm.recovery import Ownership, Report
+    from tm.ownership import Ownership
+    from tm.recovery import Report
     from tm.telemetry.recorder import Recorder, Telemetry
 
 logger = logging.getLogger("xabridge.tm")
@@ -90,17 +94,19 @@ class TransactionManager:
         self._closed = False
         self._consumers: WeakSet[Consumer] = WeakSet()
         self._unusable: str | None = None
-        performer = Performer(self._resources, self._log, sleep)
+        self._sequence = itertools.count(1)
+        self._lease = self._make_lease(clock)
+        performer = Performer(self._resources, self._log, sleep, self._lease)
         self._performer = performer
         if self._recorder is not None:
-            self._performer = self._recorder.performer(self._resources, self._log, sleep)
-        self._sequence = itertools.count(1)
+            self._performer = self._recorder.performer(self._resources, self._log, sleep, self._lease)
         self._prefix: bytes | None = None
         self._recoverer = Recoverer(
             self._resources, self._log, performer, self._live, self._ownership, self._recorder, clock=clock
         )
         self._driver = Driver(self._live, self._performer, self._recoverer, self._recorder)
         self._reaper = Reaper(self._live, clock)
+        self._uninterrupted = UninterruptedCalls()
         try:
             for resource in self._resources.values():
                 try:
@@ -114,6 +120,8 @@ class TransactionManager:
         if background:
             self._recoverer.start(recovery_interval_s)
             self._reaper.start()
+            if self._lease is not None:
+                self._lease.keep()
 
     @classmethod
     def from_config(cls, path: str | Path = "xabridge.toml") -> TransactionManager:
@@ -160,8 +168,16 @@ class TransactionManager:
             )
         return decider or (deciders[0] if deciders else None)
 
+    def _make_lease(self, clock: Callable[[], float]) -> Lease | None:
+        """The lease at the resource that decides; not held yet. It needs a clock that stops for nothing."""
+        if self._decider is None:
+            return None
+        decider = self._resources[self._decider]
+        return Lease(self.node, decider, lambda: next(self._sequence), since_boot if clock is time.monotonic else clock)
+
     def _ownership(self) -> Ownership:
-        return ownership_of(self.node, self._log, self._resources)
+        own = b"" if self._lease is None else self._lease.owner.incarnation
+        return ownership_of(self.node, self._log, self._resources, own)
 
     def resource(self, name: str) -> Resource:
         """The resource `name`; ProtocolMisuse when none is configured under it."""
@@ -193,31 +209,50 @@ class TransactionManager:
 
     # --- transactions ---------------------------------------------------------------------------------------
 
-    def begin(self, timeout_s: float | None = None) -> Transaction:
-        """A new transaction, the current one of the calling context until it is completed or suspended."""
+    def begin(self, timeout_s: float | None = None, *, waits: bool = False) -> Transaction:
+        """A new transaction, the current one of the calling context until it is completed or suspended. With `waits`
+        it waits for work, as a consumer does: unless `has_work` is called, its rollback is not told to anybody."""
         if self._unusable is not None or self._driver.log_stopped:
             self.check_usable()
         outer = self._current.get(None)
-        if outer is not None and not outer.suspended:
-            if outer.status not in FINAL and outer.status is not GlobalState.COMMITTING:
+        while outer is not None and not outer.suspended:
+            if not outer.is_over and not outer.end_if_left():
                 raise ProtocolMisuse(
                     f"transaction {outer} is active in this context: complete or suspend it before you begin another"
                 )
-            outer = outer.outer
+            self.detach(outer)  # whoever completed it was in another context, or was interrupted
+            outer = self._current.get(None)
         if timeout_s is None:
             timeout_s = self.timeout_s
         elif not timeout_s > 0:
             raise ProtocolMisuse(f"timeout_s is {timeout_s}: a transaction has more than 0 seconds")
-        prefix = self._prefix or self._begin_prefix()
+        prefix = self._prefix or self._uninterrupted.run("begin", self._begin_prefix)
         gtrid = prefix + next(self._sequence).to_bytes(8, "big")
         transaction = Transaction(self, gtrid, self._clock(), timeout_s, self._decider)
         transaction.outer = outer
-        self._live[gtrid] = transaction
-        self._current.set(transaction)
-        transaction.outer_control = switch_control(transaction.control)
-        if self._recorder is not None:
-            self._recorder.began(gtrid)
+        transaction.waits = waits
+        if interruptible():
+            transaction.entered_by(Block())
+        try:
+            self._live[gtrid] = transaction
+            if self._recorder is not None and not waits:
+                self._recorder.began(gtrid)
+            transaction.outer_control = switch_control(transaction.control)
+            self._current.set(transaction)
+        except BaseException:  # interrupted: nobody has it
+            self._live.pop(gtrid, None)
+            if transaction.outer_control is not None:
+                switch_control(transaction.outer_control)
+            if self._current.get(None) is transaction:
+                self._current.set(outer)
+            raise
         return transaction
+
+    def has_work(self, transaction: Transaction) -> None:
+        """A transaction that waited for work has some: from here on it is one as any other."""
+        transaction.waits = False
+        if self._recorder is not None:
+            self._recorder.began(transaction.gtrid)
 
     def check_usable(self) -> None:
         """ManagerUnusable where nothing can be decided any more. After the log told nothing it is asked again, before
@@ -226,7 +261,7 @@ class TransactionManager:
             raise ManagerUnusable(self._unusable)
         try:
             if self._log is not None:
-                self._log.decisions()
+                self._uninterrupted.run("begin", self._log.decisions)
         except LogError as error:
             raise ManagerUnusable(
                 f"the decision log can't decide any more: {error}. Mend its cause, then start this process anew; "
@@ -235,21 +270,29 @@ class TransactionManager:
         self._driver.log_stopped = False
 
     def _begin_prefix(self) -> bytes:
-        """What the gtrids of this incarnation begin with: known once the place of the decisions is open."""
-        if self._decider is None:
+        """What the gtrids of this incarnation begin with: known once the place of the decisions is open, and durably
+        knows of the incarnation."""
+        if self._lease is None:
             assert self._log is not None  # noqa: S101 — as the constructor checked
-            place, incarnation = self._log.log_id, self._log.incarnation
+            place, incarnation = self._log.log_id, self._noted()
         else:
-            resource = self._resources[self._decider]
+            resource = self._resources[self._lease.resource]
             try:
-                resource.mend()
+                self._lease.take()
             except XaError as error:
                 raise ManagerUnusable(
                     f"{resource.name} decides, and can't be used: {error.message}. Try again when it is back."
                 ) from error
-            place, incarnation = resource.decider.decider_id, resource.decider.incarnation
-        self._prefix = log_prefix(self.node, place) + incarnation.to_bytes(4, "big")
+            place, incarnation = resource.decider.decider_id, self._lease.owner.incarnation
+        self._prefix = incarnation_prefix(self.node, place, incarnation)
         return self._prefix
+
+    def _noted(self) -> bytes:
+        assert self._log is not None  # noqa: S101 — as above
+        try:
+            return self._log.incarnation
+        except LogError as error:
+            raise ManagerUnusable(f"the decision log can't note this incarnation: {error}. Try again later.") from error
 
     def get_transaction(self) -> Transaction:
         """The calling context's transaction; ProtocolMisuse when it has none."""
@@ -261,7 +304,7 @@ class TransactionManager:
     def current_or_none(self) -> Transaction | None:
         """The calling context's transaction, if it has one that is neither suspended nor completed."""
         transaction = self._current.get(None)
-        if transaction is None or transaction.suspended or transaction.status in FINAL:
+        if transaction is None or transaction.suspended or transaction.is_over:
             return None
         return transaction
 
@@ -343,6 +386,15 @@ class TransactionManager:
         """What records this manager's telemetry, where it was asked for."""
         return self._recorder
 
+    @property
+    def uninterrupted(self) -> UninterruptedCalls:
+        """What carries out what no signal handler may interrupt."""
+        return self._uninterrupted
+
+    def wait_for_completions(self) -> None:
+        """Waits for the end of what somebody left when he was interrupted twice."""
+        self._uninterrupted.wait()
+
     def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
         """For the transaction: as `Driver.drive`."""
         return self._driver.drive(transaction, completion, steps, early=early)
@@ -355,12 +407,19 @@ class TransactionManager:
         return self._recoverer.last_report
 
     def recover(self) -> Report:
-        """One recovery pass now, over every resource manager, back-off or not; what it did."""
+        """One recovery pass now, over every resource manager, back-off or not; what it did. Transactions whose block
+        was left by an interruption, before its end could begin, are rolled back first."""
+        return self._uninterrupted.run("recovery", self._recover)
+
+    def _recover(self) -> Report:
+        for transaction in tuple(self._live.values()):
+            transaction.end_if_left()
         return self._recoverer.run_once(now=True)
 
     def forget(self, name: str, xid: Any) -> None:
         """Lets the resource `name` forget a branch that it completed on its own, and drops the note of it."""
-        self._recoverer.forget(self.resource(name), xid)
+        resource = self.resource(name)
+        self._uninterrupted.run("recovery", lambda: self._recoverer.forget(resource, xid))
 
     def end_decision(self, gtrid: bytes, gone: Iterable[str] = ()) -> Report:
         """For an operator: ends the decision of a transaction that names resources which are not configured any more,
@@ -370,13 +429,16 @@ class TransactionManager:
         branches were committed by hand. ProtocolMisuse, and nothing is ended: one is not named in `gone`, is
         configured, or another branch can't be finished now; the message says which, with the xids.
         """
-        return self._recoverer.end_decision(gtrid, frozenset(gone))
+        return self._uninterrupted.run(named(gtrid), lambda: self._recoverer.end_decision(gtrid, frozenset(gone)))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stops taking transactions, waits for those under way (`timeout_s` at most), then closes resources and
         log. What is left in doubt is finished by the next start."""
-        if self._closed:
-            return
+        if not self._closed:
+            self._uninterrupted.run("close", lambda: self._close(timeout_s))
+            self._uninterrupted.close()
+
+    def _close(self, timeout_s: float) -> None:
         self._closed = True
         for consumer in tuple(self._consumers):
             consumer.stop(timeout_s)
@@ -397,6 +459,8 @@ class TransactionManager:
         self._close_resources()
 
     def _close_resources(self) -> None:
+        if self._lease is not None:
+            self._lease.end()
         for resource in self._resources.values():
             with entered(ThreadOfControl()):  # this thread's own may be at work in one of its transactions
                 resource.close()

@@ -11,17 +11,18 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from tm.effects import Call, Decide, End, Force, Note, Pause
+from tm.effects import Call, Decide, End, Force, Held, Note, Pause
 from tm.log import LogError, LogFull
 from tm.outcome import named
 from tm.record import encode_branches
 from tm.verdicts import Verb
-from xa import TMASYNC, TMNOFLAGS, Code, Handle, XaError, XaMisuse, xa_error
+from xa import TMASYNC, TMNOFLAGS, Code, Gtrid, Handle, XaError, XaMisuse, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tm.effects import Answer, Effect
+    from tm.lease import Lease
     from tm.log import Branch, DecisionLog
     from tm.resources import Resource
 
@@ -35,17 +36,19 @@ _OVERLAPPED: Final = frozenset({Verb.PREPARE, Verb.COMMIT, Verb.COMMIT_AGAIN, Ve
 class Performer:
     """Performs effects for any thread."""
 
-    __slots__ = ("_log", "_resources", "_sleep")
+    __slots__ = ("_lease", "_log", "_resources", "_sleep")
 
     def __init__(
         self,
         resources: Mapping[str, Resource],
         log: DecisionLog | None,
         sleep: Callable[[float], None] = time.sleep,
+        lease: Lease | None = None,
     ) -> None:
         self._resources = resources
         self._log = log
         self._sleep = sleep
+        self._lease = lease
 
     def perform(self, effect: Effect) -> Any:
         """The answer to `effect`."""
@@ -195,6 +198,12 @@ class Performer:
             except LogError as error:
                 logger.warning("%s: its end could not be noted: %s", named(effect.decision.gtrid), error)
 
+    def held(self, effect: Held) -> bool:
+        """Whether nobody else can have finished the transaction."""
+        if effect.decider is not None:
+            return self._lease is not None and self._lease.held(Gtrid.decode(effect.gtrid).sequence)
+        return self._log is not None and self._log.held()
+
     def pause(self, effect: Pause) -> None:
         """Waits."""
         self._sleep(effect.seconds)
@@ -206,6 +215,7 @@ _METHODS: Final[dict[type, str]] = {
     Note: "note",
     End: "end",
     Pause: "pause",
+    Held: "held",
 }
 
 

@@ -11,8 +11,8 @@
 
 An exception in `rollback_on` rolls the transaction back: the one begun here at once, the caller's by marking it
 rollback-only. Any other exception lets it commit and is raised behind the commit. `retries` runs the function
-again, in a new transaction, after RolledBack: only where it was begun here, since only then is nothing left of
-the try before.
+again, in a new transaction, after RolledBack, and after an error of a statement that was in the way of another
+transaction (`tm.retrying`): only where it was begun here, since only then is nothing left of the try before.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.outcome import ProtocolMisuse, RolledBack, Verdict
+from tm.retrying import is_transient
 from tm.states import GlobalState
 
 if TYPE_CHECKING:
@@ -170,21 +171,22 @@ def _wrap_function(
 def _retried(call: _Call, work: Callable[[], Any], retries: int) -> Any:
     for attempt in range(retries + 1):
         transaction = call.begin()
+        kept: BaseException | None = None
         try:
-            try:
-                result = work()
-            except BaseException as error:
-                if not call.rolls_back(error):
-                    transaction.__exit__(None, None, None)
-                    raise
-                transaction.__exit__(type(error), error, error.__traceback__)
-                raise
-            transaction.__exit__(None, None, None)
-        except RolledBack:
-            if attempt >= retries or not _is_rolled_back(transaction):
+            with transaction:
+                try:
+                    result = work()
+                except BaseException as error:
+                    if call.rolls_back(error):
+                        raise
+                    kept = error
+        except Exception as error:
+            if attempt >= retries or not is_transient(error) or not _is_rolled_back(transaction):
                 raise
             time.sleep(_pause_s(attempt))
         else:
+            if kept is not None:
+                raise kept
             return result
     raise AssertionError("unreachable")
 
@@ -222,20 +224,21 @@ def _wrap_coroutine(
 async def _retried_coroutine(call: _Call, work: Callable[[], Any], retries: int) -> Any:
     for attempt in range(retries + 1):
         transaction = call.begin()
+        kept: BaseException | None = None
         try:
-            try:
-                result = await work()
-            except BaseException as error:
-                if not call.rolls_back(error):
-                    await transaction.__aexit__(None, None, None)
-                    raise
-                await transaction.__aexit__(type(error), error, error.__traceback__)
-                raise
-            await transaction.__aexit__(None, None, None)
-        except RolledBack:
-            if attempt >= retries or not _is_rolled_back(transaction):
+            async with transaction:
+                try:
+                    result = await work()
+                except BaseException as error:
+                    if call.rolls_back(error):
+                        raise
+                    kept = error
+        except Exception as error:
+            if attempt >= retries or not is_transient(error) or not _is_rolled_back(transaction):
                 raise
             await asyncio.sleep(_pause_s(attempt))
         else:
+            if kept is not None:
+                raise kept
             return result
     raise AssertionError("unreachable")

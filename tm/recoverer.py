@@ -13,17 +13,21 @@ from tm.effects import Call
 from tm.leftovers import Leftovers
 from tm.log import Branch, Decision, LogError
 from tm.outcome import OutcomeUnknown, ProtocolMisuse, named
+from tm.ownership import Ownership
+from tm.process import is_gone
 from tm.record import decode_branches
-from tm.recovery import Action, Decisions, Ownership, ReadDecisions, ReadLive, Report, Scan, Settle, recover
+from tm.recovery import Action, Decisions, ReadDecisions, ReadLive, Report, Scan, Settle, recover
 from tm.recovery_log import RecoveryLog
 from tm.verdicts import Verb
 from xa import TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code, ThreadOfControl, XaError, Xid, entered, xa_error
+from xa.gtrid import log_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tm.log import DecisionLog
     from tm.log.reading import LogImage
+    from tm.ownership import AtWork
     from tm.performer import Performer
     from tm.recovery import Gone, RecoveryEffect
     from tm.resources import Resource
@@ -142,8 +146,11 @@ class Recoverer:
         """As `TransactionManager.end_decision`."""
         with self._one_at_a_time, entered(self._control):
             decisions = self._decisions()
+            whose = self._ownership().whose(gtrid, self._at_work(), decided=True)
         decision = decisions.find(gtrid)
         what = f"transaction {named(gtrid)}"
+        if not whose.is_ours and whose.why:
+            raise ProtocolMisuse(f"{what} is not for this manager to end: {whose.why}")
         if decision is None:
             raise ProtocolMisuse(f"{what} has no decision that has not ended: there is nothing to end")
         if gtrid in self._live:
@@ -214,7 +221,7 @@ class Recoverer:
             return {name: self._scan(resource) for name, resource in self._resources.items()}
         if isinstance(effect, ReadLive):
             live = frozenset(self._live)  # before the decisions: a transaction logs, then stops living
-            return live, self._decisions()
+            return live, self._at_work(), self._decisions()
         if isinstance(effect, Settle):
             return self._settle(effect)
         return self._performer.perform(effect)
@@ -229,7 +236,7 @@ class Recoverer:
         for resource in self._resources.values():
             if resource.decides:
                 try:
-                    by_decider[resource.name] = decisions_in(resource)
+                    by_decider[resource.name] = decisions_in(resource, self._ownership().node)
                 except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's, and its records
                     self._told.unreadable(resource.name, raised)
                     if not isinstance(raised, ValueError):
@@ -237,6 +244,15 @@ class Recoverer:
                 else:
                     self._told.readable(resource.name)
         return Decisions(logged, by_decider, noted)
+
+    def _at_work(self) -> AtWork:
+        """Who else of this node is at work at each decider."""
+        node = self._ownership().node
+        working: dict[str, frozenset[bytes] | XaError] = {}
+        for resource in self._resources.values():
+            if resource.decides:
+                working[resource.name] = at_work_in(resource, node)
+        return working
 
     def _scan(self, resource: Resource) -> Sequence[Xid] | XaError:
         try:
@@ -272,36 +288,54 @@ class Recoverer:
 
 
 def pause_after(pause_s: float, interval_s: float, took_s: float) -> float:
-    """How long to wait after a pass that was not clean, before which the pause was `pause_s` and which had the processor
-    for `took_s`."""
+    """How long to wait after a pass that was not clean, before which the pause was `pause_s` and which had the
+    processor for `took_s`."""
     return max(min(pause_s * 2, interval_s), min(REST * took_s, LONGEST_REST_S))
 
 
-def decisions_in(resource: Resource) -> dict[bytes, Decision]:
-    """Every decision in a decider that has not ended, by gtrid; raises what the resource manager raises, and
-    ValueError for a record that can't be read."""
+def decisions_in(resource: Resource, node: str) -> dict[bytes, Decision]:
+    """Every decision of `node` in a decider that has not ended, by gtrid; raises what the resource manager raises, and
+    ValueError for a record that can't be read. Those of other nodes are nobody's business here, and may be of a version
+    that writes them otherwise."""
     if resource.suspect:
         resource.mend()
     decided: dict[bytes, Decision] = {}
-    after = b""
+    prefix = after = log_prefix(node, resource.decider.decider_id)
     while True:
         page = resource.decider.decisions(resource.rmid, after, PAGE)
         for record in page:
+            if not record.gtrid.startswith(prefix):
+                return decided
             decided[record.gtrid] = Decision(record.gtrid, decode_branches(record.record))
         if len(page) < PAGE:
             return decided
         after = page[-1].gtrid
 
 
-def ownership_of(node: str, log: DecisionLog | LogImage | None, resources: Mapping[str, Resource]) -> Ownership:
-    """Whose branches may be resolved with this log, and with those of the resources that decide and were opened."""
+def at_work_in(resource: Resource, node: str) -> frozenset[bytes] | XaError:
+    """The incarnations under which processes of `node` are at work at a decider, or what keeps it from telling them.
+    Who is known to be gone is not at work, however long its lease still runs."""
+    try:
+        if resource.suspect:
+            resource.mend()
+        owners = resource.decider.owners(resource.rmid)
+    except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+        return resource.heard(raised, "owners")
+    return frozenset(owner.incarnation for owner in owners if owner.node == node and not is_gone(owner.process))
+
+
+def ownership_of(
+    node: str, log: DecisionLog | LogImage | None, resources: Mapping[str, Resource], own: bytes = b""
+) -> Ownership:
+    """Whose branches may be resolved with this log, and with those of the resources that decide and were opened, by who
+    begins transactions there as the incarnation `own`."""
     deciders = {}
     for resource in resources.values():
         if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
             deciders[resource.decider.decider_id] = resource.name
     if log is None:
-        return Ownership(node, b"", 0, deciders)
-    return Ownership(node, log.log_id, log.incarnation, deciders)
+        return Ownership(node, deciders=deciders, own=own)
+    return Ownership(node, log.log_id, log.incarnations, deciders, own)
 
 
 def _has_ended(gtrid: bytes, before: Decisions, now: Decisions) -> bool:

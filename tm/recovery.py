@@ -2,15 +2,17 @@
 
  1. Read the decisions: those of the log, and those of each decider.
  2. Scan every resource manager for prepared and heuristically completed branches.
- 3. Then read the live transactions, and the decisions again. (A branch that was prepared during the scan may
-    belong to a transaction that has been decided since, or is about to be.)
- 4. For each branch found: leave alone what isn't ours to resolve, and what is live; commit the decided; roll
-    back the rest (presumed abort). Where the decision lives in a decider, let the decider settle it first.
- 5. End a decision read in step 1 only if every one of its resource managers was reached, and none of its
+ 3. Then read the live transactions, who else of this node is at work at each decider, and the decisions again. (A
+    branch that was prepared during the scan may belong to a transaction that has been decided since, or is about
+    to be. Who prepared one before the scan had its lease by then.)
+ 4. For each branch found: leave alone what isn't ours to resolve (`tm.ownership`), and what is live; commit the
+    decided; roll back the rest (presumed abort). Where the decision lives in a decider, let that settle it first.
+ 5. End a decision of ours read in step 1 only if every one of its resource managers was reached, and none of its
     branches is left; but for the resources that an operator has declared gone, for this decision.
 
-What a pass can't do stays as it is, and is named in its report. Passes may run concurrently with transactions
-and with each other; a branch that somebody else has finished is finished.
+What is not ours is neither ended nor counted as undone. What a pass can't do stays as it is, and is named in its
+report. Passes may run concurrently with transactions and with each other; a branch that somebody else has finished
+is finished.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tm.effects import Call, Effect, End, Note, code_of
 from tm.log import Branch, Decision, Heuristic
+from tm.ownership import Claim
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import TMNOFLAGS, Code, Gtrid, XaError
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
 
     from tm.effects import Answer
+    from tm.ownership import AtWork, Ownership
     from xa import Xid
 
 
@@ -44,7 +48,7 @@ class Scan:
 
 @dataclass(slots=True)
 class ReadLive:
-    """Answer: (the gtrids of the live transactions, Decisions); in this order, the live ones first."""
+    """Answer: (the gtrids of the live transactions, AtWork, Decisions); read in this order."""
 
 
 @dataclass(slots=True)
@@ -115,19 +119,11 @@ class Report:
         return not self.unreachable and all(finding.action is not Action.PENDING for finding in self.findings)
 
 
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """Whose branches this manager may resolve: those of `node` whose decision lives in `log_id`, up to
-    `incarnation`, or in one of `deciders` (decider id → resource name)."""
-
-    node: str
-    log_id: bytes
-    incarnation: int
-    deciders: Mapping[bytes, str]
-
-
 AT_ONCE: Final = 256
 """How many branches are asked of at a time: what is outstanding stays bounded, however much is in doubt."""
+
+_THIS_NODES: Final = frozenset({Claim.OURS, Claim.UNKNOWN})
+"""Decisions that are this pass's to carry out, now or when it can be told whose they are."""
 
 _DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLED_BACK}
 _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
@@ -142,8 +138,9 @@ def recover(ownership: Ownership, gone: Gone = MappingProxyType({})) -> Steps:
     before: Decisions = yield ReadDecisions()
     scanned: dict[str, Sequence[Xid] | XaError] = yield Scan()
     live: frozenset[bytes]
+    at_work: AtWork
     now: Decisions
-    live, now = yield ReadLive()
+    live, at_work, now = yield ReadLive()
 
     report = Report()
     found: list[Branch] = []
@@ -157,31 +154,35 @@ def recover(ownership: Ownership, gone: Gone = MappingProxyType({})) -> Steps:
     rollbacks: list[tuple[Branch, str]] = []
     settled: dict[bytes, Decision | XaError | None] = {}
     for branch in found:
-        yield from _judge(branch, ownership, live, now, settled, commits, rollbacks, report)
+        yield from _judge(branch, ownership, live, at_work, now, settled, commits, rollbacks, report)
     yield from _tell(Verb.COMMIT_AGAIN, commits, report)
     yield from _tell(Verb.ROLLBACK, rollbacks, report)
 
-    for branch in _not_configured(before, scanned, gone):
+    owned = [
+        (decider, decision, whose.claim)
+        for decider, decided in ((None, before.logged), *before.by_decider.items())
+        for decision in decided.values()
+        if (whose := ownership.whose(decision.gtrid, at_work, decided=True)).claim in _THIS_NODES
+    ]
+    for branch in _not_configured([decision for _, decision, _ in owned], scanned, gone):
         report.unreachable[branch.resource] = "not configured any more, but a decision names a branch there"
     left = {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
-    for decider, decided in ((None, before.logged), *before.by_decider.items()):
-        for decision in decided.values():
-            if _is_over(decision, live, scanned, left, gone):
-                yield End(decision, decider)
-                report.ended.append(decision.gtrid)
-            elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
-                report.undone.append(decision.gtrid)
-                absent = dict.fromkeys(b.resource for b in decision.branches if b.resource not in scanned)
-                if absent:
-                    report.not_configured[decision.gtrid] = tuple(absent)
+    for decider, decision, claim in owned:
+        if claim is Claim.OURS and _is_over(decision, live, scanned, left, gone):
+            yield End(decision, decider)
+            report.ended.append(decision.gtrid)
+        elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
+            report.undone.append(decision.gtrid)
+            absent = dict.fromkeys(b.resource for b in decision.branches if b.resource not in scanned)
+            if absent:
+                report.not_configured[decision.gtrid] = tuple(absent)
     return report
 
 
-def _not_configured(before: Decisions, scanned: Mapping[str, object], gone: Gone) -> Iterator[Branch]:
-    for decided in (before.logged, *before.by_decider.values()):
-        for decision in decided.values():
-            known = gone.get(decision.gtrid, ())
-            yield from (b for b in decision.branches if b.resource not in scanned and b.resource not in known)
+def _not_configured(decisions: Sequence[Decision], scanned: Mapping[str, object], gone: Gone) -> Iterator[Branch]:
+    for decision in decisions:
+        known = gone.get(decision.gtrid, ())
+        yield from (b for b in decision.branches if b.resource not in scanned and b.resource not in known)
 
 
 def _is_over(
@@ -210,6 +211,7 @@ def _judge(
     branch: Branch,
     ownership: Ownership,
     live: frozenset[bytes],
+    at_work: AtWork,
     now: Decisions,
     settled: dict[bytes, Decision | XaError | None],
     commits: list[tuple[Branch, str]],
@@ -221,16 +223,20 @@ def _judge(
     ours = Gtrid.of(branch.xid)
     if ours is None:
         return  # somebody else's transaction manager made it
-    why = why_not_ours(ours, ownership)
-    if why is not None:
-        _leave(report, branch, why)
+    decision = now.find(gtrid)
+    whose = ownership.whose(gtrid, at_work, decided=decision is not None)
+    if whose.claim is Claim.UNKNOWN:
+        report.findings.append(Finding(branch, Action.PENDING, whose.why))
+        return
+    if not whose.is_ours:
+        _leave(report, branch, whose.why)
         return
     if gtrid in live:
         return  # its own completion takes care of it
     if branch.xid in now.heuristics:
         _leave(report, branch, "completed on its own and noted; it waits to be forgotten")
         return
-    if now.find(gtrid) is not None:
+    if decision is not None:
         commits.append((branch, "decided to commit"))
         return
     if ours.log_id == ownership.log_id:
@@ -246,21 +252,6 @@ def _judge(
         commits.append((branch, f"decided to commit, in {decider}"))
     else:
         rollbacks.append((branch, f"{decider} has no decision and will take none: rolled back"))
-
-
-def why_not_ours(ours: Gtrid, ownership: Ownership) -> str | None:
-    """Why a branch of this product's is not to be resolved here; None when it is."""
-    log = ours.log_id.hex()
-    if ours.node != ownership.node:
-        return f"belongs to node {ours.node}, log {log}"
-    if ours.log_id != ownership.log_id:
-        return None if ours.log_id in ownership.deciders else f"its decision lives in log {log}, which is not open here"
-    if ours.incarnation > ownership.incarnation:
-        return (
-            f"it was made at opening {ours.incarnation} of log {log}, and this is opening {ownership.incarnation}: "
-            "an old copy, which can't know what was decided since"
-        )
-    return None
 
 
 def _leave(report: Report, branch: Branch, why: str) -> None:

@@ -1,9 +1,11 @@
 """The resource managers that a manager works with: found by the scheme of their open strings, opened, reopened.
 
 A resource is configured by name. Its factory is an entry point of the group `xabridge.resource_managers`,
-named by the URL scheme; mode "decider" puts `decider+` before the scheme. A thread of control that heard
-XAER_RMFAIL opens the resource again before its next verb. When that fails the resource is down, for every thread,
-and is not tried again before its back-off has passed.
+named by the URL scheme; mode "decider" puts `decider+` before the scheme. Deciders without an entry point of their own
+are asked for at `decider+*`: it is called with the scheme, and answers a factory or raises LookupError.
+
+A thread of control that heard XAER_RMFAIL opens the resource again before its next verb. When that fails the resource
+is down, for every thread, and is not tried again before its back-off has passed.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Final, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard
 from weakref import WeakSet
 
 from tm.outcome import named
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("xabridge.tm.resources")
 
 GROUP: Final = "xabridge.resource_managers"
+_DECIDER: Final = "decider+"
+_ANY_DECIDER: Final = "decider+*"
 BACKOFF_FIRST_S: Final = 0.05
 BACKOFF_LAST_S: Final = 30.0
 MAX_NAME: Final = 48
@@ -82,23 +86,37 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
             f"resources.{name}.url: {redacted(config.url)!r} is not a URL: write scheme://…, "
             "as in postgresql://orders@db/shop"
         )
-    if config.mode == "decider" and not scheme.startswith("decider+"):
-        scheme = f"decider+{scheme}"
-    found = entry_points(group=GROUP, name=scheme)
-    if not found:
+    if config.mode == "decider" and not scheme.startswith(_DECIDER):
+        scheme = f"{_DECIDER}{scheme}"
+    found: Any = _registered(name, scheme)
+    why = ""
+    if found is None and config.mode == "decider":
+        try:
+            found = _registered(name, _ANY_DECIDER, lambda find: find(scheme.removeprefix(_DECIDER)))
+        except LookupError as error:
+            why = f"; {error}"
+    if found is None:
         known = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP))) or "none"
         raise ConfigurationError(
-            f"resources.{name}.url: no resource manager is registered for {scheme}:// (registered: {known}): "
+            f"resources.{name}.url: no resource manager is registered for {scheme}:// (registered: {known}{why}): "
             "mend the URL, or install the package that has it"
         )
+    factory: ResourceFactory = found
+    return factory
+
+
+def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
+    """What is registered for a scheme, or what comes of it `then`; None where nothing is."""
+    entries = entry_points(group=GROUP, name=scheme)
+    if not entries:
+        return None
     try:
-        factory: ResourceFactory = next(iter(found)).load()
+        return then(next(iter(entries)).load())
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
             f"resources.{name}.url: the resource manager registered for {scheme}:// can't be loaded: {error}; "
             "install its package again"
         ) from error
-    return factory
 
 
 def redacted(url: str) -> str:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from tm.block import Block
 from tm.enlistment import Doomed, Enlistments
 from tm.guard import Guard, finish_in_thread
 from tm.outcome import Outcome, ProtocolMisuse, Reason, RolledBack, Verdict, error_of, named
 from tm.states import FINAL, GLOBAL, GlobalState, GlobalVerb
+from tm.uninterrupted import StillGoingOn, interruptible
 from xa import ThreadOfControl, Xid
 from xa.machine import advance
 
@@ -24,11 +26,14 @@ if TYPE_CHECKING:
     from tm.completion import Completion, Steps
     from tm.enlistment import DelistHow, Enlistment
     from tm.resources import Resource
+    from tm.uninterrupted import UninterruptedCalls
     from xa.tables import AssociationState
 
 logger = logging.getLogger("xabridge.tm")
 
 _ACTIVE, _MARKED, _COMMITTED = GlobalState.ACTIVE, GlobalState.MARKED, Verdict.COMMITTED  # cheap to look up
+CLOSED_S: Final = 2.0
+"""How long a generator that is closed waits for the rollback of its transaction."""
 _OVER: Final = FINAL | {GlobalState.COMMITTING}
 """The states of a transaction that is no longer the application's."""
 
@@ -48,6 +53,11 @@ class Surroundings(Protocol):
         """It is completed or suspended, and no longer the calling context's."""
         ...
 
+    @property
+    def uninterrupted(self) -> UninterruptedCalls:
+        """What carries out what no signal handler may interrupt."""
+        ...
+
 
 class Transaction:
     """A global transaction. `with`: commits at the end of the block, rolls back when an exception leaves it."""
@@ -55,6 +65,7 @@ class Transaction:
     __slots__ = (
         "_after",
         "_before",
+        "_block",
         "_completion",
         "_decider",
         "_enlisted",
@@ -62,6 +73,7 @@ class Transaction:
         "_manager",
         "_reasons",
         "_state",
+        "_waited_for",
         "began_at",
         "control",
         "deadline",
@@ -72,6 +84,7 @@ class Transaction:
         "outer_control",
         "suspended",
         "timeout_s",
+        "waits",
     )
 
     def __init__(
@@ -93,11 +106,17 @@ class Transaction:
         self.outer_control: ThreadOfControl | None = None
         self.suspended = False
         self.expired = False
+        self.waits = False
+        """It waits for work and has none: as long as nothing goes wrong, nobody wants to hear of it."""
         self._decider = decider
         self._state = _ACTIVE
+        self._waited_for = False
+        """Whether the thread that asked for the completion waits for another one, which carries it out."""
         self._guard = Guard(gtrid, self.control)
         self._enlisted = Enlistments(gtrid, decider)
         self._completion: Completion | None = None
+        self._block: Block | None = None
+        """The block that it was entered by, in a thread that may be interrupted."""
         self._reasons: list[Reason] = []
         self._before: list[Callable[[], object]] = []
         self._after: list[Callable[[Outcome], object]] = []
@@ -115,6 +134,11 @@ class Transaction:
         """Where it stands."""
         completion = self._completion
         return completion.state if completion is not None else self._state
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is not the application's any more: it is completed, or being completed."""
+        return self._completion is not None or self._state in _OVER
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -140,6 +164,11 @@ class Transaction:
         Enlisting again resumes a suspended association and joins an ended one. RolledBack: the resource could
         not take part, and the transaction is rollback-only. ProtocolMisuse: it is not active.
         """
+        if interruptible():
+            return self._manager.uninterrupted.run(self, lambda: self._enlist(name))
+        return self._enlist(name)
+
+    def _enlist(self, name: str) -> Any:
         with self._guard:
             if self._state is not _ACTIVE or self.suspended:
                 self._check_active("enlist", name)
@@ -155,6 +184,9 @@ class Transaction:
     def delist(self, name: str, how: DelistHow = "success") -> None:
         """Ends ("success", "fail") or suspends the association with a resource. "fail" makes the transaction
         rollback-only; so does a failure, which is raised (RolledBack) where success was to be."""
+        self._manager.uninterrupted.run(self, lambda: self._delist(name, how))
+
+    def _delist(self, name: str, how: DelistHow) -> None:
         with self._guard:
             self._check_active("delist", name)
             try:
@@ -166,6 +198,9 @@ class Transaction:
 
     def registered(self, resource: Resource) -> tuple[Enlistment, AssociationState | None]:
         """For ax_reg: as `Enlistments.registered`."""
+        return self._manager.uninterrupted.run(self, lambda: self._registered(resource))
+
+    def _registered(self, resource: Resource) -> tuple[Enlistment, AssociationState | None]:
         with self._guard:
             self._check_active("register", resource.name)
             return self._enlisted.registered(resource)
@@ -174,6 +209,9 @@ class Transaction:
 
     def suspend_associations(self) -> None:
         """Suspends every association; `TransactionManager.suspend` calls this."""
+        self._manager.uninterrupted.run(self, self._suspend)
+
+    def _suspend(self) -> None:
         with self._guard:
             self._check_active("suspend", marked=True)
             for reason in self._enlisted.suspend():
@@ -183,6 +221,9 @@ class Transaction:
     def resume_associations(self) -> None:
         """Resumes what `suspend_associations` suspended. ProtocolMisuse: it is not suspended. RolledBack: a
         resource could not be resumed."""
+        self._manager.uninterrupted.run(self, self._resume)
+
+    def _resume(self) -> None:
         with self._guard:
             if not self.suspended:
                 raise ProtocolMisuse(f"transaction {self} is not suspended")
@@ -197,9 +238,12 @@ class Transaction:
 
     def set_rollback_only(self, reason: str = "the application asked for it") -> None:
         """From now on the transaction can only be rolled back."""
+        self._manager.uninterrupted.run(self, lambda: self._set_rollback_only(Reason(None, reason)))
+
+    def _set_rollback_only(self, reason: Reason) -> None:
         with self._guard:
             self._check_active("set rollback-only", marked=True)
-            self._mark(Reason(None, reason))
+            self._mark(reason)
 
     def register_synchronization(
         self,
@@ -248,39 +292,55 @@ class Transaction:
         `wait="logged"` returns when the decision is durable; the branches are told in the background, or before it
         returns where too many transactions are there already. What comes of that is in the log and in `outcome`.
         """
-        told = False
         if self._before and self._state is _ACTIVE and not self.suspended:
             self._run_before()
-        try:
-            with self._guard:
-                if self._state is not _ACTIVE or self.suspended:
-                    self._check_completable("commit")
-                if self._decider is not None:
-                    self._enlist_decider()
-                completion = self._enlisted.completion(self._state)
-                if self._state is _MARKED:
-                    self._complete(completion, completion.rollback(*self._reasons), early=False)
-                else:
-                    told = self._complete(completion, completion.commit(), early=wait == "logged")
-        finally:
-            if self._state in _OVER:
-                self._manager.detach(self)
+        told = self._ended_by(lambda: self._commit(early=wait == "logged"))
         if not told:
             self._raise_outcome(asked_for=_COMMITTED)
+
+    def _commit(self, *, early: bool) -> bool:
+        """Whether it came past the commit point, where `early`."""
+        with self._guard:
+            if self._state is not _ACTIVE or self.suspended:
+                self._check_completable("commit")
+            if self._decider is not None:
+                self._enlist_decider()
+            completion = self._enlisted.completion(self._state)
+            if self._state is _MARKED:
+                return self._complete(completion, completion.rollback(*self._reasons), early=False)
+            return self._complete(completion, completion.commit(), early=early)
 
     def rollback(self) -> None:
         """Rolls back, suspended or not; returns when that is done. Raises only where a resource had committed on its
         own. One that was rolled back because it took too long is as asked."""
-        try:
-            with self._guard:
-                if not (self.expired and self._state is GlobalState.ROLLED_BACK):
-                    self._check_active("roll back", marked=True, suspended=True)
-                    completion = self._enlisted.completion(self._state)
-                    self._complete(completion, completion.rollback(*self._reasons), early=False)
-        finally:
-            if self._state in _OVER:
-                self._manager.detach(self)
+        self._ended_by(self._rollback)
         self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
+
+    def _rollback(self) -> bool:
+        with self._guard:
+            if not (self.expired and self._state is GlobalState.ROLLED_BACK):
+                self._check_active("roll back", marked=True, suspended=True)
+                completion = self._enlisted.completion(self._state)
+                self._complete(completion, completion.rollback(*self._reasons), early=False)
+        return False
+
+    def _ended_by(self, work: Callable[[], bool]) -> bool:
+        """Carries out `work`, which completes the transaction, uninterrupted. The callbacks are this thread's to call
+        as long as it waits."""
+        if not interruptible():
+            try:
+                return work()
+            finally:
+                if self._state in _OVER:
+                    self._manager.detach(self)
+        self._waited_for = True
+        try:
+            return self._manager.uninterrupted.run(self, work)
+        finally:
+            self._waited_for = False
+            if self._state in _OVER:
+                self._call_after()
+                self._manager.detach(self)
 
     async def acommit(self) -> None:
         """`commit`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
@@ -314,6 +374,29 @@ class Transaction:
             self._guard.__exit__()
         return True
 
+    def entered_by(self, block: Block | None) -> None:
+        """For whoever begins it: it ends with this block, which may be left by an interruption."""
+        self._block = block
+
+    def end_if_left(self) -> bool:
+        """Rolls back a transaction whose block was left by an interruption, before its end could begin; whether it did.
+        It is nobody's."""
+        block = self._block
+        if block is None or self.is_over or not block.was_left():
+            return False
+        try:
+            self._manager.uninterrupted.run(self, self._end_left)
+        except ProtocolMisuse:  # another thread is inside
+            return False
+        return True
+
+    def _end_left(self) -> None:
+        with self._guard:
+            if self._state in (_ACTIVE, _MARKED):
+                reason = Reason(None, "its block was left by an interruption")
+                completion = self._enlisted.completion(self._state)
+                self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
+
     def _enlist_decider(self) -> None:
         """The decision lives in the decider: it takes part, with the decision alone, where others need one."""
         name = self._decider
@@ -331,13 +414,16 @@ class Transaction:
                 self._before.pop(0)()  # once; it may register others, and must not be called by a commit of its own
             except BaseException as error:
                 reason = Reason(None, f"before completion: {type(error).__name__}: {error}")
-                with self._guard:
-                    if self._state in (GlobalState.ACTIVE, GlobalState.MARKED):
-                        self._mark(reason)
+                self._manager.uninterrupted.run(self, lambda: self._mark_if_active(reason))  # noqa: B023 — called at once
                 if not isinstance(error, Exception):
                     self.rollback()
                     raise
                 return
+
+    def _mark_if_active(self, reason: Reason) -> None:
+        with self._guard:
+            if self._state in (GlobalState.ACTIVE, GlobalState.MARKED):
+                self._mark(reason)
 
     def _check_completable(self, what: str) -> None:
         if self.outcome is not None:
@@ -362,7 +448,18 @@ class Transaction:
         self._completion = None
         self.outcome = outcome
         self._enlisted.forget_sessions()
-        for callback in self._after:
+        self._block = None
+        if not self._waited_for:
+            self._call_after()
+
+    def _call_after(self) -> None:
+        """Calls the callbacks that have not been called."""
+        outcome = self.outcome
+        while self._after and outcome is not None:
+            try:
+                callback = self._after.pop(0)
+            except IndexError:  # two threads call them at once, each of them one
+                return
             try:
                 callback(outcome)
             except Exception:
@@ -379,6 +476,7 @@ class Transaction:
     # --- blocks -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        self.entered_by(Block() if interruptible() else None)
         return self
 
     def __exit__(
@@ -388,6 +486,8 @@ class Transaction:
             self._leave_block(error)
         elif error is None and not self.suspended:
             self.commit()
+        elif kind is GeneratorExit:
+            self._roll_back_elsewhere()
         else:
             self.rollback()
             self._check_left(error)
@@ -402,9 +502,24 @@ class Transaction:
             self._leave_block(error)
         elif error is None and not self.suspended:
             await self.acommit()
+        elif kind is GeneratorExit:  # a coroutine that is closed can't wait for anything
+            self._roll_back_elsewhere()
         else:
             await self.arollback()
             self._check_left(error)
+
+    def _roll_back_elsewhere(self) -> None:
+        """For the block of a generator or coroutine that is closed: rolls back on a thread of its own. The garbage
+        collector may close it on any thread, at a moment at which that one holds any lock, so that the rollback is
+        not waited for longer than a moment."""
+        try:
+            self._manager.uninterrupted.run_for(CLOSED_S, self, self._rollback)
+        except StillGoingOn:
+            logger.warning("%s: the generator that it was begun in was closed; its rollback goes on", self)
+        finally:
+            if self.is_over:
+                self._manager.detach(self)
+        self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
 
     def _leave_block(self, error: BaseException | None) -> None:
         """At the end of the block it is completed already: by the block itself, or because it took too long."""

@@ -14,7 +14,7 @@ from xa.machine import Member
 
 class Verb(Member):
     """The calls of a completion. END_LATE is an end that may be told with the prepare that follows; COMMIT_AGAIN is a
-    commit whose earlier try may have been carried out."""
+    commit that may have been carried out before: by an earlier try, or by whoever recovered the decision meanwhile."""
 
     END = "end"
     END_LATE = "end, with prepare"

@@ -2,7 +2,7 @@
 
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, AxCode, Code
 from xa.control import ThreadOfControl, entered, switch_control, thread_of_control
-from xa.deciding import DecidingResource, DecisionRecord
+from xa.deciding import DecidingResource, DecisionRecord, Owner
 from xa.ending import LateEnding
 from xa.errors import (
     EXCEPTIONS,
@@ -72,6 +72,7 @@ __all__ = [
     "Handle",
     "HeuristicOutcome",
     "LateEnding",
+    "Owner",
     "Registrar",
     "ResourceError",
     "ResourceFactory",

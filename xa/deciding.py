@@ -5,6 +5,11 @@ log of the transaction manager's: this resource is the decision log, with an id 
 gtrids whose decisions live here. Its branch needs no prepare and is never in doubt to others: `prepare` answers
 XAER_PROTO, `commit` is taken with TMONEPHASE only (work without a decision, when nobody else takes part), and
 `recover` finds nothing.
+
+Several nodes may use it, and several processes of one node. Each decision belongs to the node and the incarnation in
+its gtrid. Each transaction manager holds a lease here, from before its first gtrid until it is closed. Only its owner
+ends a decision, or another process of the same node once the owner's lease has run out. No lease is needed to be right
+about a decision: `settle` is final, whoever asks.
 """
 
 from __future__ import annotations
@@ -29,6 +34,17 @@ class DecisionRecord:
     record: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who begins transactions whose decisions live here: one transaction manager, from its opening to its end."""
+
+    node: str
+    incarnation: bytes
+    """8 octets, random."""
+    process: str
+    """Which process that is: boot id, pid namespace, pid and start time (Linux); "" where that can't be told."""
+
+
 class DecidingResource(ResourceManager, Protocol):
     """What a resource manager offers that can be the one that decides. Codes that any verb may raise are
     those of `ResourceManager`."""
@@ -38,9 +54,13 @@ class DecidingResource(ResourceManager, Protocol):
         """8 octets, random, made when the place of the decisions was made; known once open."""
         ...
 
-    @property
-    def incarnation(self) -> int:
-        """How often this place was opened for deciding; new at each first `open`, durable before that returns."""
+    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
+        """Notes durably that `owner` is at work until `lease_s` from now, by the clock of this place. Again: renews it,
+        whether it has run out or not. 0: `owner` is not at work any more."""
+        ...
+
+    def owners(self, rmid: int) -> Sequence[Owner]:
+        """Those whose lease has not run out, by the clock of this place; of every node."""
         ...
 
     def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:

@@ -1,11 +1,15 @@
 """`xabridge bench crash`: real workers, brokers and a PostgreSQL under load, killed, cut off and starved from a seed.
 
-rounds, faults, transactions   of the campaign: every named point once per mode, then storms
+rounds, faults, transactions   of the campaign with one node: every named point once per mode, then storms
 lost, duplicated, split        orders and transactions whose queue entry, row and invoice do not agree
 left_in_doubt                  prepared branches that recovery left behind
 violations                     each of these in words, with the fault or the seed that shows it again
+bank                           the same of several nodes that move money (`bench.crash.bank`): rounds, transfers,
+                               transactions, by_fault; and what its auditor found: money, lost, duplicated, split,
+                               misled, left, stuck, violations
 
---rounds sets how many storms there are, --seed which. Broken off (Ctrl+C), it tells of the rounds that were over.
+--rounds sets how many storms there are of each, --seed which, --part leaves the other part out. Broken off (Ctrl+C),
+it tells of the rounds that were over.
 """
 
 from __future__ import annotations
@@ -13,11 +17,17 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from bench.crash.bank import faults as bank_faults
+from bench.crash.bank.campaign import BankCampaign
+from bench.crash.bank.site import Site
 from bench.crash.campaign import Campaign
 from bench.crash.faults import NAMED
 from bench.crash.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SUMMARY: Final = "consume, write and produce while everything is killed: is every order handled exactly once?"
 
@@ -26,17 +36,42 @@ ROUNDS: Final = 40
 QUICK: Final = 3
 
 
-def measure(*, quick: bool, rounds: int | None = None, seed: int | None = None) -> dict[str, Any]:
-    """As `bench.command.Seeded` says."""
+def measure(
+    *, quick: bool, rounds: int | None = None, seed: int | None = None, part: str | None = None
+) -> dict[str, Any]:
+    """As `bench.command.Seeded` says; `part` is "orders", "bank", or None for both."""
     seed = 1 if seed is None else seed
     if rounds is None:
         rounds = QUICK if quick else ROUNDS
-    with tempfile.TemporaryDirectory(prefix="xabridge-crash-") as folder, Stage(Path(folder)) as stage:
-        campaign = Campaign(stage)
-        try:
-            if not quick:
-                campaign.named(NAMED)
-            campaign.storms(seed, rounds)
-        except KeyboardInterrupt:
-            print("  broken off; the figures are those of the rounds that were over", file=sys.stderr)
-    return {"seed": seed, **campaign.figures()}
+    figures: dict[str, Any] = {"seed": seed}
+    with tempfile.TemporaryDirectory(prefix="xabridge-crash-") as folder:
+        if part != "bank":
+            with Stage(Path(folder)) as stage:
+                campaign = Campaign(stage)
+                _until_broken_off(lambda: _orders(campaign, seed, rounds, quick=quick))
+                figures |= campaign.figures()
+        if part != "orders":
+            with Site(Path(folder) / "bank") as site:
+                bank = BankCampaign(site)
+                _until_broken_off(lambda: _bank(bank, seed, rounds, quick=quick))
+                figures["bank"] = bank.figures()
+    return figures
+
+
+def _orders(campaign: Campaign, seed: int, rounds: int, *, quick: bool) -> None:
+    if not quick:
+        campaign.named(NAMED)
+    campaign.storms(seed, rounds)
+
+
+def _bank(campaign: BankCampaign, seed: int, rounds: int, *, quick: bool) -> None:
+    if not quick:
+        campaign.named(bank_faults.NAMED)
+    campaign.storms(seed, rounds)
+
+
+def _until_broken_off(rounds: Callable[[], None]) -> None:
+    try:
+        rounds()
+    except KeyboardInterrupt:
+        print("  broken off; the figures are those of the rounds that were over", file=sys.stderr)

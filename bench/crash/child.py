@@ -92,13 +92,21 @@ class Child:
     def wait(self, *events: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """What it says next under one of these names; what it says before that is dropped. ChildGone: it ended
         before. Stuck: it did not say so in time."""
+        said = self.listen(*events, patience_s=patience_s)
+        if said is None:
+            event = " or ".join(events)
+            raise Stuck(f"{self.module} did not say {event!r}:\n{self.errors()}\n{self.stacks()}")
+        return said
+
+    def listen(self, *events: str, patience_s: float) -> dict[str, Any] | None:
+        """As `wait`, but None when it did not say so in time."""
         event = " or ".join(events)
         deadline = time.monotonic() + patience_s
         while True:
             try:
                 said = self._said.get(timeout=max(deadline - time.monotonic(), 0.0))
             except queue.Empty:
-                raise Stuck(f"{self.module} did not say {event!r}:\n{self.errors()}\n{self.stacks()}") from None
+                return None
             if said is None:
                 self._said.put(None)
                 raise ChildGone(f"{self.module} ended before it said {event!r}:\n{self.errors()}")
@@ -122,6 +130,20 @@ class Child:
     def errors(self) -> str:
         """The end of what it wrote on stderr."""
         return self._errors.read_text(errors="replace")[-3000:]
+
+    def pause(self) -> None:
+        """SIGSTOP: it does nothing until `go_on`, and keeps all that it has."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is None:
+            raise ChildGone(f"{self.module} does not run")
+        with suppress(ProcessLookupError):  # it has ended; who waits for it will hear of it
+            os.kill(self._process, number)
 
     def kill(self) -> None:
         """kill -9, if it runs; what it has said until then is heard before this returns."""

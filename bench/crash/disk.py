@@ -59,6 +59,10 @@ class Disk:
         """As `Files.read`."""
         return self._files.read(name)
 
+    def identity(self, name: str) -> bytes:
+        """As `Files.identity`."""
+        return self._files.identity(name)
+
     def rename(self, old: str, new: str) -> None:
         """As `Files.rename`."""
         self._files.rename(old, new)

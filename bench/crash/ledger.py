@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from proton import ConnectionException, Message, Timeout
@@ -18,6 +18,8 @@ from proton.utils import BlockingConnection, SyncRequestResponse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+T = TypeVar("T")
 
 ASK_S: Final = 10.0
 GONE_S: Final = 2.0
@@ -90,46 +92,53 @@ def compare(
     return audit
 
 
-class Ledger:
-    """`brokers` are the URLs of the one that has the orders and of the second, `database` is that with the rows."""
+class Broker:
+    """A broker as proton sees it, however often it loses the connection."""
 
-    def __init__(self, brokers: tuple[str, ...], database: str) -> None:
-        self._brokers = brokers
-        self._database = database
+    def __init__(self, url: str) -> None:
+        self._url = url
         self._counter: SyncRequestResponse | None = None
         """Asks for the depth of queues, again and again: proton keeps more than a megabyte of each connection."""
 
-    def open(self) -> None:
-        """Makes the table."""
-        with psycopg.connect(self._database, autocommit=True) as connection:
-            connection.execute(TABLE)
-
-    def place(self, queue: str, numbers: Iterable[int]) -> list[int]:
-        """Puts orders into the queue at the first broker; those that it has acknowledged. Where the connection is lost
-        (a broker whose clock jumps takes it for idle) nobody knows of one, which is not asked for again."""
-        left, placed = iter(numbers), []
+    def place(self, queue: str, what: Iterable[T], message: Callable[[T], Message]) -> list[T]:
+        """Puts messages into the queue; what it has acknowledged. Where the connection is lost (a broker whose clock
+        jumps takes it for idle) nobody knows of one, which is not asked for again."""
+        left, placed = iter(what), []
         for _ in range(TRIES):
             try:
-                with self._connected(self._brokers[0]) as connection:
+                with self._connected() as connection:
                     sender: Any = connection.create_sender(queue)
-                    for number in left:
-                        sender.send(Message({"number": number}, durable=True))
-                        placed.append(number)
+                    for each in left:
+                        sender.send(message(each))
+                        placed.append(each)
             except ConnectionException:
                 continue
             return placed
-        raise ConnectionException(f"{self._brokers[0]} loses every connection")
+        raise ConnectionException(f"{self._url} loses every connection")
 
     def waiting(self, queue: str) -> int:
-        """How many orders wait in the queue, as the broker counts them."""
+        """How many messages wait in the queue, as the broker counts them."""
         for _ in range(TRIES):
             try:
                 if self._counter is None:
-                    self._counter = _manager(BlockingConnection(self._brokers[0], timeout=ASK_S))
+                    self._counter = _manager(BlockingConnection(self._url, timeout=ASK_S))
                 return _depth(self._counter, queue)
             except (ConnectionException, Timeout):
                 self.close()
-        raise ConnectionException(f"{self._brokers[0]} loses every connection")
+        raise ConnectionException(f"{self._url} loses every connection")
+
+    def browse(self, queue: str) -> list[Any]:
+        """The bodies of all messages."""
+        bodies: list[Any] = self._ask(lambda connection: _browse(connection, queue))
+        return bodies
+
+    def queues(self) -> list[str]:
+        """The names of its queues."""
+        return [str(each["name"]) for each in self._ask(lambda one: _manage(_manager(one), "queues"))]
+
+    def in_doubt(self) -> int:
+        """How many branches are prepared there."""
+        return int(self._ask(lambda connection: _manage(_manager(connection), "status"))["in-doubt"])
 
     def close(self) -> None:
         """It keeps no connection."""
@@ -138,40 +147,64 @@ class Ledger:
             with suppress(ConnectionException, Timeout):
                 counter.connection.close()
 
-    def audit(
-        self, placed: Iterable[int], orders: str, invoices: str, *, second: bool, told: Mapping[str, str]
-    ) -> Audit:
-        """Compares everything of one round. Nobody may be at work."""
-        there = self._brokers[1 if second else 0]
-        waiting = [body["number"] for body in self._ask(self._brokers[0], lambda one: _browse(one, orders))]
-        issued = [(body["number"], body["attempt"]) for body in self._ask(there, lambda one: _browse(one, invoices))]
-        with psycopg.connect(self._database, autocommit=True) as connection:
-            rows: list[tuple[int, str]] = connection.execute(
-                "SELECT number, attempt FROM handled WHERE queue = %s", (invoices,)
-            ).fetchall()
-            in_database = connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()
-        audit = compare(placed, waiting, rows, issued, told)
-        at_brokers = [self._ask(broker, _in_doubt) for broker in self._brokers]
-        audit.left_in_doubt = len(in_database) + sum(at_brokers)
-        if audit.left_in_doubt:
-            audit.details.append(f"left in doubt: {at_brokers} at the brokers, {in_database} in the database")
-        return audit
-
-    @staticmethod
     @contextmanager
-    def _connected(broker: str) -> Iterator[BlockingConnection]:
-        connection = BlockingConnection(broker, timeout=ASK_S)
+    def _connected(self) -> Iterator[BlockingConnection]:
+        connection = BlockingConnection(self._url, timeout=ASK_S)
         try:
             yield connection
         finally:
             with suppress(ConnectionException):
                 connection.close()
 
-    def _ask(self, broker: str, question: Callable[[BlockingConnection], Any]) -> Any:
+    def _ask(self, question: Callable[[BlockingConnection], Any]) -> Any:
         for _ in range(TRIES):
-            with suppress(ConnectionException), self._connected(broker) as connection:
+            with suppress(ConnectionException), self._connected() as connection:
                 return question(connection)
-        raise ConnectionException(f"{broker} loses every connection")
+        raise ConnectionException(f"{self._url} loses every connection")
+
+
+class Ledger:
+    """`brokers` are the URLs of the one that has the orders and of the second, `database` is that with the rows."""
+
+    def __init__(self, brokers: tuple[str, ...], database: str) -> None:
+        self._brokers = tuple(map(Broker, brokers))
+        self._database = database
+
+    def open(self) -> None:
+        """Makes the table."""
+        with psycopg.connect(self._database, autocommit=True) as connection:
+            connection.execute(TABLE)
+
+    def place(self, queue: str, numbers: Iterable[int]) -> list[int]:
+        """Puts orders into the queue at the first broker; those that it has acknowledged."""
+        return self._brokers[0].place(queue, numbers, lambda number: Message({"number": number}, durable=True))
+
+    def waiting(self, queue: str) -> int:
+        """How many orders wait in the queue, as the broker counts them."""
+        return self._brokers[0].waiting(queue)
+
+    def close(self) -> None:
+        """It keeps no connection."""
+        self._brokers[0].close()
+
+    def audit(
+        self, placed: Iterable[int], orders: str, invoices: str, *, second: bool, told: Mapping[str, str]
+    ) -> Audit:
+        """Compares everything of one round. Nobody may be at work."""
+        there = self._brokers[1 if second else 0]
+        waiting = [body["number"] for body in self._brokers[0].browse(orders)]
+        issued = [(body["number"], body["attempt"]) for body in there.browse(invoices)]
+        with psycopg.connect(self._database, autocommit=True) as connection:
+            rows: list[tuple[int, str]] = connection.execute(
+                "SELECT number, attempt FROM handled WHERE queue = %s", (invoices,)
+            ).fetchall()
+            in_database = connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()
+        audit = compare(placed, waiting, rows, issued, told)
+        at_brokers = [broker.in_doubt() for broker in self._brokers]
+        audit.left_in_doubt = len(in_database) + sum(at_brokers)
+        if audit.left_in_doubt:
+            audit.details.append(f"left in doubt: {at_brokers} at the brokers, {in_database} in the database")
+        return audit
 
 
 def _manager(connection: BlockingConnection) -> SyncRequestResponse:
@@ -187,11 +220,7 @@ def _depth(manager: SyncRequestResponse, queue: str) -> int:
     return sum(int(each["depth"]) for each in _manage(manager, "queues") if each["name"] == queue)
 
 
-def _in_doubt(connection: BlockingConnection) -> int:
-    return int(_manage(_manager(connection), "status")["in-doubt"])
-
-
-def _browse(connection: BlockingConnection, queue: str) -> list[dict[str, Any]]:
+def _browse(connection: BlockingConnection, queue: str) -> list[Any]:
     """The bodies of all messages. What is counted in the queue and does not come is not there for anybody."""
     depth = _depth(_manager(connection), queue)
     if not depth:

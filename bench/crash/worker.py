@@ -173,7 +173,7 @@ class CrashWorker:
         """Until it is told to quit, or killed."""
         threading.Thread(target=self._listen, daemon=True).start()
         with self.manager() as manager:
-            left = self._recover(manager)
+            left = recover_all(manager)
             tell("ready", left=left)
             while (order := self._orders.get())[0] != "quit":
                 if order[0] == "work":
@@ -202,17 +202,7 @@ class CrashWorker:
         if self.consumer is not None:
             finished = self.consumer.stop()
             self.consumer = None
-        tell("rested", left=self._recover(manager), finished=finished)
-
-    def _recover(self, manager: TransactionManager) -> str:
-        """Recovers until nothing is in doubt; what is left, if it can't be."""
-        report: Report | None = None
-        for _ in range(MOST_PASSES):
-            report = manager.recover()
-            if report.clean and not report.ended and not report.undone and not _acted(report):
-                return ""
-            threading.Event().wait(PAUSE_S)
-        return str(report)
+        tell("rested", left=recover_all(manager), finished=finished)
 
     # --- orders ---------------------------------------------------------------------------------------------
     def _listen(self) -> None:
@@ -231,6 +221,17 @@ class CrashWorker:
             else:
                 self._orders.put(words)
         self._orders.put(["quit"])
+
+
+def recover_all(manager: TransactionManager) -> str:
+    """Recovers until nothing is in doubt; what is left, if it can't be."""
+    report: Report | None = None
+    for _ in range(MOST_PASSES):
+        report = manager.recover()
+        if report.clean and not report.ended and not report.undone and not _acted(report):
+            return ""
+        threading.Event().wait(PAUSE_S)
+    return str(report)
 
 
 def _acted(report: Report) -> bool:

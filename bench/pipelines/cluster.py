@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import psutil  # type: ignore[import-untyped]
-
 from bench.postgres import free_port
 
 if TYPE_CHECKING:
@@ -104,6 +102,8 @@ class Cluster:
 
 def end(pid: int) -> None:
     """kill -9 for a process and those that it started."""
+    import psutil  # type: ignore[import-untyped]  # noqa: PLC0415 — of the extra `demo`, which jobs do without
+
     with suppress(psutil.NoSuchProcess):
         leader = psutil.Process(pid)
         processes = [*leader.children(recursive=True), leader]

@@ -7,13 +7,14 @@ header up to octet 4 × doff, and a performative: a described list with a descri
 `IncomingFrames` cuts what a peer sends into segments, so that a frame which proton shows only in part (a flow
 with properties, a transfer that continues a delivery), or whose handle proton doesn't tell (begin, attach,
 detach, end), is pushed alone and can be matched with the events of that push. All else passes in one piece.
-`OutgoingFrames` adds properties to the flows of links, and otherwise changes nothing.
+`OutgoingFrames` adds properties to the flows of links, a default outcome to the source of a receiver's attach, and
+otherwise changes nothing.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from dtx.protocol.admission import COUNTED, countable
 from dtx.protocol.decoding import DecodeError, decode_from
@@ -39,7 +40,7 @@ from dtx.protocol.performatives import (
     Seen,
     decoded,
 )
-from dtx.protocol.values import Symbol, Uint, Ulong
+from dtx.protocol.values import Described, Symbol, Uint, Ulong
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 MIN_MAX_FRAME_SIZE: Final = 512
 MAX_PROPERTIES: Final = 256
+ATTACH_FIELDS: Final = 14
+SOURCE: Final = 5
+"""The field of an attach that is its source, and of that the one that is its default outcome."""
+DEFAULT_OUTCOME: Final = 8
 
 _FRAME: Final = struct.Struct(">IBBH")
 _PERFORMATIVE: Final = b"\x00\x53"
@@ -270,6 +275,7 @@ class OutgoingFrames(_Splitter):
         self._links: dict[tuple[int, int], tuple[str, bool]] = {}
         self._properties: dict[tuple[str, bool], bytes] = {}
         self._echoes: dict[tuple[str, bool], tuple[int, int]] = {}
+        self._default_outcomes: dict[str, Described] = {}
 
     def echo(self, name: str, *, receiver: bool, delivery_count: int, credit: int) -> None:
         """The next flow of a session (without a link) tells the state of our endpoint `name` in it. The
@@ -287,6 +293,10 @@ class OutgoingFrames(_Splitter):
         if len(octets) > MAX_PROPERTIES:
             raise ValueError(f"properties of {len(octets)} octets; a flow takes at most {MAX_PROPERTIES}")
         self._properties[name, receiver] = octets
+
+    def set_default_outcome(self, name: str, outcome: Described) -> None:
+        """The attach of our receiver `name`, which is not written yet, gives its source this default outcome."""
+        self._default_outcomes[name] = outcome
 
     def feed(self, data: bytes) -> bytes:
         """What is to be sent for `data`."""
@@ -314,11 +324,14 @@ class OutgoingFrames(_Splitter):
         return b"".join(pieces)
 
     def _rewritten(self, code: int, channel: int, data: bytes, start: int, stop: int) -> bytes | None:
-        """The flow frame with its link's properties; None where the frame stays as it is."""
+        """The frame with what proton can't say; None where it stays as it is."""
         seen = decoded(code, channel, data, start + 3, stop)
         match seen:
             case AttachSeen(handle=handle, name=name, receiver=receiver):
                 self._links[channel, handle] = name, receiver
+                outcome = self._default_outcomes.pop(name, None) if receiver else None
+                if outcome is not None:
+                    return _attach_frame(channel, Fields(data, start + 3, stop), outcome)
             case DetachSeen(handle=handle):
                 self._gone(channel, handle)
             case EndSeen():
@@ -353,5 +366,21 @@ class OutgoingFrames(_Splitter):
 
 
 def _flow_frame(channel: int, items: list[bytes]) -> bytes:
-    performative = b"\x00\x53" + bytes((FLOW,)) + encode_list(items)
+    return _frame(channel, FLOW, items)
+
+
+def _attach_frame(channel: int, given: Fields, outcome: Described) -> bytes:
+    """The attach of a receiver whose source has this default outcome."""
+    items = given.octets(ATTACH_FIELDS)
+    source = given.mandatory(SOURCE, Described)
+    terminus: list[Any] = [*source.value, *[None] * (DEFAULT_OUTCOME + 1 - len(source.value))]
+    terminus[DEFAULT_OUTCOME] = outcome
+    items[SOURCE] = encode(Described(source.descriptor, terminus))
+    while items[-1] == b"\x40":
+        items.pop()
+    return _frame(channel, ATTACH, items)
+
+
+def _frame(channel: int, code: int, items: list[bytes]) -> bytes:
+    performative = b"\x00\x53" + bytes((code,)) + encode_list(items)
     return _FRAME.pack(_FRAME.size + len(performative), 2, 0, channel) + performative

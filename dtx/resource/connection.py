@@ -91,6 +91,8 @@ class BrokerConnection:
         """Octets of messages that are read, or being read, and that proton does not have yet."""
         self._has_room = False
         self._full_of_payloads = False
+        self.little = min(CHUNK, limits.output_octets)
+        """A session with fewer octets to send has room."""
         self.partial_octets = 0
         """Octets of messages of which more is to come."""
         self._handlers: dict[int, Callable[[Pointer], None]] = {
@@ -185,7 +187,7 @@ class BrokerConnection:
         for link, call in unsent:
             if not self.alive(link):
                 continue
-            if LIB.pn_session_outgoing_bytes(link.session.pointer) < CHUNK:
+            if LIB.pn_session_outgoing_bytes(link.session.pointer) < self.little:
                 call()
                 self.node.touch(self)
             else:

@@ -20,7 +20,6 @@ from dtx.resource.engine import LIB, Pointer, open_delivery, reject, remote_stat
 from dtx.resource.link import Link, refusal_of
 from dtx.resource.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN
 from dtx.resource.resource import fits_one_piece
-from dtx.store.contract import CHUNK
 from xa import Code
 
 if TYPE_CHECKING:
@@ -84,7 +83,9 @@ class OutgoingLink(Link):
         outgoing = LIB.pn_session_outgoing_bytes(self.session.pointer)
         if self.connection.loading + outgoing < self._output_limit:
             return True
-        if outgoing < CHUNK:  # it is full of payloads that are being read: nothing that is sent would make room
+        if (
+            outgoing < self.connection.little
+        ):  # payloads that are being read fill it: nothing that is sent would make room
             self.connection.when_unloaded()
         elif not self._crowded:  # of messages that are sent settled nothing is heard that would wake the link
             self._crowded = True
@@ -229,7 +230,7 @@ class OutgoingLink(Link):
         """As Link says; the queue had its turn."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
-        elif not self._waiting and self._streaming is None and not self._crowded:
+        elif not self._waiting and self._streaming is None and not self._crowded and self.sent_all:
             self.connection.draining.pop(self, None)
             self.delivery_count += LIB.pn_link_drained(self.pointer)
             self._credit = 0

@@ -68,6 +68,12 @@ class Link:
     def drain(self) -> None:
         """The peer wants the credit used up or back."""
 
+    @property
+    def sent_all(self) -> bool:
+        """Whether no delivery waits in proton, for the peer's window. The credit may not be given back before that:
+        proton tells of it at once, and what waits would never leave."""
+        return not LIB.pn_link_queued(self.pointer)
+
     def detach(self, refusal: Refusal) -> None:
         """Closes the link with an error."""
         self.connection.detach(self, refusal)

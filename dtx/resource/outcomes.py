@@ -2,7 +2,8 @@
 kept.
 
 An outcome is kept, in the store and in a transactional-state, as the described list that AMQP has for it:
-`00 53 24 45` is accepted.
+`00 53 24 45` is accepted. For a message that a prepared branch retires, the store keeps the outcome of a commit and, if
+and only if it is another one than `modified` with delivery-failed, the outcome of a rollback behind it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 from dtx.protocol.commands import MAX_TXN_ID
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition
-from dtx.protocol.decoding import DecodeError, decode
+from dtx.protocol.decoding import DecodeError, decode, decode_from
 from dtx.protocol.encoding import encode
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED
 from dtx.protocol.values import Described, Symbol, Ulong
@@ -79,12 +80,21 @@ def outcome_from(value: Any) -> Outcome | None:
     return Outcome(code)
 
 
-def decode_outcome(octets: bytes) -> Outcome:
-    """The outcome in octets that `Outcome.encode` made."""
-    outcome = outcome_from(decode(octets))
-    if outcome is None:
+def encode_outcomes(committed: Outcome, rolled_back: Outcome) -> bytes:
+    """The octets that the store keeps of a message that a prepared branch retires, as the module's docstring says."""
+    return committed.encode() + (b"" if rolled_back == FAILED else rolled_back.encode())
+
+
+def decode_outcomes(octets: bytes) -> tuple[Outcome, Outcome]:
+    """What becomes of the message with a commit, and with a rollback."""
+    value, end = decode_from(octets, 0)
+    told = [value]
+    if end < len(octets):
+        told.append(decode(octets[end:]))
+    committed, *others = map(outcome_from, told)
+    if committed is None or None in others:
         raise ValueError(f"no outcome: {octets.hex()}")
-    return outcome
+    return committed, next((one for one in others if one is not None), FAILED)
 
 
 def read_transactional_state(octets: bytes) -> tuple[bytes, Outcome | None]:

@@ -7,13 +7,16 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pipeline.core import effects
+from pipeline.core.errors import BatchRefused
 from pipeline.core.naming import Own
 from pipeline.core.resources import asked, broker, prepared
+from pipeline.core.upserts import upserted
 from rm_amqp import AmqpResource
 from tm.effects import Call, End, Force, Note, Pause
 from tm.log import DecisionRefused, LogError
 from tm.log.sql_gtrids import TakenOver
 from tm.performer import Performer
+from tm.verdicts import Verb
 from xa import XaError, log_prefix
 
 if TYPE_CHECKING:
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.core.effects import Effect
     from pipeline.core.finishing import Steps
     from pipeline.core.ledger import Ledger
+    from tm.log import Branch
     from tm.resources import Resource
 
 T = TypeVar("T")
@@ -52,7 +56,7 @@ class Shell:
         self, ledger: Ledger, resources: Mapping[str, Resource], sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.ledger = ledger
-        self.own = Own(ledger.pipeline, ledger.log.log_id, ledger.log.incarnation)
+        self.own = Own(ledger.pipeline, ledger.log.log_id, ledger.log.epoch)
         self.names = tuple(resources)
         self.resources = resources
         self.prefix = log_prefix(ledger.pipeline, ledger.log.log_id)
@@ -100,6 +104,28 @@ def _fence(shell: Shell, effect: effects.Fence) -> XaError | None:
     return None
 
 
+def _upsert(shell: Shell, effect: effects.Upsert) -> tuple[Branch, ...] | BatchRefused:
+    """A branch for each database. Where one can't be prepared, those that are prepared go."""
+    done: list[Branch] = []
+    for name in sorted({one.target.resource for one in effect.staged}):
+        some = [one for one in effect.staged if one.target.resource == name]
+        try:
+            branch = upserted(shell.resources[name], effect.gtrid, some, shell.prefix)
+        except BatchRefused as refused:
+            shell.perform(Call(Verb.ROLLBACK, tuple(done)))
+            return refused
+        done += [branch] if branch is not None else []
+    return tuple(done)
+
+
+def _count(shell: Shell, effect: effects.Count) -> Any:
+    resource = shell.resources[effect.resource]
+    try:
+        return asked(resource, "recover", lambda: broker(resource).holds(effect.gtrid, resource.rmid))
+    except XaError as error:
+        return error
+
+
 def _has_messages(shell: Shell, effect: effects.HasMessages) -> bool | XaError:
     resource = shell.resources[effect.resource]
     rm = broker(resource)
@@ -115,24 +141,34 @@ def _has_messages(shell: Shell, effect: effects.HasMessages) -> bool | XaError:
 _PERFORM: Final[dict[type, Callable[[Shell, Any], Any]]] = {
     effects.Standing: lambda shell, _: shell.ledger.standing(),
     effects.FindEpoch: lambda shell, effect: shell.ledger.epoch(effect.epoch),
-    effects.FindEpochOf: lambda shell, effect: shell.ledger.epoch_of(effect.gtrid),
+    effects.FindPlanned: lambda shell, effect: shell.ledger.planned(effect.gtrid),
+    effects.FindLater: lambda shell, effect: shell.ledger.later(effect.query, effect.place, effect.epoch),
+    effects.FindWaiting: lambda shell, effect: shell.ledger.waiting(effect.query),
+    effects.FindKnown: lambda shell, _: shell.ledger.known(),
     effects.FindUnlogged: lambda shell, effect: shell.ledger.unlogged(effect.upto),
     effects.FindBatch: lambda shell, effect: shell.ledger.batch(effect.query),
     effects.Allot: lambda shell, _: shell.ledger.allot(),
     effects.Plan: lambda shell, effect: shell.ledger.plan(
-        effect.epoch, effect.previous, effect.gtrid, effect.tries, effect.source
+        effect.epoch, effect.previous, effect.gtrid, effect.tries, effect.source, effect.query, effect.place
     ),
     effects.PlanAgain: lambda shell, effect: shell.ledger.plan_again(effect.gtrid),
     effects.Replayed: lambda shell, _: shell.ledger.replayed(),
     effects.Sink: lambda shell, effect: shell.ledger.sink(effect.gtrid),
-    effects.Bind: lambda shell, effect: shell.ledger.bind(effect.query, effect.batch, effect.gtrid),
+    effects.Bind: lambda shell, effect: shell.ledger.bind(effect.query, effect.batch, effect.gtrid, effect.offsets),
+    effects.BindQuery: lambda shell, effect: shell.ledger.bind_query(effect.query, effect.run, effect.sources),
+    effects.NameEpochs: lambda shell, effect: shell.ledger.name_epochs(effect.query, effect.epochs),
     effects.Log: lambda shell, effect: shell.ledger.logged(effect.epochs),
-    effects.Finished: lambda shell, effect: shell.ledger.finished(effect.epoch, effect.words),
+    effects.Finished: lambda shell, effect: shell.ledger.finished(effect.gtrid, effect.words),
     effects.Begin: _begin,
     effects.Abort: lambda shell, effect: shell.ledger.log.abort(effect.gtrid),
     effects.Look: lambda shell, effect: shell.ledger.log.entry(effect.gtrid),
     effects.Undone: lambda shell, _: shell.ledger.log.decisions(),
     effects.Scan: _scan,
     effects.Fence: _fence,
+    effects.FindIsolation: lambda shell, _: shell.ledger.isolation(),
+    effects.Isolate: lambda shell, effect: shell.ledger.isolate(effect.isolation),
+    effects.Failed: lambda shell, effect: shell.ledger.failed(effect.gtrid, effect.messages),
+    effects.Count: _count,
+    effects.Upsert: _upsert,
     effects.HasMessages: _has_messages,
 }

@@ -55,11 +55,11 @@ def test_a_name_that_is_none() -> None:
         assert name in result.stderr
 
 
-def test_rounds_and_seed_are_those_of_the_crash_campaign() -> None:
-    for arguments in (["xa", "--seed", "3"], ["all", "--rounds", "3"]):
+def test_rounds_seed_and_part_are_those_of_the_crash_campaign() -> None:
+    for arguments in (["xa", "--seed", "3"], ["all", "--rounds", "3"], ["log", "--part", "bank"]):
         result = bench(*arguments)
         assert result.returncode == 2
-        assert "--rounds and --seed are for crash" in result.stderr
+        assert "--rounds, --seed and --part are for crash" in result.stderr
     assert bench("crash", "--rounds", "-1").returncode == 2
 
 
@@ -74,6 +74,11 @@ def test_the_crash_campaign_has_as_many_rounds_as_asked_for() -> None:
     assert "seed 5, storm 0" in result.stderr
     assert figures["orders"] >= 300
     assert figures["violations"] == []
+    bank = figures["bank"]
+    assert "seed 5, bank 0" in result.stderr
+    assert bank["rounds"] == 1
+    assert bank["transfers"] > 0
+    assert bank["violations"] == []
 
 
 @pytest.mark.parametrize(

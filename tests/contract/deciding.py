@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ import pytest
 
 from tests.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 from xa import (
+    FORMAT_ID,
     ROLLBACK_CODES,
     TMENDRSCAN,
     TMFAIL,
@@ -18,9 +21,12 @@ from xa import (
     BranchRolledBack,
     Code,
     DecidingResource,
+    Gtrid,
+    Owner,
     ResourceUnavailable,
     TryAgain,
     Xid,
+    log_prefix,
 )
 
 if TYPE_CHECKING:
@@ -32,6 +38,19 @@ RECORD = bytes(range(256))
 ROUNDS = 20
 PATIENCE_S = 60
 CROWD = 20
+LONG_S = 300.0
+SHORT_S = 0.2
+NODES = ("orders-1", "orders-10", "orders-2")
+
+
+def new_owner(node: str = "orders-1") -> Owner:
+    """An owner that nobody else is."""
+    return Owner(node, secrets.token_bytes(8), "")
+
+
+def gtrid_of(client: Decider, node: str, sequence: int) -> bytes:
+    """A gtrid of a manager of `node`."""
+    return Gtrid(node, client.rm.decider_id, b"12345678", sequence).encode()
 
 
 class Decider(Client):
@@ -46,6 +65,18 @@ class Decider(Client):
     def settle(self, xid: Xid) -> bytes | None:
         """The final word."""
         return self.rm.settle(xid.gtrid, RMID)
+
+    def owners(self) -> set[Owner]:
+        """Who is at work."""
+        owners = list(self.rm.owners(RMID))
+        assert len(owners) == len(set(owners))
+        return set(owners)
+
+    def wait_until_gone(self, owner: Owner) -> None:
+        """Waits for the end of a lease."""
+        deadline = time.monotonic() + PATIENCE_S
+        while owner in self.owners():
+            assert time.monotonic() < deadline, f"the lease of {owner} does not run out"
 
     def decided(self, count: int = 1000) -> dict[bytes, bytes]:
         """Every decision that has not ended, in pages of `count`, seen to be in order."""
@@ -108,17 +139,92 @@ class TestDeciding:
         assert other.rm.decider_id == client.rm.decider_id
         other.rm.close("", RMID)
 
-    def test_each_opening_has_an_incarnation(self, harness: DeciderHarness, client: Decider) -> None:
-        first = client.rm.incarnation
-        client.reopen()
-        assert client.rm.incarnation == first
+    def test_decisions_of_several_nodes_stand_side_by_side(self, harness: DeciderHarness, client: Decider) -> None:
         other = Decider(harness)
-        assert other.rm.incarnation > first
-        assert client.rm.incarnation == first
+        xids = [Xid(FORMAT_ID, gtrid_of(client, node, sequence), b"d") for node in NODES for sequence in (1, 2)]
+        for xid, decider in zip(xids, (client, other) * len(NODES), strict=True):
+            decider.decide(decider.ended(new_key(), xid), xid.gtrid)
+        for node in NODES:
+            prefix = log_prefix(node, client.rm.decider_id)
+            theirs = [gtrid_of(client, node, sequence) for sequence in (1, 2)]
+            page = client.rm.decisions(RMID, prefix, 2)
+            assert [decision.gtrid for decision in page] == theirs, "behind the prefix of a node come its decisions"
+        client.rm.end_decisions([xids[0].gtrid], RMID)
+        assert xids[0].gtrid not in client.decided()
+        assert {xid.gtrid for xid in xids[1:]} <= other.decided().keys()
+        other.rm.close("", RMID)
+
+    # --- who is at work ---------------------------------------------------------------------------------------
+    def test_nobody_is_at_work_without_a_lease(self, client: Decider) -> None:
+        assert client.owners() == set()
+        client.rm.hold(new_owner(), 0, RMID)
+        assert client.owners() == set()
+
+    def test_a_lease_is_seen_by_others_and_outlives_its_owner(self, harness: DeciderHarness, client: Decider) -> None:
+        other = Decider(harness)
+        owner = new_owner()
+        other.rm.hold(owner, LONG_S, RMID)
+        assert client.owners() == {owner}
         harness.crash(other.rm)
-        third = Decider(harness)
-        assert third.rm.incarnation > other.rm.incarnation
-        third.rm.close("", RMID)
+        assert client.owners() == {owner}, "a crash is no end: it may be at work elsewhere"
+        client.rm.hold(owner, 0, RMID)
+        assert client.owners() == set()
+
+    def test_several_nodes_and_several_processes_of_one(self, harness: DeciderHarness, client: Decider) -> None:
+        other = Decider(harness)
+        owners = [new_owner(node) for node in (*NODES, *NODES)]
+        for owner, decider in zip(owners, (client, other) * len(NODES), strict=True):
+            decider.rm.hold(owner, LONG_S, RMID)
+        assert client.owners() == other.owners() == set(owners)
+        client.rm.hold(owners[0], 0, RMID)
+        assert other.owners() == set(owners[1:])
+        for owner in owners[1:]:
+            other.rm.hold(owner, 0, RMID)
+        assert client.owners() == set()
+        other.rm.close("", RMID)
+
+    def test_an_owner_tells_all_about_itself(self, client: Decider) -> None:
+        owner = Owner("n" * 32, bytes(range(8)), f"{'b' * 36}/pid:[4026531836]/4194304/123456789012")
+        client.rm.hold(owner, LONG_S, RMID)
+        assert client.owners() == {owner}
+        client.rm.hold(owner, 0, RMID)
+
+    def test_a_lease_runs_out_and_is_renewed(self, client: Decider) -> None:
+        owner, other = new_owner(), new_owner()
+        client.rm.hold(other, LONG_S, RMID)
+        client.rm.hold(owner, SHORT_S, RMID)
+        client.wait_until_gone(owner)
+        client.rm.hold(owner, LONG_S, RMID)
+        assert client.owners() == {owner, other}, "renewed, though it had run out"
+        client.rm.hold(owner, SHORT_S, RMID)
+        client.wait_until_gone(owner)
+        assert client.owners() == {other}
+        client.rm.hold(other, 0, RMID)
+
+    def test_a_renewed_lease_runs_from_then_on(self, client: Decider) -> None:
+        owner = new_owner()
+        client.rm.hold(owner, SHORT_S, RMID)
+        client.rm.hold(owner, LONG_S, RMID)
+        other = new_owner()
+        client.rm.hold(other, SHORT_S, RMID)
+        client.wait_until_gone(other)
+        assert client.owners() == {owner}
+        client.rm.hold(owner, 0, RMID)
+
+    def test_the_final_word_needs_no_lease_and_heeds_none(self, harness: DeciderHarness, client: Decider) -> None:
+        owner = new_owner()
+        client.rm.hold(owner, LONG_S, RMID)
+        xid = Xid(FORMAT_ID, Gtrid(owner.node, client.rm.decider_id, owner.incarnation, 1).encode(), b"d")
+        client.ended(new_key(), xid)
+        other = Decider(harness)
+        assert other.settle(xid) is None
+        with refused(*ROLLBACK_CODES):
+            client.decide(xid)
+        with refused(Code.XAER_NOTA):
+            client.rollback(xid)
+        other.rm.end_decisions([xid.gtrid], RMID)
+        other.rm.hold(owner, 0, RMID)
+        other.rm.close("", RMID)
 
     # --- decide ---------------------------------------------------------------------------------------------
     def test_work_and_decision_are_one(self, client: Decider) -> None:
@@ -305,7 +411,8 @@ class TestDeciding:
         self, harness: DeciderHarness, client: Decider, *, before: bool
     ) -> None:
         xid = client.ended(key := new_key())
-        with pytest.raises(ResourceUnavailable):
+        expected = (ResourceUnavailable, BranchRolledBack) if before else ResourceUnavailable
+        with pytest.raises(expected):
             harness.lose_decide(client.rm, xid, RMID, RECORD, before=before)
         client.reopen()
         assert client.settle(xid) == (None if before else RECORD)
@@ -314,7 +421,7 @@ class TestDeciding:
         assert (key in harness.committed()) == (not before)
         client.rm.end_decisions([xid.gtrid], RMID)
 
-    @pytest.mark.parametrize("call", ["settle", "decisions", "end_decisions", "decide"])
+    @pytest.mark.parametrize("call", ["settle", "decisions", "end_decisions", "decide", "hold", "owners"])
     def test_what_is_not_open(self, harness: DeciderHarness, call: str) -> None:
         client = Decider(harness, opened=False)
         with refused(Code.XAER_PROTO):
@@ -331,6 +438,11 @@ class TestDeciding:
             return client.rm.settle(new_xid().gtrid, rmid)
         if call == "decisions":
             return client.rm.decisions(rmid)
+        if call == "hold":
+            client.rm.hold(new_owner(), LONG_S, rmid)
+            return None
+        if call == "owners":
+            return client.rm.owners(rmid)
         if call == "decide":
             return client.rm.decide(new_xid(), rmid, RECORD)
         client.rm.end_decisions([], rmid)

@@ -19,7 +19,7 @@ from typing import Any
 
 from rm_amqp import AmqpResource, Message, NoMessage
 from tests.tm.wrapped import Wrapped, hooked
-from tm import OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
+from tm import ManagerUnusable, OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
 from tm.log import FileLog
 from xa import XaError
 
@@ -74,7 +74,7 @@ def move(tm: TransactionManager, fuse: Fuse) -> tuple[str, str]:
             fuse.hit("after", "work")
     except OutcomeUnknown:
         return body, "unknown"
-    except (RolledBack, XaError, NoMessage):
+    except (RolledBack, ManagerUnusable, XaError, NoMessage):  # unusable: it was not begun
         return body, "rolled back"
     return body, "committed"
 

@@ -1,6 +1,8 @@
 """The mover of `tests.crash.amqp_child`, without a log: the broker IN decides, by local transactions. OUT is prepared.
 
-    python -m tests.crash.decider_child IN OUT FOLDER POINT [PID …]
+    python -m tests.crash.decider_child IN OUT NODE POINT [PID …]
+
+Several of them may be at work at the same time, of several nodes, and of one. Of NODE the last part is the node's id.
 
 More points: "before token", "after token" (the token with the decision leaves), "before discharge", "after discharge"
 (the discharge has left), "answered discharge" (its answer has come, and nobody has read it).
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rm_amqp import AmqpResource, DecidingBroker
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from rm_amqp.core import Core
     from rm_amqp.settings import Broker, Settings
 
+RECOVERY_INTERVAL_S = 0.3
 SIGNS = {"token": b'"decided": [["', "discharge": b"\x00\x53\x32"}
 
 
@@ -88,7 +92,7 @@ def connecting(fuse: Fuse) -> Callable[[Settings, float, Callable[[Broker], Core
 
 
 def main() -> None:
-    source, target, _, point, *pids = sys.argv[1:]
+    source, target, place, point, *pids = sys.argv[1:]
     recovers = point == "recover"
     fuse = Fuse("- 0" if recovers else point, pids)
 
@@ -104,7 +108,10 @@ def main() -> None:
         "in": ResourceConfig(f"decider+amqp://{source}/?{options}&slots=2", "decider", factory=decider),
         "out": ResourceConfig(f"amqp://{target}/?{options}&branch_timeout=4", factory=prepared),
     }
-    work(TransactionManager("mover-1", None, resources, background=not recovers), fuse, recovers=recovers)
+    manager = TransactionManager(
+        Path(place).name, None, resources, background=not recovers, recovery_interval_s=RECOVERY_INTERVAL_S
+    )
+    work(manager, fuse, recovers=recovers)
 
 
 if __name__ == "__main__":

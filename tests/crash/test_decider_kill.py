@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_amqp.tokens import Token
-from tests.crash.test_amqp_kill import Field
+from tests.crash.test_amqp_kill import Field, Site
+from tests.crash.together import POINTS, Together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,3 +73,17 @@ def test_the_client_is_killed(field: Field, victims: tuple[str, ...], steps: str
         assert field.run(f"{step} {COUNT}", *victims) == -9, step
         field.recover(step)
     check(field)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [0, 1], ids=["of a node by itself", "with a sibling"])
+def test_several_nodes_and_siblings_share_a_token_queue(tmp_path: Path, dies: int) -> None:
+    with ExitStack() as stack:
+        source, target = Site(tmp_path / "in"), Site(tmp_path / "out")
+        stack.callback(source.remove)
+        stack.callback(target.remove)
+        together = Together(source, target)
+        for point in POINTS:
+            together.run(dies, point)
+        together.finish()
+        together.check()

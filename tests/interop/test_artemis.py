@@ -1,10 +1,13 @@
 """A broker that nobody here wrote, as the one that decides: ActiveMQ Artemis, which has local transactions only.
 
-The contract suite for deciders; a manager that moves messages into a database; the broker killed in between.
+The contract suite for deciders; a manager that moves messages into a database; the broker killed in between. Artemis
+does not keep the order of messages that were committed at the same moment when it starts again: processes that found
+token queues at the same moment, and agree afterwards; nodes and siblings that share a token queue.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import TYPE_CHECKING
 
@@ -13,15 +16,21 @@ import pytest
 from rm_amqp import AmqpResource, DecidingBroker, Message
 from tests.contract.client import ScriptedRegistrar
 from tests.contract.deciding import RECORD, Decider, TestDeciding
+from tests.crash.test_amqp_kill import Site as OtherBroker
+from tests.crash.together import POINTS, Together
 from tests.interop.artemis_broker import Artemis, jars
 from tests.rm_amqp.deciding import DISCHARGE, DecidingBrokerHarness
+from tests.rm_amqp.test_leases import in_doubt
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
-from xa import ResourceError, ResourceUnavailable
+from xa import ResourceError, ResourceUnavailable, XaError
 from xa.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from multiprocessing.queues import Queue
+    from multiprocessing.synchronize import Barrier
+    from pathlib import Path
 
     from xa import ResourceManager
 
@@ -166,3 +175,96 @@ def test_recovery_finishes_what_is_unknown(harness: ArtemisHarness, *, before: b
     assert harness.committed() == ({"1"} if before else set())
     assert not site.store.in_doubt
     site.manager.close()
+
+
+# --- several founders -------------------------------------------------------------------------------------------------
+TRIES = 12
+FOUNDERS = 4
+PATIENCE_S = 120
+
+
+class At:
+    """Where the broker is."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+
+def found_together(address: str, names: list[str], barrier: Barrier, heard: Queue[tuple[str, str]]) -> None:
+    """Opens a place after the other; the first discharge that leaves, which founds it, waits for those of the other
+    founders. A process of its own: threads would not send at the same moment."""
+    for name in names:
+        harness = DecidingBrokerHarness(At(address), name, "&slots=2")
+        client = harness.new()
+        harness.weather[client].pause(DISCHARGE, lambda: barrier.wait(PATIENCE_S))
+        try:
+            client.open(harness.open_string, RMID)
+            heard.put((name, client.decider_id.hex()))
+        except XaError as error:
+            heard.put((name, str(error)))
+        barrier.wait(PATIENCE_S)
+        harness.close()
+
+
+def test_a_place_that_was_founded_at_one_moment_outlives_the_broker(artemis: Artemis) -> None:
+    names = [f"founded-{os.getpid()}-{number}" for number in range(TRIES)]
+    forked = multiprocessing.get_context("spawn")
+    barrier, heard = forked.Barrier(FOUNDERS), forked.Queue()
+    arguments = (artemis.address, names, barrier, heard)
+    processes = [forked.Process(target=found_together, args=arguments) for _ in range(FOUNDERS)]
+    for process in processes:
+        process.start()
+    before: dict[str, set[str]] = {name: set() for name in names}
+    for _ in range(TRIES * FOUNDERS):
+        name, said = heard.get(timeout=PATIENCE_S)
+        before[name].add(said)
+    for process in processes:
+        process.join()
+    artemis.kill()
+    artemis.start()
+    for name in names:
+        harness = ArtemisHarness(artemis, name, "&slots=2")
+        assert len(harness.bodies(harness.tokens)) > 1, "they did not found it at the same moment"
+        client = Decider(harness)
+        assert {client.rm.decider_id.hex()} == before[name]
+        for _ in range(4):
+            client.decide(xid := client.ended("key"))
+            assert client.settle(xid) == RECORD
+        harness.close()
+
+
+def test_hundreds_of_decisions_in_doubt_outlive_the_broker(artemis: Artemis) -> None:
+    """Their token is what Artemis calls a large message, and keeps in a file."""
+    harness = ArtemisHarness(artemis, f"many-{os.getpid()}", "&slots=1")
+    client = Decider(harness)
+    decided = in_doubt(client, 200)
+    artemis.kill()
+    artemis.start()
+    client.reopen()
+    assert client.decided() == decided
+    last = list(decided)[-1]
+    assert client.rm.settle(last, RMID) == decided[last]
+    client.rm.end_decisions(list(decided), RMID)
+    assert client.decided() == {}
+    harness.close()
+
+
+@pytest.mark.parametrize("dies", [0, 1], ids=["of a node by itself", "with a sibling"])
+def test_nodes_and_siblings_share_a_token_queue_while_it_is_killed(tmp_path: Path, dies: int) -> None:
+    folder = tmp_path / "artemis"
+    folder.mkdir()
+    source, target = Artemis(jars(), folder), OtherBroker(tmp_path / "out")
+
+    def restart() -> None:
+        source.kill()
+        source.start()
+
+    try:
+        together = Together(source, target, restart)
+        for point in POINTS:
+            together.run(dies, point)
+        together.finish()
+        together.check()
+    finally:
+        source.kill()
+        target.remove()

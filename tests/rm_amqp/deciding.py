@@ -68,7 +68,7 @@ class FaultySocket:
 
     def send(self, octets: bytes) -> int:
         weather = self._weather
-        if weather.sign and weather.sign in octets:
+        if weather.sign and weather.sign in bytes(octets):
             weather.sign = b""
             meanwhile, weather.meanwhile = weather.meanwhile, None
             if meanwhile is not None:

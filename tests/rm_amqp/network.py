@@ -231,7 +231,7 @@ class Network:
 
     def decider(self, registrar: Registrar | None = None) -> DecidingBroker:
         """The same, as the one that decides."""
-        return DecidingBroker(registrar, **self._surroundings())
+        return DecidingBroker(registrar, self.monotonic, **self._surroundings())
 
     def _surroundings(self) -> dict[str, Any]:
         dial = partial(

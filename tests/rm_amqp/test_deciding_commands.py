@@ -53,7 +53,7 @@ others = "amqp://{self.address}"
         decider, other = DecidingBroker(), AmqpResource()
         decider.open(self.url, RMID)
         other.open(f"amqp://{self.address}", RMID)
-        gtrid = Gtrid(NODE, decider.decider_id, decider.incarnation, 1).encode()
+        gtrid = Gtrid(NODE, decider.decider_id, b"12345678", 1).encode()
         work, prepared = Xid(FORMAT_ID, gtrid, b"queues"), Xid(FORMAT_ID, gtrid, b"others")
         for rm, xid in ((decider, work), (other, prepared)):
             rm.start(xid, RMID)

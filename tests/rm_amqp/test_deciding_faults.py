@@ -8,6 +8,7 @@ which this has to see.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,14 @@ from rm_amqp import Message, NoMessage
 from rm_amqp.local import LocalWork
 from rm_amqp.token_log import TokenLog
 from rm_amqp.token_queues import TokenQueues
-from rm_amqp.tokens import Token
+from rm_amqp.tokens import Founding, Token
 from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.network import DELAYS_S, Kind, Network
 from tests.tm.wrapped import DECIDER_VERBS, hooked
-from tm import HeuristicOutcomeError, OutcomeUnknown, RolledBack, TransactionManager
+from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionManager
+from tm.lease import LEASE_S
 from tm.resources import ResourceConfig
-from xa import TMONEPHASE, TMSUCCESS, XaError
+from xa import TMONEPHASE, TMSUCCESS, Owner, XaError
 from xa.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
@@ -116,13 +118,16 @@ class Field:
             return "unknown"
         except HeuristicOutcomeError:
             return "in part"
-        except (RolledBack, XaError, NoMessage):
+        except (RolledBack, ManagerUnusable, XaError, NoMessage):  # unusable: it was not begun
             return "rolled back"
         return "committed"
 
     def recover_at_once(self) -> None:
-        """Another process of the node recovers, while what was sent before may still be on its way."""
+        """Another process of the node recovers: at once, when the lease of the first one runs, and when that has run
+        out, while what was sent before may still be on its way."""
         self.network.faults.clear()
+        self.other.recover()
+        self.network.sleep(LEASE_S)
         self.other.recover()
         self.other.close()
 
@@ -198,6 +203,7 @@ def overtaken() -> None:
     field.network.sleep(60)
     assert field.transaction("row 2", "N2") == "committed"
     field.clients[0].drop()
+    field.network.sleep(LEASE_S)
     for _ in range(MOST_PASSES):
         if field.other.recover().clean:
             break
@@ -205,6 +211,65 @@ def overtaken() -> None:
     assert field.look("y") == ["N1", "N2"]
     assert sorted(field.store.data) == ["row 1", "row 2"]
     assert Token.decode(field.look("xabridge.tokens.0")[0]).decided == ()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_at_work_is_left_to_who_is_at_work(when: str) -> None:
+    """Another process of the node recovers while the first one decides: it settles nothing, and ends nothing."""
+    field = Field()
+    field.points.append((f"{when} decide", lambda: [field.other.recover() for _ in range(3)]))
+    assert field.transaction() == "committed"
+    field.other.close()
+    field.recover()
+    field.check("committed", f"another one recovered {when} it decided")
+
+
+FOUNDED = [Founding(bytes([number]) * 8, 1) for number in (9, 4, 7)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("foundings", [[], FOUNDED], ids=["nothing", "founded three times"])
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.CANCEL])
+def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Founding]) -> None:
+    """Whatever became of the one that was hindered, everybody agrees afterwards, and one lease token is in use."""
+    url = f"decider+amqp://here,there/?{OPTIONS['plain']}"
+    for at in range(1, 1000):
+        network = Network()
+        onlooker = network.decider()
+        onlooker.open(f"{url}&token_queue=onlookers", RMID)
+        onlooker.start(xid := new_xid(), RMID)
+        for founding in foundings:
+            onlooker.session(RMID).send("xabridge.tokens", Message(founding.encode()))
+            for token in founding.first_tokens():
+                onlooker.session(RMID).send(f"xabridge.tokens.{token.slot}", Message(token.encode()))
+        onlooker.end(xid, RMID, TMSUCCESS)
+        onlooker.commit(xid, RMID, TMONEPHASE)
+        onlooker.close("", RMID)
+        network.boundaries, network.faults = 0, {at: kind}
+        first, second = network.decider(), network.decider()
+        heard = []
+        with contextlib.suppress(XaError):
+            first.open(url, RMID)
+            heard.append(first.decider_id)
+        struck = not network.faults
+        network.faults.clear()
+        for rm in (second, first):
+            for _ in range(10):
+                with contextlib.suppress(XaError):
+                    rm.open(url, RMID)
+                    break
+                network.sleep(30)
+            heard.append(rm.decider_id)
+        assert len(set(heard)) == 1, f"{kind.name} at boundary {at}"
+        network.sleep(100)
+        queues = network.node.resource.queues
+        assert all((queue.held, queue.pending) == (0, 0) for queue in queues.values()), f"{kind.name} at boundary {at}"
+        first.hold(Owner("sim-1", bytes(8), ""), 1, RMID)
+        first.close("", RMID)
+        second.close("", RMID)
+        if not struck:
+            assert at > 20, "there are boundaries"
+            break
 
 
 def test_a_process_that_stands_still_is_overruled() -> None:
@@ -234,13 +299,9 @@ def _looks_without_holding(monkeypatch: pytest.MonkeyPatch) -> None:
     def settle(self: TokenLog, gtrid: bytes, deadline: float) -> bytes | None:
         seat = self._pool.take(deadline)
         channel: Any = seat.channel
-        arrived = seat.line.run(channel.tokens._browsed(channel.tokens.address(0), deadline))
+        tokens = seat.line.run(channel.tokens.shown(0, deadline))
         self._pool.give(seat)
-        if arrived is None:
-            return None
-        message = Message()
-        message.decode(arrived.octets)
-        return Token.decode(message.body).record_of(gtrid)
+        return tokens[0].record_of(gtrid) if tokens else None
 
     monkeypatch.setattr(TokenLog, "settle", settle)
 
@@ -272,8 +333,7 @@ class Outside(LocalWork):
 def _decides_outside_of_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     def replaced(self: TokenQueues, _work: LocalWork, held: HeldToken, token: Token, deadline: float) -> Any:
         work = Outside()
-        answer = yield from self._send(self.address(token.slot), token.encode(), work, deadline)
-        yield from self._taken(work, answer, deadline)
+        yield from self.send([(self.address(token.slot), token.encode())], work, deadline)
         held.arrived.link.settle(held.arrived, None, ACCEPTED)
 
     monkeypatch.setattr(TokenQueues, "replace", replaced)

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp.tokens import MAX_FENCES, Founding, Token, Word, WrongTokenError
+from rm_amqp.tokens import (
+    MAX_FENCES,
+    MAX_LEASES,
+    MAX_OCTETS,
+    Founding,
+    Token,
+    TooManyLeasesError,
+    Word,
+    WrongTokenError,
+)
+from xa import Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,10 +26,11 @@ if TYPE_CHECKING:
 FOUNDER = b"founder!"
 FOUNDING = Founding(FOUNDER, 8)
 TOKEN = Token(FOUNDER, 3)
+OWNER = Owner("orders-1", b"12345678", "boot 1 pid 2")
 
 
 def test_a_body_says_what_was_said() -> None:
-    token = TOKEN.deciding(b"g\0\xff", b"\1\2", ()).fencing(b"h").opening()
+    token = TOKEN.deciding(b"g\0\xff", b"\1\2", ()).fencing(b"h").holding(OWNER, 9000, 8000)
     assert Token.decode(token.encode()) == token
     assert Founding.decode(FOUNDING.encode()) == FOUNDING
 
@@ -30,7 +41,8 @@ def test_a_body_says_what_was_said() -> None:
         lambda token: token.deciding(b"g", b"r", ()),
         lambda token: token.fencing(b"h"),
         lambda token: token.ending({b"g"}),
-        Token.opening,
+        lambda token: token.holding(OWNER, 9000, 8000),
+        lambda token: token.holding(OWNER, 0, 8000),
         Token.renewed,
     ],
 )
@@ -80,7 +92,7 @@ def test_slots_are_used_alike() -> None:
     used = Counter(FOUNDING.slot_of(f"node 1 {number}".encode()) for number in range(8000))
     assert set(used) == set(range(8))
     assert min(used.values()) > 800
-    assert FOUNDING.counter not in used
+    assert FOUNDING.lease_slot not in used
 
 
 def test_the_first_tokens_hold_nothing() -> None:
@@ -99,6 +111,12 @@ def test_the_first_tokens_hold_nothing() -> None:
         "{",
         "[]",
         '{"version": 2}',
+        TOKEN.encode().replace('"version": 2', '"version": 3'),
+        TOKEN.encode().replace(', "leases": []', ""),
+        TOKEN.encode().replace('"leases": []', '"leases": [["n", "00", "p"]]'),
+        TOKEN.encode().replace('"leases": []', '"leases": [["n", "00", "p", "1"]]'),
+        TOKEN.encode().replace('"leases": []', '"leases": [["n", "no hex", "p", 1]]'),
+        TOKEN.encode().replace('"leases": []', '"leases": [[1, "00", "p", 1]]'),
         TOKEN.encode().replace('"slot": 3', '"slot": -3'),
         TOKEN.encode().replace('"slot": 3', '"slot": "3"'),
         TOKEN.encode().replace('"slot": 3, ', ""),
@@ -111,6 +129,40 @@ def test_the_first_tokens_hold_nothing() -> None:
 def test_what_is_no_token(body: object) -> None:
     with pytest.raises(WrongTokenError):
         Token.decode(body)
+
+
+def test_bodies_of_version_1_are_read() -> None:
+    """As the former version wrote them, with a decision and fences in them."""
+    body = (
+        '{"version": 1, "founder": "666f756e64657221", "slot": 3, "generation": 7, "incarnation": 4, "epoch": 2, '
+        '"floor": 1, "decided": [["6700ff", "0102"]], "fenced": [["68", 2]]}'
+    )
+    token = Token.decode(body)
+    assert token == Token(FOUNDER, 3, 7, 2, 1, ((b"g\0\xff", b"\1\2"),), ((b"h", 2),))
+    assert Token.decode(token.encode()) == token
+    assert Founding.decode('{"version": 1, "founder": "666f756e64657221", "slots": 8}') == FOUNDING
+
+
+def test_leases() -> None:
+    """Each owner has one; it is renewed, ended, and taken out by somebody else when it has run out."""
+    other = Owner("orders-1", b"87654321", "")
+    token = TOKEN.holding(OWNER, 2000, 1000).holding(other, 1500, 1000).holding(OWNER, 3000, 1200)
+    assert {lease.owner: lease.until_ms for lease in token.running(1200)} == {OWNER: 3000, other: 1500}
+    assert [lease.owner for lease in token.running(1500)] == [OWNER]
+    assert [lease.owner for lease in token.holding(OWNER, 4000, 1500).leases] == [OWNER]
+    assert [lease.owner for lease in token.holding(OWNER, 1200, 1200).leases] == [other]
+
+
+def test_there_are_not_more_leases_than_a_message_can_hold() -> None:
+    token = TOKEN
+    for number in range(MAX_LEASES):
+        token = token.holding(Owner("n" * 32, number.to_bytes(8), "p" * 100), 2**41, 0)
+    with pytest.raises(TooManyLeasesError, match="1000 processes"):
+        token.holding(OWNER, 2**41, 0)
+    one = token.leases[500].owner
+    assert len(token.holding(one, 2**42, 0).leases) == MAX_LEASES, "who has one renews it"
+    assert len(token.holding(OWNER, 2**42, 2**41).leases) == 1, "when they have run out there is room"
+    assert len(token.encode()) < MAX_OCTETS
 
 
 @pytest.mark.parametrize("wrong", [{"slots": 0}, {"slots": 65}, {"slots": True}, {"founder": "00"}, {"founder": None}])

@@ -8,7 +8,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from sqlalchemy import text
+import pymysql
+from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
 from rm_db import DecidingDatabase, PostgresResource
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rm_db.wire import Wire
+    from tests.mariadb import MariaDB
     from tests.postgres import Postgres
     from xa import Code, DecidingResource, Registrar, ResourceManager, Xid
 
@@ -182,6 +184,110 @@ class PooledDeciderHarness(PostgresDeciderHarness):
     def disconnect(self, rm: ResourceManager) -> None:  # noqa: ARG002 — the server does not know whose a connection is
         """As `Harness` says: what anybody has connected to the pooler."""
         self.proxy.cut()
+
+
+class MariaDeciderHarness(_Harness):
+    """A database of MariaDB's, behind a proxy."""
+
+    wrong_open_string = "mysql+pymysql://127.0.0.1:1/nowhere?xa_pool_size=0"
+
+    def __init__(self, server: MariaDB, url: str) -> None:
+        super().__init__()
+        self._server = server
+        self._url = make_url(url)
+        self.proxy = Proxy(url)
+        self.open_string = self.proxy.url
+        self.admin("CREATE TABLE work (`key` varchar(100) PRIMARY KEY) ENGINE = InnoDB")
+
+    def close(self) -> None:
+        """The end, also of clients that a test has not closed."""
+        for rm in self._clients:
+            self._let_go(rm)
+        self.proxy.close()
+
+    def admin(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """What a statement answers."""
+        with (
+            pymysql.connect(
+                host="127.0.0.1",
+                port=self._url.port or 0,
+                user=self._url.username,
+                password=self._url.password or "",
+                database=self._url.database,
+                autocommit=True,
+            ) as connection,
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(statement, parameters or None)
+            return list(cursor.fetchall())
+
+    def new(self, registrar: Registrar) -> Any:
+        """As `DeciderHarness` says."""
+        rm = DecidingDatabase(registrar)
+        self._clients.append(rm)
+        return rm
+
+    def committed(self) -> AbstractSet[str]:
+        """As `Harness` says."""
+        return {key for (key,) in self.admin("SELECT `key` FROM work")}
+
+    def crash(self, rm: ResourceManager) -> None:
+        """As `Harness` says: the process is gone, and what it had connected to the server."""
+        self.disconnect(rm)
+        self._let_go(rm)
+        self._clients.remove(rm)
+
+    def _let_go(self, rm: Any) -> None:
+        for branch in rm._branches.all():
+            if branch.work is not None:
+                branch.work.abandon()
+        if rm._place is not None:
+            rm._place._engine.dispose()
+            rm._place.table._engine.dispose()
+
+    def disconnect(self, rm: ResourceManager) -> None:
+        """As `Harness` says: what anybody has connected through the proxy, and the server has rolled it back."""
+        del rm  # the server does not know whose a connection is
+        self.proxy.cut()
+        while self._at_work():
+            pass
+
+    def _at_work(self) -> list[tuple[Any, ...]]:
+        """Connections to the database, beside the one that asks."""
+        return self.admin(
+            "SELECT id, info FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
+        )
+
+    def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
+        """As `DeciderHarness` says."""
+        if before:
+            self.disconnect(rm)
+            return rm.decide(xid, rmid, record)
+        self.proxy.hold_replies_to(b"COMMIT")
+        cutter = threading.Thread(target=self._cut_when_decided, args=(xid,))
+        cutter.start()
+        try:
+            return rm.decide(xid, rmid, record)
+        finally:
+            cutter.join()
+
+    def _cut_when_decided(self, xid: Xid) -> None:
+        while not self.admin("SELECT gtrid FROM xabridge_decision WHERE gtrid = %s", xid.gtrid.hex()):
+            pass
+        self.proxy.cut()
+
+    def go_down(self) -> None:
+        """As `Harness` says."""
+        self._server.stop(immediate=True)
+
+    def come_back(self) -> None:
+        """As `Harness` says."""
+        self._server.start()
+
+    def leaks(self) -> list[str]:
+        """As `Harness` says."""
+        rows = self.admin("SELECT gtrid, state FROM xabridge_decision")
+        return [f"{state}: {gtrid}" for gtrid, state in rows]
 
 
 class SqliteDeciderHarness(_Harness):

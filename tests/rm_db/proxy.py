@@ -26,11 +26,12 @@ class Proxy:
         parts = urlsplit(url)
         self._target = (parts.hostname or "127.0.0.1", parts.port or 5432)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        user = f"{parts.username}@" if parts.username else ""
+        user = "".join(parts.netloc.rpartition("@")[:2])
         self.url = urlunsplit(parts._replace(netloc=f"{user}127.0.0.1:{self._listener.getsockname()[1]}"))
         self.replies_flow = threading.Event()
         self.requests_flow = threading.Event()
         self.held = threading.Event()
+        self._request: bytes | None = None
         self.flow()
         self._lock = threading.Lock()
         self._left: int | None = None
@@ -47,12 +48,17 @@ class Proxy:
     def flow(self) -> None:
         """Everything is forwarded."""
         self.held.clear()
+        self._request = None
         self.replies_flow.set()
         self.requests_flow.set()
 
     def hold_replies(self) -> None:
         """From now on the server's words don't arrive."""
         self.replies_flow.clear()
+
+    def hold_replies_to(self, request: bytes) -> None:
+        """From the next request on that holds these octets the server's words don't arrive."""
+        self._request = request
 
     def hold_requests(self) -> None:
         """From now on the client's words don't arrive."""
@@ -127,6 +133,8 @@ class Proxy:
                         target.sendall(octets)
                         self.cut()
                         break
+                if flows is self.requests_flow and self._request is not None and self._request in octets:
+                    self.hold_replies()
                 target.sendall(octets)
         except OSError:
             pass

@@ -1,5 +1,5 @@
 """The contract suite for deciders over DecidingDatabase: on PostgreSQL, on one without prepared transactions behind a
-pooler in transaction mode, and on SQLite."""
+pooler in transaction mode, on MariaDB, and on SQLite."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contract.deciding import TestDeciding
-from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness
+from tests.rm_db.harness import (
+    MariaDeciderHarness,
+    PooledDeciderHarness,
+    PostgresDeciderHarness,
+    SqliteDeciderHarness,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tests.mariadb import MariaDB
     from tests.postgres import Postgres
     from tests.rm_db.pooler import Pooler
 
@@ -25,6 +31,7 @@ NOT_ON_SQLITE = {
     "test_a_settled_transaction_is_not_decided_any_more": _ONE_WRITER,
     "test_decisions_in_pages": _ONE_WRITER,
     "test_ended_decisions_are_gone": _ONE_WRITER,
+    "test_the_final_word_needs_no_lease_and_heeds_none": _ONE_WRITER,
 }
 """Test → why it can't be; what SQLite does instead is in test_deciding.py."""
 
@@ -35,9 +42,17 @@ def unprepared_database(postgres_unprepared: Postgres) -> str:
     return postgres_unprepared.create_database()
 
 
-@pytest.fixture(params=["postgresql", "pooled", "sqlite"])
-def harness(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PostgresDeciderHarness | SqliteDeciderHarness]:
+@pytest.fixture(params=["postgresql", "pooled", "mariadb", "sqlite"])
+def harness(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[PostgresDeciderHarness | MariaDeciderHarness | SqliteDeciderHarness]:
     """A new database."""
+    if request.param == "mariadb":
+        mariadb: MariaDB = request.getfixturevalue("mariadb")
+        maria = MariaDeciderHarness(mariadb, mariadb.create_database())
+        yield maria
+        maria.close()
+        return
     if request.param == "sqlite":
         if request.node.originalname in NOT_ON_SQLITE:
             pytest.skip(NOT_ON_SQLITE[request.node.originalname])

@@ -8,8 +8,9 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -22,7 +23,7 @@ from rm_db.sql_server import make_engine
 from tests.contract.client import RMID, elsewhere, new_key, new_xid, refused
 from tests.contract.deciding import Decider
 from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness
-from xa import TMFAIL, TMONEPHASE, Code, ThreadOfControl, XaMisuse, Xid, entered
+from xa import FORMAT_ID, TMFAIL, TMONEPHASE, Code, Gtrid, Owner, ThreadOfControl, XaMisuse, Xid, entered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,13 +72,43 @@ def query(harness: Any, statement: str) -> list[tuple[Any, ...]]:
 def test_the_tables_are_as_documented(decider: Decider, harness: Any) -> None:
     ((decider_id, incarnation),) = query(harness, "SELECT decider_id, incarnation FROM xabridge_decider")
     assert bytes.fromhex(decider_id) == decider.rm.decider_id
-    assert incarnation == decider.rm.incarnation == 1
+    assert incarnation == 0, "of no use any more"
+    decider.rm.hold(Owner("orders-1", b"\1" * 8, "a process"), 60, RMID)
+    ((node, owner, process, until),) = query(harness, "SELECT node, incarnation, process, until FROM xabridge_owner")
+    assert (node, owner, process) == ("orders-1", "01" * 8, "a process")
+    assert abs(until - time.time() - 60) < 30
+    decider.rm.hold(Owner("orders-1", b"\1" * 8, ""), 0, RMID)
     decided, undecided = decider.ended(new_key()), new_xid()
     decider.decide(decided, b"\0record")
     decider.settle(undecided)
     rows = query(harness, "SELECT gtrid, state, record FROM xabridge_decision ORDER BY state")
-    assert rows == [(decided.gtrid.hex(), "committed", b"\0record"), (undecided.gtrid.hex(), "rolled back", None)]
+    assert rows == [(decided.gtrid.hex(), "decided", b"\0record"), (undecided.gtrid.hex(), "rolled back", None)]
     assert query(harness, "SELECT count(*) FROM xabridge_decision WHERE created IS NULL") == [(0,)]
+
+
+def test_decisions_of_former_versions_are_read_and_theirs_do_not_see_ours(decider: Decider, harness: Any) -> None:
+    """A version that ends whatever decision it sees no branch of looks for "committed"."""
+    former = Xid(FORMAT_ID, Gtrid("orders-1", decider.rm.decider_id, 3, 1).encode(), b"d")
+    decider.decide(decider.ended(new_key(), former), b"r")
+    harness.admin("UPDATE xabridge_decision SET state = 'committed'")
+    ours = decider.ended(new_key())
+    decider.decide(ours, b"s")
+    assert decider.decided() == {former.gtrid: b"r", ours.gtrid: b"s"}
+    assert decider.settle(former) == b"r"
+    assert query(harness, "SELECT gtrid FROM xabridge_decision WHERE state = 'committed'") == [(former.gtrid.hex(),)]
+    decider.rm.end_decisions([former.gtrid, ours.gtrid], RMID)
+    assert decider.decided() == {}
+
+
+def test_owners_that_are_long_gone_are_forgotten(decider: Decider, harness: Any) -> None:
+    decider.rm.hold(Owner("orders-1", b"\1" * 8, ""), 60, RMID)
+    decider.rm.hold(Owner("orders-2", b"\2" * 8, ""), 60, RMID)
+    harness.admin("UPDATE xabridge_owner SET until = until - 4000 WHERE node = 'orders-1'")
+    harness.admin("UPDATE xabridge_owner SET until = until - 100 WHERE node = 'orders-2'")
+    decider.rm.hold(Owner("orders-3", b"\3" * 8, ""), 60, RMID)
+    assert query(harness, "SELECT node FROM xabridge_owner ORDER BY node") == [("orders-2",), ("orders-3",)]
+    assert {owner.node for owner in decider.owners()} == {"orders-3"}
+    decider.rm.hold(Owner("orders-3", b"\3" * 8, ""), 0, RMID)
 
 
 def test_deciders_of_two_databases_are_two(tmp_path: Path) -> None:
@@ -91,7 +122,7 @@ def test_deciders_of_two_databases_are_two(tmp_path: Path) -> None:
 
 
 def test_many_open_at_once(harness: Any) -> None:
-    """Whoever is first makes the tables; everybody gets an incarnation of his own."""
+    """Whoever is first makes the tables."""
     barrier = threading.Barrier(6)
 
     def open_it() -> Decider:
@@ -103,7 +134,6 @@ def test_many_open_at_once(harness: Any) -> None:
     with ThreadPoolExecutor(6) as pool:
         clients = [future.result() for future in [pool.submit(open_it) for _ in range(6)]]
     assert len({client.rm.decider_id for client in clients}) == 1
-    assert sorted(client.rm.incarnation for client in clients) == [1, 2, 3, 4, 5, 6]
     for client in clients:
         client.rm.close("", RMID)
 
@@ -147,7 +177,7 @@ def test_a_user_who_may_not_make_tables(postgres_harness: PostgresDeciderHarness
     assert "permission denied" in message
     for statement in message[message.index("CREATE TABLE") :].split(";"):
         harness.admin(statement)
-    harness.admin("GRANT ALL ON xabridge_decider, xabridge_decision, work TO clerk")
+    harness.admin("GRANT ALL ON xabridge_decider, xabridge_decision, xabridge_owner, work TO clerk")
     client.reopen()
     assert client.decide(client.ended(new_key())) is Code.XA_OK
     client.rm.close("", RMID)
@@ -355,6 +385,67 @@ def test_a_writer_that_waits_too_long(sqlite_harness: SqliteDeciderHarness) -> N
 def test_what_can_not_decide(url: str) -> None:
     with refused(Code.XAER_INVAL):
         DecidingDatabase().open(url, RMID)
+
+
+IN_MEMORY = [
+    "sqlite:///file::memory:?uri=true",
+    "sqlite:///file:shared?mode=memory&cache=shared&uri=true",
+    "sqlite:///file:?uri=true",
+    "sqlite:///file:/shared?vfs=memdb&uri=true",
+    "decider+sqlite+pysqlite:///:memory:",
+]
+
+
+@pytest.mark.parametrize("url", IN_MEMORY)
+def test_a_database_in_memory_is_refused_by_whichever_url(url: str) -> None:
+    with refused(Code.XAER_INVAL) as raised:
+        DecidingDatabase().open(url, RMID)
+    assert "a database in memory can't decide" in raised.value.message
+
+
+@pytest.mark.parametrize("settings", ["vfs=unix-dotfile", "nolock=1"])
+def test_a_file_system_without_shared_memory_is_refused(tmp_path: Path, settings: str) -> None:
+    """SQLite has no WAL mode there, does not fail, and goes on in another one."""
+    with refused(Code.XAER_INVAL) as raised:
+        DecidingDatabase().open(f"sqlite:///file:{tmp_path}/shop.db?{settings}&uri=true", RMID)
+    assert "SQLite has no WAL mode here" in raised.value.message
+
+
+def test_a_file_by_uri_decides(tmp_path: Path) -> None:
+    rm = DecidingDatabase()
+    rm.open(f"sqlite:///file:{tmp_path}/shop.db?uri=true", RMID)
+    rm.close("", RMID)
+    assert (tmp_path / "shop.db").exists()
+
+
+def _or_rollback(session: Any) -> None:
+    session.exec_driver_sql("INSERT OR ROLLBACK INTO work VALUES ('there')")
+
+
+def _by_the_driver(session: Any) -> None:
+    session.connection.dbapi_connection.execute("COMMIT")
+
+
+@pytest.mark.parametrize("end", [_or_rollback, _by_the_driver])
+def test_what_is_done_behind_the_end_of_a_transaction_is_not_decided(
+    sqlite_harness: SqliteDeciderHarness, end: Callable[[Any], None]
+) -> None:
+    """Where the error was swallowed each statement behind it commits itself, and the decision would too."""
+    sqlite_harness.admin("INSERT INTO work VALUES ('there')")
+    client = Decider(sqlite_harness)
+    xid = new_xid()
+    client.start(xid)
+    session = client.rm.session(RMID)
+    session.execute(sa.text("INSERT INTO work VALUES ('before')"))
+    with suppress(sa.exc.DBAPIError):
+        end(session)
+    session.execute(sa.text("INSERT INTO work VALUES ('behind')"))
+    assert client.end(xid) is Code.XA_OK
+    with refused(Code.XA_RBPROTO) as raised:
+        client.decide(xid)
+    assert "has ended the transaction" in raised.value.message
+    assert client.settle(xid) is None
+    client.rm.close("", RMID)
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -7,13 +7,30 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, event, insert, make_url, select
+import transaction  # type: ignore[import-untyped]
+import zope.sqlalchemy as zope_sqlalchemy  # type: ignore[import-untyped]
+from sqlalchemy import (
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    event,
+    insert,
+    make_url,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from rm_db import take_part
 from tm import ResourceConfig, RolledBack, TransactionManager
+from tm.zope import join
 from xa import XaMisuse
 
 if TYPE_CHECKING:
@@ -221,3 +238,44 @@ def test_a_resource_of_another_kind_is_refused(postgres: Postgres, tmp_path: Pat
         with pytest.raises(TypeError, match="ledger is SqlConnection"), manager.begin():
             engine.connect()
     engine.dispose()
+
+
+def test_a_session_of_zope_sqlalchemy_takes_part(shop: Place) -> None:
+    """Its commit when it votes is the release of a savepoint: a no of ours takes its work back."""
+    with Session(shop.engine) as session:
+        zope_sqlalchemy.register(session, keep_session=True)
+        for number, fails in ((1, False), (2, True)):
+            transaction.begin()
+            tx = join(shop.manager)
+            session.execute(insert(ORDERS).values(id=number, words="zope"))
+            zope_sqlalchemy.mark_changed(session)
+            tx["other"].execute(text("CREATE TABLE IF NOT EXISTS made (a int PRIMARY KEY)"))
+            if fails:
+                tx.set_rollback_only("the test")
+                with pytest.raises(RolledBack):
+                    transaction.commit()
+                transaction.abort()
+            else:
+                transaction.commit()
+    assert shop.committed() == [1]
+
+
+def test_attempts_try_a_serialization_failure_again_that_a_statement_raised(shop: Place) -> None:
+    place(shop.engine, 1)
+    for way in ("core", "psycopg", "orm"):
+        tries = 0
+        for attempt in transaction.manager.attempts(3):
+            with attempt:
+                tries += 1
+                connection = join(shop.manager)["shop"].execution_options(isolation_level="SERIALIZABLE")
+                connection.execute(select(ORDERS)).all()
+                if tries == 1:
+                    with psycopg.connect(shop.url) as somebody:
+                        somebody.execute("UPDATE orders SET words = words || '!'")
+                if way == "psycopg":
+                    connection.psycopg.execute("UPDATE orders SET words = 'mine'")
+                else:
+                    (connection.orm if way == "orm" else connection).execute(update(ORDERS).values(words="mine"))
+        assert tries == 2, way
+    with psycopg.connect(shop.url) as connection:
+        assert connection.execute("SELECT words FROM orders").fetchall() == [("mine",)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tm.log import Branch, Decision, DecisionRefused, Heuristic, LogFull, LogStopped
+from tm.log.incarnations import Incarnations, Standing, succeeded, trusted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,11 +13,14 @@ if TYPE_CHECKING:
 
 
 class Disk:
-    """What is durable, and the END records that a crash may lose."""
+    """What is durable of one node's log, and the END records that a crash may lose. `taken` is how often it was taken,
+    where it is the log in a database that another process may take from its holder."""
 
     def __init__(self, log_id: bytes) -> None:
         self.log_id = log_id
-        self.incarnation = 0
+        self.noted: dict[bytes, Standing] = {}
+        self.taken = 0
+        self.is_copy = False
         self.decisions: dict[bytes, Decision] = {}
         self.lazily_ended: set[bytes] = set()
         self.heuristics: dict[Branch, Heuristic] = {}
@@ -29,21 +33,42 @@ class Disk:
                 self.decisions.pop(gtrid, None)
         self.lazily_ended.clear()
 
+    def copied(self) -> Disk:
+        """A copy, as it was made at this moment."""
+        copy = Disk(self.log_id)
+        copy.noted = dict(self.noted)
+        copy.is_copy = True
+        copy.decisions = dict(self.decisions)
+        copy.heuristics = dict(self.heuristics)
+        copy.ever_decided = self.ever_decided
+        return copy
+
 
 class SimulatedLog:
     """`tm.log.DecisionLog` over a Disk. `fault` makes the next force go wrong."""
 
-    def __init__(self, disk: Disk, node: str) -> None:
+    def __init__(self, disk: Disk, node: str, incarnation: bytes | None = None) -> None:
         self._disk = disk
         self.node = node
-        disk.incarnation += 1
-        self.incarnation = disk.incarnation
+        self.incarnation = incarnation or (len(disk.noted) + 1).to_bytes(8, "big")
+        disk.noted = {**succeeded(disk.noted, copied=disk.is_copy), self.incarnation: Standing.OPEN}
+        disk.is_copy = False
+        self._incarnations = Incarnations(dict(disk.noted))
+        disk.taken += 1
+        self._taken = disk.taken
         self.log_id = disk.log_id
         self.fault: str | None = None
         self._stopped = False
 
-    def owns(self, gtrid: object) -> bool:
-        return getattr(gtrid, "log_id", None) == self.log_id
+    @property
+    def incarnations(self) -> Incarnations:
+        return self._incarnations
+
+    def trust(self, incarnation: bytes) -> None:
+        self._disk.noted[incarnation] = trusted(self.incarnations, incarnation)
+
+    def held(self) -> bool:
+        return not self._stopped and self._disk.taken == self._taken
 
     def decide(self, decision: Decision) -> None:
         if self._force():
@@ -53,7 +78,7 @@ class SimulatedLog:
             raise LogStopped("the force failed")
 
     def end(self, gtrid: bytes) -> None:
-        if gtrid in self._disk.decisions:
+        if gtrid in self._disk.decisions and self._disk.taken == self._taken:
             self._disk.lazily_ended.add(gtrid)
 
     def note_heuristic(self, heuristic: Heuristic) -> None:
@@ -83,6 +108,8 @@ class SimulatedLog:
 
     def _force(self) -> bool:
         """Whether the record is durable."""
+        if not self._stopped and self._disk.taken != self._taken:
+            raise DecisionRefused("another process took the node")
         self._check()
         fault, self.fault = self.fault, None
         match fault:
@@ -101,3 +128,5 @@ class SimulatedLog:
     def _check(self) -> None:
         if self._stopped:
             raise LogStopped("the log stopped")
+        if self._disk.taken != self._taken:
+            raise LogStopped("another process took the node")

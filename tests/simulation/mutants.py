@@ -6,19 +6,22 @@ The checker has to see every one of them; a mistake that no schedule shows would
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tm.completion import Completion
-from tm.effects import Call, Decide, End, Force, Note
-from tm.log import LogFull, LogStopped
+from tm.effects import Call, Decide, End, Force, Held, Note
+from tm.log import Branch, LogFull, LogStopped
+from tm.log.incarnations import Incarnations, Standing
+from tm.ownership import Claim, Ownership, Whose
 from tm.recovery import ReadDecisions, ReadLive, Scan, Settle, recover
 from tm.verdicts import Verb
-from xa import Code, XaError, xa_error
+from xa import Code, Gtrid, XaError, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from tm.recovery import Ownership
+    from tm.ownership import AtWork
 
 
 def bent(steps: Any, bend: Callable[[Any], Generator[Any, Any, Any]]) -> Generator[Any, Any, Any]:
@@ -54,6 +57,8 @@ class Mutant:
     name: str
     completion: type[Completion] = Completion
     recovery: Callable[[Ownership], Any] = recover
+    leasing: bool = True
+    counting: bool = False
 
 
 # --- completion ---------------------------------------------------------------------------------------------
@@ -143,7 +148,7 @@ def _log_before_scan_only() -> Callable[[Any], Generator[Any, Any, Any]]:
     def bend(effect: Any) -> Generator[Any, Any, Any]:
         if isinstance(effect, ReadDecisions):
             first.append((yield ReadLive()))
-            return first[0][1]
+            return first[0][2]
         return first[0] if isinstance(effect, ReadLive) else (yield effect)
 
     return bend
@@ -152,7 +157,7 @@ def _log_before_scan_only() -> Callable[[Any], Generator[Any, Any, Any]]:
 def _live_ignored() -> Callable[[Any], Generator[Any, Any, Any]]:
     def bend(effect: Any) -> Generator[Any, Any, Any]:
         answer = yield effect
-        return (frozenset(), answer[1]) if isinstance(effect, ReadLive) else answer
+        return (frozenset(), *answer[1:]) if isinstance(effect, ReadLive) else answer
 
     return bend
 
@@ -212,6 +217,102 @@ def _heuristic_dropped() -> Callable[[Any], Generator[Any, Any, Any]]:
     return bend
 
 
+# --- what is somebody else's ----------------------------------------------------------------------------------
+def recovery_by(change: Callable[[Ownership], Ownership]) -> Callable[[Ownership], Any]:
+    """A recovery pass with another idea of what is whose."""
+    return lambda ownership: recover(change(ownership))
+
+
+class _EndsWhatIsOthers(Ownership):
+    """As it was: what is decided and has no branch that this pass may resolve is ended, whosever it is."""
+
+    __slots__ = ()
+
+    def whose(self, gtrid: bytes, at_work: AtWork = MappingProxyType({}), *, decided: bool = False) -> Whose:
+        whose = super().whose(gtrid, at_work, decided=decided)
+        return Whose(Claim.OURS) if decided and Gtrid.decode(gtrid).node != self.node else whose
+
+
+def _with(kind: type[Ownership]) -> Callable[[Ownership], Ownership]:
+    return lambda own: kind(own.node, own.log_id, own.incarnations, own.deciders, own.own)
+
+
+class _Everything(dict[bytes, Standing]):
+    """Knows of every incarnation."""
+
+    def get(self, _key: bytes, _default: Any = None) -> Any:
+        return Standing.WHOLE
+
+
+def _noted_or_not(own: Ownership) -> Ownership:
+    """Whatever has this log's id is presumed about."""
+    return replace(own, incarnations=Incarnations(_Everything()))
+
+
+def _cut_or_not(own: Ownership) -> Ownership:
+    """A copy presumes about what was at work when it was made."""
+    return replace(own, incarnations=Incarnations(dict.fromkeys(own.incarnations.noted, Standing.WHOLE)))
+
+
+def _rolls_back_other_nodes() -> Callable[[Any], Generator[Any, Any, Any]]:
+    """Rolls back whatever is prepared and has no decision that it sees, as a node that is alone could."""
+    scanned: dict[str, Any] = {}
+
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        answer = yield effect
+        if isinstance(effect, Scan):
+            scanned.update(answer)
+        if isinstance(effect, ReadLive):
+            live, _, now = answer
+            for resource, xids in scanned.items():
+                found = [] if isinstance(xids, XaError) else xids
+                lost = tuple(
+                    Branch(resource, xid)
+                    for xid in found
+                    if now.find(xid.gtrid) is None and xid.gtrid not in live and Gtrid.decode(xid.gtrid).node == "sim-2"
+                )
+                if lost:
+                    yield Call(Verb.ROLLBACK, lost)
+        return answer
+
+    return bend
+
+
+def _nobody_else_at_work() -> Callable[[Any], Generator[Any, Any, Any]]:
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        answer = yield effect
+        return (answer[0], {}, answer[2]) if isinstance(effect, ReadLive) else answer
+
+    return bend
+
+
+def _who_is_at_work_can_not_be_told_so_nobody_is() -> Callable[[Any], Generator[Any, Any, Any]]:
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        answer = yield effect
+        if isinstance(effect, ReadLive):
+            return answer[0], {k: v for k, v in answer[1].items() if not isinstance(v, XaError)}, answer[2]
+        return answer
+
+    return bend
+
+
+def _who_is_at_work_is_read_before_the_scan() -> Callable[[Any], Generator[Any, Any, Any]]:
+    first: list[Any] = []
+
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        if isinstance(effect, ReadDecisions):
+            first.append((yield ReadLive()))
+            return (yield effect)
+        answer = yield effect
+        return (answer[0], first[0][1], answer[2]) if isinstance(effect, ReadLive) else answer
+
+    return bend
+
+
+def _unknown_is_always_a_hazard(effect: Any) -> Generator[Any, Any, Any]:
+    return True if isinstance(effect, Held) else (yield effect)
+
+
 MUTANTS = (
     Mutant("the decision is not forced", completion=completion_bent_by(_decision_not_forced)),
     Mutant("branches are rolled back after the decision", completion=completion_bent_by(_abort_after_decision)),
@@ -237,4 +338,20 @@ MUTANTS = (
         recovery=recovery_bent_by(_not_now_counts_as_rolled_back_in_recovery),
     ),
     Mutant("recovery drops heuristics", recovery=recovery_bent_by(_heuristic_dropped)),
+    Mutant("recovery ends what another node decided", recovery=recovery_by(_with(_EndsWhatIsOthers))),
+    Mutant("recovery rolls back another node's branches", recovery=recovery_bent_by(_rolls_back_other_nodes)),
+    Mutant("recovery presumes about what is not noted", recovery=recovery_by(_noted_or_not)),
+    Mutant("recovery presumes about what a copy lacks", recovery=recovery_by(_cut_or_not)),
+    Mutant("incarnations are counted", counting=True),
+    Mutant("recovery takes every other process for dead", recovery=recovery_bent_by(_nobody_else_at_work)),
+    Mutant(
+        "recovery takes whom it can't ask about for dead",
+        recovery=recovery_bent_by(_who_is_at_work_can_not_be_told_so_nobody_is),
+    ),
+    Mutant(
+        "recovery reads who is at work before the scan",
+        recovery=recovery_bent_by(_who_is_at_work_is_read_before_the_scan),
+    ),
+    Mutant("nobody takes a lease", leasing=False),
+    Mutant("what another process has finished is a hazard", completion=completion_bent_by(_unknown_is_always_a_hazard)),
 )

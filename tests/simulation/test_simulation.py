@@ -50,7 +50,13 @@ def test_a_seed_runs_the_same_way_twice() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_checker_sees_every_mutant(mutant: Mutant) -> None:
     for seed in range(SEARCH):
-        world = World(seed, completion=mutant.completion, recovery=mutant.recovery)
+        world = World(
+            seed,
+            completion=mutant.completion,
+            recovery=mutant.recovery,
+            leasing=mutant.leasing,
+            counting=mutant.counting,
+        )
         world.run()
         if world.violations():
             return

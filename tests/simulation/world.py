@@ -1,4 +1,8 @@
-"""A seeded world: resource managers, a log, manager processes that run transactions and recovery passes, and faults.
+"""A seeded world: resource managers, logs, manager processes that run transactions and recovery passes, and faults.
+
+There is one node or there are two, over the same resource managers; each has a log of its own, or they share a resource
+that decides. A node may have two processes: side by side where a resource decides, one after the other where its log is
+in a database. Processes are killed, or stand still for a while and go on; a log may be replaced by an older copy.
 
 Everything that a process does is a sequence of steps with a crash point in front of each: one call to one resource
 manager, one force of the log, one read of the live transactions. A scheduler interleaves the steps of all
@@ -9,16 +13,20 @@ checker (`violations`) looks at the data, the logs and what the applications wer
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.log import Disk, SimulatedLog
 from tm.completion import Completion
-from tm.effects import Call, Decide, End, Force, Note, Pause
+from tm.effects import Call, Decide, End, Force, Held, Note, Pause
+from tm.lease import LEASE_S, Lease
 from tm.log import Branch, LogError
+from tm.log.incarnations import Incarnations
 from tm.outcome import Outcome, Verdict, named
+from tm.ownership import Ownership
 from tm.record import decode_branches, encode_branches
-from tm.recovery import Action, Decisions, Ownership, ReadDecisions, ReadLive, Report, Scan, Settle, recover
+from tm.recovery import Action, Decisions, ReadDecisions, ReadLive, Report, Scan, Settle, recover
 from tm.verdicts import Verb
 from xa import (
     FORMAT_ID,
@@ -45,9 +53,10 @@ if TYPE_CHECKING:
 
     from tm.log import Decision
 
-NODE = "sim"
-LOG_ID = b"the log."
+NODES = ("sim", "sim-2")
+LOG_IDS = (b"the log.", b"another.")
 DECIDER_ID = b"decider."
+LEASE_STEPS = 40
 
 _ROUTINE = {
     Verb.END: "end",
@@ -82,11 +91,50 @@ ROOMS = (4096, 2, 1, 0)
 _LOSSES = (Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT)
 
 
-class Process:
-    """One incarnation of the manager: its clients, its log, its live transactions."""
+class Place:
+    """The resource that decides, as the lease of a process sees it."""
 
-    def __init__(self, world: World) -> None:
-        self.log = SimulatedLog(world.disk, NODE)
+    name = "decider"
+    rmid = 1
+    suspect = True
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self._control = ThreadOfControl()
+        self.decider: Any = process.clients["decider"]
+
+    def mend(self) -> None:
+        with entered(self._control):
+            self._world.mend(self._process, self._control, self.name)
+
+    def heard(self, raised: Exception, _routine: str) -> XaError:
+        assert isinstance(raised, XaError)
+        return self._world.noticed(self._process, self._control, self.name, raised)
+
+
+class SimulatedLease(Lease):
+    """The manager's own, taken in a thread of control that the world knows."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        place: Any = Place(world, process)
+        super().__init__(
+            process.node, place, lambda: next(process.sequence), world.clock, lambda _: process.incarnation
+        )
+        self.owner = replace(self.owner, process=process.name)
+        self._control = place._control
+
+
+class Process:
+    """One incarnation of a node's manager: its clients, its log, its live transactions. It stands still until
+    `stopped_until`."""
+
+    def __init__(self, world: World, node: str) -> None:
+        number = next(world.numbers)
+        self.node = node
+        self.name = f"process {number}"
+        self.incarnation = (number if not world.counting else world.openings(node)).to_bytes(8, "big")
+        self.log = SimulatedLog(world.disks[node], node, self.incarnation)
         self.clients: dict[str, ReferenceResource] = {}
         for name, store in world.stores.items():
             kind = ReferenceDecider if isinstance(store, DecidingStore) else ReferenceResource
@@ -96,10 +144,15 @@ class Process:
         self.fresh = set(self.clients)
         self.sequence = itertools.count(1)
         self.recovering = False
+        self.stopped_until = 0
+        self.lease = SimulatedLease(world, self) if world.decider_mode else None
+        self.holds = False
+        self.renew_at = 0
 
 
 class World:
-    """One seed's world."""
+    """One seed's world. With `leasing` off no process takes a lease, with `counting` on incarnations are counted: two
+    mistakes that the checker has to see."""
 
     def __init__(
         self,
@@ -107,10 +160,14 @@ class World:
         *,
         completion: type[Completion] = Completion,
         recovery: Callable[[Ownership], Any] = recover,
+        leasing: bool = True,
+        counting: bool = False,
     ) -> None:
         self.random = Random(seed)
         self.completion_class = completion
         self.recovery = recovery
+        self.leasing = leasing
+        self.counting = counting
         self.decider_mode = self.random.random() < 0.3
         self.fault_rate = self.random.choice((0.0, 0.02, 0.1, 0.25))
         self.crash_rate = self.random.choice((0.0, 0.01, 0.04, 0.1))
@@ -119,54 +176,86 @@ class World:
         self.running = 0
         self.mending_rate = self.random.choice((0.02, 0.2))
         self.heuristics_allowed = self.random.random() < 0.3
+        self.nodes = NODES[: self.random.choice((1, 1, 2))]
+        self.siblings = self.random.random() < 0.5
+        """Whether a node may have a second process: beside the first where a resource decides, else in its place."""
+        self.stop_rate = self.random.choice((0.0, 0.0, 0.02))
+        self.copy_rate = self.random.choice((0.0, 0.0, 0.05))
+        self.known_machine = self.random.random() < 0.5
+        """Whether processes see that another one is gone before its lease has run out."""
+        self.now = 0
+        self.numbers = itertools.count(1)
         self.stores: dict[str, ReferenceStore] = {}
         for index in range(self.random.choice((2, 2, 3))):
             name = f"rm{index}"
             self.stores[name] = ReferenceStore(name, read_only_votes=True)
         if self.decider_mode:
             self.stores["decider"] = DecidingStore("decider", decider_id=DECIDER_ID)
+            self.stores["decider"].clock = self.clock
         for store in self.stores.values():
             store.room = self.random.choice(ROOMS)
-        self.disk = Disk(LOG_ID)
+        self.disks = {node: Disk(log_id) for node, log_id in zip(self.nodes, LOG_IDS, strict=False)}
+        self.copies: dict[str, Disk] = {}
+        self.replaced: set[str] = set()
+        """Nodes whose log was replaced by an older copy."""
         self.told: dict[bytes, Outcome] = {}
         self.wrote: dict[bytes, list[str]] = {}
         self.reported: set[bytes] = set()
+        self.interfered = False
+        """Whether a resource manager did anything on its own to a branch that was prepared."""
+        self.refusals = 0
+        """Transactions that the application, or a fault, wanted rolled back."""
         self.forgotten: set[bytes] = set()
         """Rolled back at commit by a resource manager that keeps no record of it (XAER_RMERR in S3): should the manager
-        die before it hears the answer, nobody can ever tell."""
+        die before it hears the answer, or before its log takes a note of it, nobody can ever tell."""
         self.on_their_own: set[bytes] = set()
         """Of which a resource manager has completed a branch on its own, or may have said so."""
         self.trace: list[str] = []
-        self.process = Process(self)
+        self.processes = [Process(self, node) for node in self.nodes]
         self.activities: list[tuple[Process, Generator[None, None, None]]] = []
         self.healing = False
+
+    def clock(self) -> float:
+        """The time in seconds; a lease lasts for LEASE_STEPS steps."""
+        return self.now * LEASE_S / LEASE_STEPS
+
+    def openings(self, node: str) -> int:
+        """How often the log of a node was opened, as the log itself counts."""
+        return len(self.disks[node].noted) + 1
 
     # --- the schedule -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """The faulty part, then healing."""
-        transactions = self.random.choice((1, 1, 2, 3, 4))
-        passes = 8
-        self._start(self._recovery_pass(self.process))
+        transactions = self.random.choice((1, 1, 2, 3, 4)) * len(self.nodes)
+        passes = 8 * len(self.nodes)
+        for process in self.processes:
+            self._start(process, self._recovery_pass(process))
         while transactions or self.activities:
+            process = self.random.choice(self.processes)
             if transactions and (not self.activities or self.random.random() < 0.2):
                 transactions -= 1
-                self._start(self._transaction(self.process))
-            elif passes and self.random.random() < self.recovery_rate and not self.process.recovering:
+                self._start(process, self._transaction(process))
+            elif passes and self.random.random() < self.recovery_rate and not process.recovering:
                 passes -= 1
-                self._start(self._recovery_pass(self.process))
+                self._start(process, self._recovery_pass(process))
             self._step()
             self._misfortune()
         self._heal()
 
-    def _start(self, activity: Generator[None, None, None]) -> None:
-        self.activities.append((self.process, activity))
+    def _start(self, process: Process, activity: Generator[None, None, None]) -> None:
+        self.activities.append((process, activity))
 
     def _step(self) -> None:
-        if not self.activities:
+        self.now += 1
+        for process in self.processes:
+            if process.holds and self.now >= process.renew_at and self._runs(process):
+                self._take_lease(process)
+        able = [index for index, (process, _) in enumerate(self.activities) if self._runs(process)]
+        if not able:
             return
-        if self.running >= len(self.activities) or self.random.random() >= self.stickiness:
-            self.running = self.random.randrange(len(self.activities))
+        if self.running not in able or self.random.random() >= self.stickiness:
+            self.running = self.random.choice(able)
         index = self.running
         _, activity = self.activities[index]
         try:
@@ -174,9 +263,27 @@ class World:
         except StopIteration:
             self.activities.pop(index)
 
+    def _runs(self, process: Process) -> bool:
+        return self.now >= process.stopped_until
+
+    def _take_lease(self, process: Process) -> None:
+        """Takes or renews it; where that fails, it is tried again soon."""
+        process.renew_at = self.now + LEASE_STEPS // 4
+        assert process.lease is not None
+        try:
+            process.lease.take()
+        except XaError:
+            process.renew_at = self.now + 3
+
     def _misfortune(self) -> None:
         if self.random.random() < self.crash_rate:
-            self._crash()
+            self._crash(self.random.choice(self.processes))
+        if self.random.random() < self.stop_rate:
+            self._stop(self.random.choice(self.processes))
+        if self.random.random() < self.copy_rate and not self.decider_mode:
+            self._copy(self.random.choice(self.nodes))
+        if self.siblings and self.random.random() < 0.03:
+            self._another(self.random.choice(self.nodes))
         if self.random.random() < self.fault_rate * 0.2:
             self._harm_store()
         if self.random.random() < self.mending_rate:
@@ -186,11 +293,41 @@ class World:
                 self._deliver(store)
         if self.random.random() < self.fault_rate * 0.1:
             faults = ("full", "refused", "failed, durable", "failed, lost")
-            self.process.log.fault = self.random.choice(faults)
+            self.random.choice(self.processes).log.fault = self.random.choice(faults)
+            self.refusals += 1
+
+    def _stop(self, process: Process) -> None:
+        """It stands still for a while, often for longer than its lease."""
+        process.stopped_until = self.now + self.random.choice((LEASE_STEPS // 2, 2 * LEASE_STEPS))
+        self.trace.append(f"{process.node}, {process.name} stands still until {process.stopped_until}")
+
+    def _another(self, node: str) -> None:
+        """A second process of a node: beside the other where a resource decides. A log in a database is taken from a
+        process that stands still."""
+        running = [process for process in self.processes if process.node == node]
+        if len(running) > 1 or (not self.decider_mode and self._runs(running[0])):
+            return
+        self.trace.append(f"{node}: another process")
+        self.processes.append(Process(self, node))
+        self._start(self.processes[-1], self._recovery_pass(self.processes[-1]))
+
+    def _copy(self, node: str) -> None:
+        """A copy of a node's log is made, or the last one takes its place: the log then is what it was at that time."""
+        if node not in self.copies:
+            self.trace.append(f"{node}: its log is copied")
+            self.copies[node] = self.disks[node].copied()
+        elif self.random.random() < 0.3:
+            self.trace.append(f"{node}: its log is replaced by the copy")
+            for process in [process for process in self.processes if process.node == node]:
+                self._kill(process)
+            self.disks[node] = self.copies.pop(node)
+            self.replaced.add(node)
+            self._restart(node)
 
     def _harm_store(self) -> None:
         store = self.random.choice(list(self.stores.values()))
         kind = self.random.random()
+        self.refusals += 1
         if kind < 0.3:
             self.trace.append(f"{store.name} partitioned")
             store.partition()
@@ -208,6 +345,7 @@ class World:
             if prepared:
                 code = self.random.choice((Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURHAZ))
                 self.trace.append(f"{store.name}: operator {code.name} {named(prepared[0].gtrid)}")
+                self.interfered = True
                 store.complete_heuristically(prepared[0], code)
                 self.on_their_own.add(prepared[0].gtrid)
 
@@ -217,39 +355,60 @@ class World:
         else:
             store.drop()
 
-    def _crash(self) -> None:
-        self.trace.append("manager killed")
-        old = self.process
+    def _crash(self, process: Process) -> None:
+        node = process.node
+        self._kill(process)
+        if not any(other.node == node for other in self.processes):
+            self._restart(node)
+
+    def _kill(self, process: Process) -> None:
+        self.trace.append(f"{process.node}, {process.name} killed")
+        self.processes.remove(process)
         for owner, activity in self.activities:
-            if owner is old:
+            if owner is process:
                 activity.close()
-        self.activities = [(owner, activity) for owner, activity in self.activities if owner is not old]
-        for name, client in old.clients.items():
+        self.activities = [(owner, activity) for owner, activity in self.activities if owner is not process]
+        for name, client in process.clients.items():
             self.stores[name].disconnect(client)
-        self.disk.crash(self.random)
-        self.process = Process(self)
-        self._start(self._recovery_pass(self.process))
+        if process.log.held():
+            self.disks[process.node].crash(self.random)
+
+    def _restart(self, node: str) -> None:
+        process = Process(self, node)
+        self.processes.append(process)
+        self._start(process, self._recovery_pass(process))
 
     def _heal(self) -> None:
-        """Everything comes back; a new process recovers until nothing is left to do."""
+        """Everything comes back; a new process of each node recovers until nothing is left to do."""
         self.healing = True
         self.fault_rate = 0.0
         for store in self.stores.values():
             store.script.clear()
             store.heal()
             self._deliver(store)
-        self._crash()
+        for process in tuple(self.processes):
+            self._kill(process)
+        self.now += LEASE_STEPS + 1
+        for node in self.nodes:
+            self._restart(node)
         self.activities.clear()
         for _ in range(4):
-            for _step in self._recovery_pass(self.process):
-                pass
+            for process in self.processes:
+                for _step in self._recovery_pass(process):
+                    pass
 
     # --- a transaction ----------------------------------------------------------------------------------------
 
     def _transaction(self, process: Process) -> Generator[None, None, None]:
         control = ThreadOfControl()
-        log_id = DECIDER_ID if self.decider_mode else LOG_ID
-        gtrid = Gtrid(NODE, log_id, process.log.incarnation, next(process.sequence)).encode()
+        if self.decider_mode and self.leasing and not process.holds:
+            self._take_lease(process)
+            yield
+            if process.renew_at < self.now + 4:
+                return  # nothing can begin now
+            process.holds = True
+        log_id = DECIDER_ID if self.decider_mode else process.log.log_id
+        gtrid = Gtrid(process.node, log_id, process.incarnation, next(process.sequence)).encode()
         names = self.random.sample(list(self.stores), self.random.randint(1, len(self.stores)))
         if self.decider_mode and "decider" not in names and len(names) > 1:
             names.append("decider")
@@ -270,7 +429,9 @@ class World:
         decider = next((branch for branch in branches if branch.resource == "decider"), None)
         others = [branch for branch in branches if branch is not decider]
         completion = self.completion_class(gtrid, others, branches, decider, late=self.random.random() < 0.5)
-        steps = completion.rollback() if failed or self.random.random() < 0.1 else completion.commit()
+        unwanted = failed or self.random.random() < 0.1
+        steps = completion.rollback() if unwanted else completion.commit()
+        self.refusals += unwanted
         outcome = yield from self._drive(process, control, steps)
         self.trace.append(f"{named(gtrid)} told {outcome.verdict.value}")
         self.told[gtrid] = outcome
@@ -302,7 +463,9 @@ class World:
 
     # --- effects ----------------------------------------------------------------------------------------------
 
-    def _perform(self, process: Process, control: ThreadOfControl, effect: Any) -> Generator[None, None, Any]:
+    def _perform(  # noqa: C901, PLR0912 — one case for each effect
+        self, process: Process, control: ThreadOfControl, effect: Any
+    ) -> Generator[None, None, Any]:
         match effect:
             case Call():
                 return (yield from self._call(process, control, effect))
@@ -321,6 +484,11 @@ class World:
                 return None
             case Pause():
                 return None
+            case Held():
+                if effect.decider is None:
+                    return process.log.held()
+                assert process.lease is not None
+                return process.lease.held(Gtrid.decode(effect.gtrid).sequence)
             case ReadDecisions():
                 return self._decisions(process, control)
             case Scan():
@@ -328,7 +496,9 @@ class World:
             case ReadLive():
                 live = frozenset(process.live)
                 yield
-                return live, self._decisions(process, control)
+                at_work = self._at_work(process, control)
+                yield
+                return live, at_work, self._decisions(process, control)
             case Settle():
                 return self._settle(process, control, effect)
         raise AssertionError(effect)
@@ -367,6 +537,7 @@ class World:
         store = self.stores[branch.resource]
         possible = routine in _ANSWERS and self._possible(store, routine, branch, flags, Code.XA_RETRY)
         if possible and not self.healing and self.random.random() < 0.5:
+            self.refusals += 1
             store.script.plan(routine, Code.XA_RETRY, xid=branch.xid)
         return self._ask(process, control, routine, branch, flags)
 
@@ -375,10 +546,10 @@ class World:
         name = branch.resource
         try:
             with entered(control):
-                self._mend(process, control, name)
+                self.mend(process, control, name)
                 return getattr(process.clients[name], routine)(branch.xid, 1, flags)
         except XaError as error:
-            return self._noticed(process, control, name, error)
+            return self.noticed(process, control, name, error)
         finally:
             self.stores[name].script.clear()  # what was planned for this call, where it did not come that far
 
@@ -387,18 +558,18 @@ class World:
             with entered(control):
                 completion = process.clients[branch.resource].complete(handle, 1)
         except XaError as error:
-            return self._noticed(process, control, branch.resource, error)
+            return self.noticed(process, control, branch.resource, error)
         if completion.error is not None:
-            return self._noticed(process, control, branch.resource, completion.error)
+            return self.noticed(process, control, branch.resource, completion.error)
         return completion.code
 
-    def _mend(self, process: Process, control: ThreadOfControl, name: str) -> None:
+    def mend(self, process: Process, control: ThreadOfControl, name: str) -> None:
         if name in process.fresh or control in process.lost[name]:
             process.clients[name].open(self.stores[name].url, 1)
             process.fresh.discard(name)
             process.lost[name].discard(control)
 
-    def _noticed(self, process: Process, control: ThreadOfControl, name: str, error: XaError) -> XaError:
+    def noticed(self, process: Process, control: ThreadOfControl, name: str, error: XaError) -> XaError:
         if isinstance(error, ResourceUnavailable):
             process.lost[name].add(control)
         return error
@@ -416,11 +587,14 @@ class World:
             if possible:
                 answer = self.random.choice(possible)
                 store.script.plan(routine, answer, xid=branch.xid)
+                self.refusals += 1
+                self.interfered = self.interfered or answer in HEURISTIC_CODES or answer is Code.XAER_RMERR
                 if answer in HEURISTIC_CODES or answer is Code.XAER_RMERR:
                     self.on_their_own.add(branch.xid.gtrid)
                 if answer is Code.XAER_RMERR and routine == "commit":
                     self.forgotten.add(branch.xid.gtrid)
             return
+        self.refusals += 1
         store.script.plan(routine, None, self.random.choice(_LOSSES), xid=branch.xid)
 
     def _possible(self, store: ReferenceStore, routine: str, branch: Branch, flags: int, answer: Code) -> bool:
@@ -443,10 +617,10 @@ class World:
         assert isinstance(client, ReferenceDecider)
         try:
             with entered(control):
-                self._mend(process, control, "decider")
+                self.mend(process, control, "decider")
                 return client.decide(effect.branch.xid, 1, encode_branches(effect.decision.branches))
         except XaError as error:
-            return self._noticed(process, control, "decider", error)
+            return self.noticed(process, control, "decider", error)
 
     def _end(self, process: Process, control: ThreadOfControl, effect: End) -> None:
         if effect.decider is None:
@@ -456,10 +630,10 @@ class World:
         assert isinstance(client, ReferenceDecider)
         try:
             with entered(control):
-                self._mend(process, control, effect.decider)
+                self.mend(process, control, effect.decider)
                 client.end_decisions([effect.decision.gtrid], 1)
         except XaError as error:
-            self._noticed(process, control, effect.decider, error)
+            self.noticed(process, control, effect.decider, error)
 
     # --- recovery ---------------------------------------------------------------------------------------------
 
@@ -468,7 +642,9 @@ class World:
         control = ThreadOfControl()
         deciders = {DECIDER_ID: "decider"} if self.decider_mode else {}
         try:
-            steps = self.recovery(Ownership(NODE, LOG_ID, process.log.incarnation, deciders))
+            own = process.incarnation if self.decider_mode else b""
+            ownership = Ownership(process.node, process.log.log_id, process.log.incarnations, deciders, own)
+            steps = self.recovery(ownership)
             report: Report = yield from self._drive(process, control, steps)
         except LogError:
             return
@@ -479,17 +655,38 @@ class World:
             if finding.action is Action.HEURISTIC:
                 self.reported.add(finding.branch.xid.gtrid)
 
+    def _at_work(self, process: Process, control: ThreadOfControl) -> dict[str, Any]:
+        client = process.clients.get("decider")
+        if not isinstance(client, ReferenceDecider):
+            return {}
+        if self.random.random() < self.fault_rate:
+            self.refusals += 1
+            self.stores["decider"].script.plan("owners", None, Fate.REQUEST_LOST)
+        try:
+            with entered(control):
+                self.mend(process, control, "decider")
+                owners = client.owners(1)
+        except XaError as error:
+            return {"decider": self.noticed(process, control, "decider", error)}
+        alive = {other.name for other in self.processes}
+        gone = {owner for owner in owners if self.known_machine and owner.process not in alive}
+        return {
+            "decider": frozenset(
+                owner.incarnation for owner in owners if owner.node == process.node and owner not in gone
+            )
+        }
+
     def _decisions(self, process: Process, control: ThreadOfControl) -> Decisions:
         by_decider: dict[str, dict[bytes, Decision]] = {}
         client = process.clients.get("decider")
         if isinstance(client, ReferenceDecider):
             try:
                 with entered(control):
-                    self._mend(process, control, "decider")
+                    self.mend(process, control, "decider")
                     records = client.decisions(1)
                 by_decider["decider"] = {r.gtrid: _decision(r.gtrid, r.record) for r in records}
             except XaError as error:
-                self._noticed(process, control, "decider", error)
+                self.noticed(process, control, "decider", error)
         logged = {decision.gtrid: decision for decision in process.log.decisions()}
         return Decisions(logged, by_decider, frozenset(h.branch.xid for h in process.log.heuristics()))
 
@@ -499,10 +696,10 @@ class World:
             yield
             try:
                 with entered(control):
-                    self._mend(process, control, name)
+                    self.mend(process, control, name)
                     scanned[name] = client.recover(1, TMSTARTRSCAN) if name != "decider" else []
             except XaError as error:
-                scanned[name] = self._noticed(process, control, name, error)
+                scanned[name] = self.noticed(process, control, name, error)
         return scanned
 
     def _settle(self, process: Process, control: ThreadOfControl, effect: Settle) -> Any:
@@ -510,10 +707,10 @@ class World:
         assert isinstance(client, ReferenceDecider)
         try:
             with entered(control):
-                self._mend(process, control, effect.decider)
+                self.mend(process, control, effect.decider)
                 record = client.settle(effect.gtrid, 1)
         except XaError as error:
-            return self._noticed(process, control, effect.decider, error)
+            return self.noticed(process, control, effect.decider, error)
         return None if record is None else _decision(effect.gtrid, record)
 
     # --- the checker ------------------------------------------------------------------------------------------
@@ -523,37 +720,65 @@ class World:
         found = []
         for gtrid, names in self.wrote.items():
             found += self._violations_of(gtrid, names)
+        noted = {h.branch.xid for disk in self.disks.values() for h in disk.heuristics.values()}
         for name, store in self.stores.items():
-            noted = {h.branch.xid for h in self.disk.heuristics.values()}
-            found += [f"{name}: {named(xid.gtrid)} left in doubt" for xid in store.in_doubt if xid not in noted]
+            found += [
+                f"{name}: {named(xid.gtrid)} left in doubt"
+                for xid in store.in_doubt
+                if xid not in noted and not self._is_lost(xid.gtrid)
+            ]
             prepared = [xid for xid, state in store.branches.items() if state is BranchState.S3]
             found += [f"{name}: {named(xid.gtrid)} given up, and prepared still" for xid in prepared if xid in noted]
             if isinstance(store, DecidingStore):
                 found += [f"{name}: decision of {named(gtrid)} never ended" for gtrid in store.decided]
-        open_decisions = set(self.disk.decisions) - self.disk.lazily_ended
-        found += [f"log: decision of {named(gtrid)} never ended" for gtrid in open_decisions]
+        for node, disk in self.disks.items():
+            open_decisions = set(disk.decisions) - disk.lazily_ended
+            found += [f"{node}: decision of {named(gtrid)} never ended" for gtrid in open_decisions]
         return found
+
+    def _is_lost(self, gtrid: bytes) -> bool:
+        """Whether its node's log was replaced by an older copy, which leaves alone what it may have known since."""
+        read = Gtrid.decode(gtrid)
+        if read.node not in self.replaced:
+            return False
+        incarnations = Incarnations(dict(self.disks[read.node].noted))
+        return incarnations.why_not(read.incarnation) is not None
 
     def _violations_of(self, gtrid: bytes, names: list[str]) -> list[str]:
         data = {name: f"{gtrid.hex()}@{name}" in self.stores[name].data for name in names}
         outcome = self.told.get(gtrid)
         who = named(gtrid)
-        noted = any(branch.xid.gtrid == gtrid for branch in self.disk.heuristics)
+        if outcome is not None and self._is_false_alarm(outcome):
+            return [f"{who}: told {outcome.verdict.value}, though nothing was in its way"]
+        noted = any(branch.xid.gtrid == gtrid for disk in self.disks.values() for branch in disk.heuristics)
         if (noted or gtrid in self.reported) and gtrid not in self.on_their_own:
             return [f"{who}: a heuristic outcome is reported, and nobody completed a branch on his own"]
-        if noted or gtrid in self.reported or (gtrid in self.forgotten and outcome is None):
+        untold = outcome is None or outcome.verdict is Verdict.UNKNOWN
+        if noted or gtrid in self.reported or (gtrid in self.forgotten and untold):
             return []
+        if self._is_lost(gtrid):  # what is in doubt there is left alone
+            for name in names:
+                if any(xid.gtrid == gtrid for xid in self.stores[name].in_doubt):
+                    del data[name]
         if len(set(data.values())) > 1:
             return [f"{who}: split, {data}, told {outcome and outcome.verdict.value}, and no heuristic reported"]
         committed = all(data.values())
         if outcome is not None:
             if (outcome.verdict is Verdict.COMMITTED or outcome.decided) and not committed:
                 return [f"{who}: told {outcome.verdict.value}, decided {outcome.decided}, but nothing is committed"]
-            if outcome.verdict is Verdict.ROLLED_BACK and committed:
+            if outcome.verdict is Verdict.ROLLED_BACK and data and committed:
                 return [f"{who}: told rolled back, but everything is committed"]
-        if gtrid in self.disk.ever_decided and not committed:
+        if any(gtrid in disk.ever_decided for disk in self.disks.values()) and not committed:
             return [f"{who}: decided in the log, but nothing is committed"]
         return []
+
+    def _is_false_alarm(self, outcome: Outcome) -> bool:
+        """Whether it tells of damage where nobody did anything on his own, or of no commit where every transaction
+        should have been committed: no faults, nobody stood still or was killed, and nobody wanted a rollback."""
+        if outcome.heuristics and not self.interfered:
+            return True
+        undisturbed = not (self.refusals or self.crash_rate or self.stop_rate or self.copy_rate)
+        return undisturbed and outcome.verdict is not Verdict.COMMITTED
 
 
 def _decision(gtrid: bytes, record: bytes) -> Decision:

@@ -104,6 +104,9 @@ class Shop:
         assert self._tm is not None
         for name, client in self.clients.items():
             self.stores[name].disconnect(client)
+        for store in self.stores.values():
+            if isinstance(store, DecidingStore):
+                store.leases.clear()  # it has run out, since the process is gone
         if self._tm.log is not None:
             self._tm.log.close()
         self._tm._driver.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tm.completion import Completion
-from tm.effects import Call, Decide, End, Force, Note, Pause
+from tm.effects import Call, Decide, End, Force, Held, Note, Pause
 from tm.log import Branch
 from tm.states import GLOBAL, GlobalState
 from tm.verdicts import Verb
@@ -50,6 +50,7 @@ class Stage:
         note: LogError | None = None,
         associated: Iterable[str] | None = None,
         late: bool = False,
+        held: bool = True,
     ) -> None:
         names = list(names)
         branches = [branch(name) for name in names if name != DECIDER]
@@ -60,6 +61,7 @@ class Stage:
         self._calls: dict[tuple[Verb, str], int] = {}
         self._force = force
         self._note = note
+        self._held = held
         self.asked: list[str] = []
         self.states = [state]
         self.outcome: Outcome | None = None
@@ -114,6 +116,9 @@ class Stage:
             case Pause():
                 self.asked.append("pause")
                 return None
+            case Held():
+                self.asked.append("held?")
+                return self._held
 
     def _code(self, verb: Verb, name: str) -> Code:
         answers = self._script.get((verb, name), Code.XA_OK)

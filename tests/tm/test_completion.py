@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tm.staging import DECIDER, Script, Stage
+from tests.tm.staging import DECIDER, Script, Stage, branch
 from tm.log import DecisionRefused, LogFull, LogStopped
 from tm.outcome import (
     HeuristicCommitted,
@@ -307,7 +307,7 @@ def test_one_prepared_branch_decides_by_its_own_commit(code: Code) -> None:
     elif code in ALONE:
         check(stage, [*SOLO, f"note: a {code.name}"], ALONE[code][0], decided=True, state=GlobalState.HEURISTIC)
     elif code is NOTA:
-        check(stage, [*SOLO, "note: a XA_HEURHAZ"], V.HAZARD, decided=True, state=GlobalState.HEURISTIC)
+        check(stage, [*SOLO, "held?", "note: a XA_HEURHAZ"], V.HAZARD, decided=True, state=GlobalState.HEURISTIC)
     else:  # it may be committed, or prepared still: recovery has to know that it is to be committed
         committed(stage, [*SOLO, "force: a", "commit, again: a", "ended"])
 
@@ -346,7 +346,42 @@ def test_one_commit_of_two(who: str, decider: str, code: Code) -> None:
     else:
         noted = NOTED[code]
         verdict = V.HAZARD if noted is HEURHAZ else V.MIXED
+        if code is NOTA:
+            asked.append("held?")
         check(stage, [*asked, f"note: {who} {noted.name}", ended], verdict, decided=True, state=GlobalState.HEURISTIC)
+
+
+@pytest.mark.parametrize("decider", ["", "d"], ids=["log", "decider"])
+@pytest.mark.parametrize("unknown", ["a", "b", "ab"])
+def test_what_another_process_may_have_finished_is_no_hazard(unknown: str, decider: str) -> None:
+    """This one was stopped behind its decision, and somebody else has recovered it."""
+    stage = Stage("ab" + decider, {(Verb.COMMIT, who): NOTA for who in unknown}, held=False)
+    stage.commit()
+    *asked, ended = GOOD_DECIDED if decider else GOOD
+    committed(stage, [*asked, "held?", ended])
+
+
+@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+def test_a_lost_lease_changes_the_meaning_of_nothing_else(code: Code) -> None:
+    lost, standing = (
+        Stage("abc", {(Verb.COMMIT, "a"): code, (Verb.COMMIT, "b"): NOTA}, held=held) for held in (False, True)
+    )
+    told = lost.commit()
+    if code is NOTA:
+        assert told.verdict is V.COMMITTED
+        return
+    b = branch("b")
+    expected = standing.commit()
+    assert told.pending == expected.pending
+    assert told.heuristics == tuple(one for one in expected.heuristics if one.branch != b)
+
+
+@pytest.mark.parametrize(("held", "verdict"), [(True, V.HAZARD), (False, V.UNKNOWN)])
+def test_an_only_branch_that_is_not_known_any_more(*, held: bool, verdict: Verdict) -> None:
+    """No decision is logged for it: who took the log over has rolled it back, if it was still there."""
+    stage = Stage("ab", {(Verb.PREPARE, "b"): RDONLY, (Verb.COMMIT, "a"): NOTA}, held=held)
+    assert stage.commit().verdict is verdict
+    assert stage.asked[:4] == ["end: a b", "prepare: a b", "commit: a", "held?"]
 
 
 @pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)

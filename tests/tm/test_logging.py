@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import logging
+import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ import pytest
 
 import tm
 from tests.tm.two_resources import TwoResources
-from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, leftovers
+from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, leftovers, transaction
 from tm.log import Branch, Decision
 from tm.reaper import Reaper
 from tm.tx import TxInterface
@@ -29,11 +31,13 @@ from xa.reference import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from xa import Handle
 
 ABOUT_NO_TRANSACTION = {
+    "the lease at %s could not be ended, it runs out: %s": "lease.py",
+    "the lease at %s could not be renewed%s, will try again: %s": "lease.py",
     "%s could not be opened: %s": "a resource",
     "%s could not be closed: %s": "a resource",
     "recovery: %s can't be reached%s: %s": "a resource",
@@ -172,6 +176,66 @@ def interrupted_in_the_background(_: TwoResources) -> None:
         both.manager.close()
 
 
+class LeftResource(ReferenceResource):
+    """Somebody presses Ctrl-C twice while its commit is under way, which fails then."""
+
+    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        interrupt_main(self.left)
+        raise Interrupted(xid, rmid, flags)
+
+    left = threading.Event()
+
+
+def interrupt_main(left: threading.Event) -> None:
+    """As Ctrl-C does, until the main thread has left."""
+    while not left.is_set():
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        left.wait(0.01)
+
+
+def left_by_its_caller(_: TwoResources) -> None:
+    LeftResource.left.clear()
+    with TwoResources(factory=lambda store: lambda registrar: LeftResource(store, registrar, 0)) as both:
+        try:
+            with both.manager.begin():
+                both.write()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            LeftResource.left.set()
+        both.manager.wait_for_completions()
+
+
+class SlowResource(ReferenceResource):
+    """Its rollback takes longer than a generator waits that is closed."""
+
+    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        assert self.go_on.wait(30)
+        return super().rollback(xid, rmid, flags)
+
+    go_on = threading.Event()
+
+
+def closed_generator(_: TwoResources) -> None:
+    SlowResource.go_on.clear()
+
+    def generator(both: TwoResources) -> Iterator[None]:
+        with both.manager.begin():
+            both.write()
+            yield
+
+    with (
+        TwoResources(factory=lambda store: lambda registrar: SlowResource(store, registrar, 0)) as both,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(transaction, "CLOSED_S", 0.0)
+        running = generator(both)
+        next(running)
+        del running
+        SlowResource.go_on.set()
+        both.manager.wait_for_completions()
+
+
 def end_not_noted(_: TwoResources) -> None:
     store, other = DecidingStore("decides"), ReferenceStore("other")
     manager = TransactionManager(
@@ -233,6 +297,8 @@ PATHS: list[Callable[[TwoResources], None]] = [
     callback_failed,
     alive_at_shutdown,
     interrupted_in_the_background,
+    left_by_its_caller,
+    closed_generator,
     end_not_noted,
     through_tx,
     given_up,

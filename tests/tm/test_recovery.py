@@ -9,8 +9,10 @@ import pytest
 from tests.tm.staging import as_answer
 from tm.effects import Call, End, Note
 from tm.log import Branch, Decision, LogFull
+from tm.log.incarnations import Incarnations, Standing
+from tm.ownership import Ownership
 from tm.recoverer import pause_after
-from tm.recovery import Action, Decisions, Ownership, ReadDecisions, ReadLive, Scan, Settle, recover
+from tm.recovery import Action, Decisions, ReadDecisions, ReadLive, Scan, Settle, recover
 from tm.verdicts import MEANING, Meaning, Verb
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 
@@ -18,9 +20,11 @@ if TYPE_CHECKING:
     from tm.recovery import Report
 
 NODE, LOG, DECIDER = "orders-1", b"the log.", b"decider."
+WHOLE, CUT, OWN, SIBLING = b"noted ok", b"it's cut", b"this one", b"another."
+KNOWN = Incarnations({WHOLE: Standing.WHOLE, CUT: Standing.CUT, OWN: Standing.OPEN}, counted=7)
 
 
-def gtrid(sequence: int = 1, *, node: str = NODE, log: bytes = LOG, incarnation: int = 1) -> bytes:
+def gtrid(sequence: int = 1, *, node: str = NODE, log: bytes = LOG, incarnation: bytes | int = WHOLE) -> bytes:
     return Gtrid(node, log, incarnation, sequence).encode()
 
 
@@ -38,6 +42,7 @@ class Pass:
         self.before = self.now = Decisions({}, {}, frozenset())
         self.live: frozenset[bytes] = frozenset()
         self.deciders: dict[bytes, str] = {}
+        self.at_work: dict[str, Any] = {}
         self.words: dict[bytes, Decision | XaError | None] = {}
         self.answers: dict[tuple[Verb, Branch], Code] = {}
         self.note: LogFull | None = None
@@ -53,7 +58,7 @@ class Pass:
         return self
 
     def run(self) -> Report:
-        steps = recover(Ownership(NODE, LOG, 7, self.deciders), self.gone)
+        steps = recover(Ownership(NODE, LOG, KNOWN, self.deciders, OWN), self.gone)
         answer: Any = None
         while True:
             try:
@@ -73,7 +78,7 @@ class Pass:
                 return self.scanned
             case ReadLive():
                 self.asked.append("read live and decisions")
-                return self.live, self.now
+                return self.live, self.at_work, self.now
             case Settle():
                 self.asked.append(f"settle {Gtrid.decode(effect.gtrid).sequence} in {effect.decider}")
                 return self.words.get(effect.gtrid)
@@ -158,7 +163,9 @@ NOT_OURS = {
     "a node whose name begins like ours": (gtrid(node="orders-10"), "orders-10"),
     "another log": (gtrid(log=b"elsewhr."), b"elsewhr.".hex()),
     "a decider taken out of the configuration": (gtrid(log=DECIDER), DECIDER.hex()),
-    "a later opening of the log, of which this is an old copy": (gtrid(incarnation=8), "old copy"),
+    "a later opening of the log, of which this is an old copy": (gtrid(incarnation=b"a later1"), "old copy"),
+    "an opening that was at work when this copy was made": (gtrid(incarnation=CUT), CUT.hex()),
+    "a later opening, of a version that counted them": (gtrid(incarnation=8), "openings up to 7: an old copy"),
 }
 
 
@@ -173,9 +180,80 @@ def test_what_is_decided_elsewhere_is_left_alone_and_says_why(of: bytes, why: st
 
 
 def test_an_earlier_opening_of_the_log_is_ours() -> None:
-    one = Pass(a=[branch("a", gtrid(incarnation=7)), branch("a", gtrid(2, incarnation=1))])
+    one = Pass(a=[branch("a", gtrid(incarnation=7)), branch("a", gtrid(2)), branch("a", gtrid(3, incarnation=OWN))])
     one.run()
-    assert one.asked == [*ORDER, "rollback: a1 a2"]
+    assert one.asked == [*ORDER, "rollback: a1 a2 a3"]
+
+
+@pytest.mark.parametrize("incarnation", [CUT, b"a later1", 8])
+def test_what_a_copy_says_is_decided_is_decided_whatever_else_it_lacks(incarnation: bytes | int) -> None:
+    found = branch("a", gtrid(incarnation=incarnation))
+    decision = Decision(found.xid.gtrid, (found,))
+    one = Pass(a=[found]).logged(decision)
+    report = one.run()
+    assert one.asked == [*ORDER, "commit, again: a1", "ended 1"]
+    assert report.ended == [decision.gtrid]
+
+
+# --- whose decision in a decider ------------------------------------------------------------------------------
+def in_decider(of: bytes, *, scanned: bool = True) -> Pass:
+    """A pass that finds a decision of `of` in the decider d, and its branch or nothing of it."""
+    found = branch("a", of)
+    one = Pass(a=[found] if scanned else [], d=[])
+    one.deciders = {DECIDER: "d"}
+    one.before = one.now = Decisions({}, {"d": {of: Decision(of, (found,))}}, frozenset())
+    return one
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_another_nodes_decision_is_neither_carried_out_nor_ended_nor_counted(*, scanned: bool) -> None:
+    one = in_decider(gtrid(node="orders-2", log=DECIDER), scanned=scanned)
+    report = one.run()
+    assert one.asked == ORDER
+    assert (report.ended, report.undone) == ([], [])
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_the_decision_of_a_process_at_work_is_left_to_it(*, scanned: bool) -> None:
+    one = in_decider(gtrid(log=DECIDER, incarnation=SIBLING), scanned=scanned)
+    one.at_work = {"d": frozenset({SIBLING})}
+    report = one.run()
+    assert one.asked == ORDER
+    assert (report.ended, report.undone) == ([], [])
+    assert actions(report) == ({"a": Action.LEFT_ALONE} if scanned else {})
+    assert report.clean
+
+
+@pytest.mark.parametrize("incarnation", [SIBLING, OWN, 3])
+def test_the_decision_of_a_process_that_is_gone_is_carried_out_and_ended(incarnation: bytes | int) -> None:
+    of = gtrid(log=DECIDER, incarnation=incarnation)
+    one = in_decider(of)
+    one.at_work = {"d": frozenset({b"a third."})}
+    assert one.run().ended == [of]
+    assert one.asked == [*ORDER, "commit, again: a1", "ended 1 in d"]
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_while_nobody_can_tell_who_is_at_work_a_siblings_branch_waits(*, decided: bool) -> None:
+    of = gtrid(log=DECIDER, incarnation=SIBLING)
+    one = in_decider(of)
+    if not decided:
+        one.before = one.now = Decisions({}, {"d": {}}, frozenset())
+    one.at_work = {"d": xa_error(Code.XAER_RMFAIL, "connection refused")}
+    report = one.run()
+    assert one.asked == ORDER
+    assert actions(report) == {"a": Action.PENDING}
+    assert "d can't tell who is at work with it: connection refused" in reason(report)
+    assert report.undone == ([of] if decided else [])
+
+
+def test_an_undecided_sibling_at_work_is_not_settled() -> None:
+    one = Pass(a=[branch("a", gtrid(log=DECIDER, incarnation=SIBLING))], d=[])
+    one.deciders = {DECIDER: "d"}
+    one.at_work = {"d": frozenset({SIBLING})}
+    report = one.run()
+    assert one.asked == ORDER
+    assert "another process of this node is at work with it" in reason(report)
 
 
 def test_what_lives_is_not_touched() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import transaction  # type: ignore[import-untyped]
+import zope.sqlalchemy as zope_sqlalchemy  # type: ignore[import-untyped]
+from sqlalchemy import Engine, create_engine, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from transaction.interfaces import IDataManager, IRetryDataManager  # type: ignore[import-untyped]
 from zope.interface.verify import verifyObject  # type: ignore[import-untyped]
 
-from tm import GlobalState, RolledBack
+from tm import GlobalState, ProtocolMisuse, RolledBack, TransactionManager
 from tm.zope import DataManager, join
-from xa import Code
+from xa import Code, xa_error
 from xa.reference import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.tm.shop import Shop
 
@@ -144,4 +149,183 @@ def test_the_package_s_own_manager_is_the_default(shop: Shop) -> None:
     tx["a"].write("k", 1)
     transaction.commit()
     assert shop.values() == {"a": 1, "b": None}
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("optimistic", [True, False])
+def test_who_joins_behind_a_savepoint_that_is_taken_back_begins_anew(
+    shop: Shop, zope: Any, *, optimistic: bool
+) -> None:
+    zope.begin()
+    savepoint = zope.savepoint(optimistic)
+    tx = join(shop.tm, zope)
+    tx["a"].write("k", 1)
+    savepoint.rollback()
+    assert tx.status is GlobalState.ROLLED_BACK
+    again = join(shop.tm, zope)
+    assert again is not tx
+    assert again.status is GlobalState.ACTIVE
+    again["b"].write("k", 2)
+    zope.commit()
+    assert shop.values() == {"a": None, "b": 2}
+    shop.assert_nothing_left()
+
+
+def test_a_savepoint_that_is_taken_back_leaves_the_rest_of_zopes_transaction(shop: Shop, zope: Any) -> None:
+    """Without joining again there is nothing of ours to commit."""
+    zope.begin()
+    savepoint = zope.savepoint()
+    join(shop.tm, zope)["a"].write("k", 1)
+    savepoint.rollback()
+    zope.commit()
+    assert shop.values() == {"a": None, "b": None}
+    shop.assert_nothing_left()
+
+
+class SerializationFailure(Exception):
+    """As psycopg's."""
+
+    sqlstate = "40001"
+
+
+class Wrapped(Exception):
+    """As SQLAlchemy's."""
+
+    def __init__(self, orig: Exception) -> None:
+        super().__init__(str(orig))
+        self.orig = orig
+
+
+def _caused() -> Exception:
+    error = ValueError("somebody's own")
+    error.__cause__ = Wrapped(SerializationFailure())
+    return error
+
+
+class Deadlock(Exception):
+    """As PyMySQL's."""
+
+
+def _busy() -> Exception:
+    error = sqlite3.OperationalError("database is locked")
+    error.sqlite_errorcode = 261
+    return error
+
+
+TRANSIENT = {
+    "serialization failure": SerializationFailure(),
+    "wrapped": Wrapped(SerializationFailure()),
+    "as a cause": _caused(),
+    "deadlock of MariaDB": Wrapped(Deadlock(1213, "Deadlock found when trying to get lock")),
+    "SQLite is busy": Wrapped(_busy()),
+    "a branch": xa_error(Code.XA_RBDEADLOCK, "as a session tells it"),
+}
+LASTING = {
+    "a wrong value": ValueError(1213),
+    "a constraint": Wrapped(Deadlock(1062, "Duplicate entry")),
+    "a misuse": xa_error(Code.XAER_PROTO, "wrong"),
+}
+
+
+@pytest.mark.parametrize("error", TRANSIENT.values(), ids=TRANSIENT)
+def test_attempts_try_again_what_a_statement_could_not_do_now(shop: Shop, zope: Any, error: Exception) -> None:
+    tries = 0
+    for attempt in zope.attempts(3):
+        with attempt:
+            tries += 1
+            join(shop.tm, zope)["a"].write("k", tries)
+            if tries == 1:
+                raise error
+    assert tries == 2
+    assert shop.values()["a"] == 2
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("error", LASTING.values(), ids=LASTING)
+def test_attempts_do_not_try_again_what_will_fail_again(shop: Shop, zope: Any, error: Exception) -> None:
+    tries = 0
+    with pytest.raises(type(error)):
+        for attempt in zope.attempts(3):
+            with attempt:
+                tries += 1
+                join(shop.tm, zope)["a"].write("k", tries)
+                raise error
+    assert tries == 1
+    shop.assert_nothing_left()
+
+
+@pytest.mark.parametrize("error", TRANSIENT.values(), ids=TRANSIENT)
+def test_retries_of_decorated_functions_are_the_same(shop: Shop, error: Exception) -> None:
+    tries = 0
+
+    @shop.tm.transactional(retries=2)
+    def work() -> None:
+        nonlocal tries
+        tries += 1
+        shop.tm["a"].write("k", tries)
+        if tries == 1:
+            raise error
+
+    work()
+    assert tries == 2
+    assert shop.values()["a"] == 2
+
+
+# --- others that commit when they vote --------------------------------------------------------------------------
+class Base(DeclarativeBase):
+    """The tables of zope.sqlalchemy's sessions."""
+
+
+class Item(Base):
+    """A row."""
+
+    __tablename__ = "items"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    """An engine that the application has of its own."""
+    engine = create_engine(f"sqlite:///{tmp_path}/own.db")
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def _rows(engine: Engine) -> list[int]:
+    with engine.connect() as connection:
+        return list(connection.scalars(select(Item.id)))
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_session_of_zope_sqlalchemy_in_one_phase_is_refused_before_anybody_votes(
+    shop: Shop, zope: Any, engine: Engine, *, writes: bool
+) -> None:
+    """It would keep its work where ours is rolled back. Where it has only read there is nothing to keep."""
+    session = Session(engine)
+    zope_sqlalchemy.register(session, transaction_manager=zope)
+    tx = join(shop.tm, zope)
+    tx["a"].write("k", 1)
+    if writes:
+        session.add(Item(id=1))
+        with pytest.raises(ProtocolMisuse, match=r"zope\.sqlalchemy.*take_part"):
+            zope.commit()
+        zope.abort()
+        assert (_rows(engine), shop.values()["a"]) == ([], None)
+    else:
+        session.execute(select(Item)).all()
+        zope.commit()
+        assert shop.values()["a"] == 1
+    session.close()
+    shop.assert_nothing_left()
+
+
+def test_two_managers_in_one_transaction_of_zopes_are_refused(shop: Shop, zope: Any, tmp_path: Path) -> None:
+    with TransactionManager("other-1", f"file://{tmp_path}/other", {}, background=False) as other:
+        join(shop.tm, zope)["a"].write("k", 1)
+        join(other, zope)
+        with pytest.raises(ProtocolMisuse, match="commits when it votes"):
+            zope.commit()
+        zope.abort()
+    assert shop.values()["a"] is None
     shop.assert_nothing_left()

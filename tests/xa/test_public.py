@@ -9,7 +9,7 @@ import xa
 
 PUBLIC = """
     AxCode BranchRolledBack Code Completion DecidingResource DecisionRecord EXCEPTIONS FORMAT_ID Gtrid Handle
-    HEURISTIC_CODES HeuristicOutcome LateEnding NULL_XID Registrar ResourceError ResourceFactory ResourceManager
+    HEURISTIC_CODES HeuristicOutcome LateEnding NULL_XID Owner Registrar ResourceError ResourceFactory ResourceManager
     ResourceUnavailable ROLLBACK_CODES ThreadOfControl TMASYNC TMENDRSCAN TMFAIL TMJOIN TMMIGRATE TMMULTIPLE
     TMNOFLAGS TMNOMIGRATE TMNOWAIT TMONEPHASE TMREGISTER TMRESUME TMSTARTRSCAN TMSUCCESS TMSUSPEND TMUSEASYNC
     TryAgain UnknownBranch XaError XaMisuse Xid check_flags check_node entered flag_names log_prefix node_prefix

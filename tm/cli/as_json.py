@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from tm.cli.survey import BranchView, Survey, TransactionView
     from tm.recovery import Report
+    from xa import Gtrid
 
 
 def write(value: object, *, lines: bool = False) -> None:
@@ -45,7 +46,7 @@ def transaction_value(view: TransactionView) -> dict[str, Any]:
         "gtrid": view.gtrid.hex(),
         "node": ours.node if ours is not None else None,
         "log": ours.log_id.hex() if ours is not None else None,
-        "incarnation": ours.incarnation if ours is not None else None,
+        "incarnation": _incarnation(ours) if ours is not None else None,
         "sequence": ours.sequence if ours is not None else None,
         "decision": view.decision.value,
         "decider": view.decider,
@@ -53,6 +54,11 @@ def transaction_value(view: TransactionView) -> dict[str, Any]:
         "origin": view.origin.transaction if view.origin is not None else None,
         "branches": [_branch(branch) for branch in view.branches],
     }
+
+
+def _incarnation(ours: Gtrid) -> int | str:
+    """Hexadecimal; a counter as the number that it is."""
+    return ours.incarnation if isinstance(ours.incarnation, int) else ours.incarnation.hex()
 
 
 def _branch(branch: BranchView) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tm.cli import as_json
 from tm.cli.acting import confirmed
 from tm.cli.exits import Exit
 from tm.cli.names import NotFound, find
-from tm.cli.recovering import recoverer_of, report_lines, under_way_perhaps
+from tm.cli.recovering import recoverer_of, report_lines
 from tm.cli.survey import Survey, TransactionView, survey
 from tm.cli.tables import paragraph, troubles
 from tm.cli.text import listed, printable
@@ -55,7 +55,6 @@ class Result:
 
     report: Report | None = None
     trouble: str | None = None
-    spared: frozenset[bytes] = frozenset()
 
     @property
     def ended(self) -> bool:
@@ -76,15 +75,15 @@ def end(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     ending = _ending(view, seen, found, frozenset(arguments.gone))
     _explain(ending)
     if ending.refused is not None:
-        return _nothing_done(site, arguments, ending, ending.refused)
+        return _nothing_done(arguments, ending, ending.refused)
     if arguments.dry_run:
-        _tell(site, arguments, ending, Result(trouble="dry run: nothing was done"))
+        _tell(arguments, ending, Result(trouble="dry run: nothing was done"))
         return Exit.DONE
     without = listed([printable(name) for name in sorted(ending.gone)])
     if not arguments.yes and not confirmed(f"end {view.name} without {without}"):
-        return _nothing_done(site, arguments, ending, "not confirmed")
+        return _nothing_done(arguments, ending, "not confirmed")
     result = _carry_out(site, ending, progress)
-    _tell(site, arguments, ending, result)
+    _tell(arguments, ending, result)
     return Exit.DONE if result.ended else Exit.FAILED
 
 
@@ -153,14 +152,13 @@ def _step(branch: Branch, found_on: str | None) -> str:
 # --- steps 2 to 5 -----------------------------------------------------------------------------------------------------
 def _carry_out(site: Site, ending: Ending, progress: Progress) -> Result:
     with site.holding_the_log() as log:
-        spared = under_way_perhaps(site)
-        recoverer = recoverer_of(site, log, progress, spared)
+        recoverer = recoverer_of(site, log, progress)
         try:
             with progress.step("recovering", 1):
                 report = recoverer.end_decision(ending.view.gtrid, ending.gone)
         except (TransactionError, LogError) as error:
-            return Result(recoverer.last_report, str(error), spared)
-    return Result(report, None if _is_written(site, ending.view) else _NOT_WRITTEN, spared)
+            return Result(recoverer.last_report, str(error))
+    return Result(report, None if _is_written(site, ending.view) else _NOT_WRITTEN)
 
 
 def _is_written(site: Site, view: TransactionView) -> bool:
@@ -172,17 +170,17 @@ def _is_written(site: Site, view: TransactionView) -> bool:
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
-def _nothing_done(site: Site, arguments: Namespace, ending: Ending, why: str) -> Exit:
-    _tell(site, arguments, ending, Result(trouble=f"nothing was done: {why}"))
+def _nothing_done(arguments: Namespace, ending: Ending, why: str) -> Exit:
+    _tell(arguments, ending, Result(trouble=f"nothing was done: {why}"))
     return Exit.REFUSED
 
 
-def _tell(site: Site, arguments: Namespace, ending: Ending, result: Result) -> None:
+def _tell(arguments: Namespace, ending: Ending, result: Result) -> None:
     if arguments.json:
         as_json.write(_value(ending, result))
         return
     if result.report is not None:
-        for line in report_lines(result.report, result.spared, site.configuration.timeout_s):
+        for line in report_lines(result.report):
             print(line)
     for branch in _untold(ending, result):
         print(f"{ending.view.name} on {printable(branch.resource)}: ended without telling it (xid {branch.xid})")

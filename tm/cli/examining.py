@@ -14,6 +14,7 @@ from tm.log.opening import folder_of, look_at_log
 from tm.resources import redacted
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosing, Diagnosis, Health
+from xa.gtrid import incarnation_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -82,10 +83,15 @@ def _content(url: str, node: str) -> Check:
         return Check(Health.FAIL, "content", str(error), "restore the folder from where it was whole")
     except (LogError, ValueError, OSError) as error:
         return Check(Health.FAIL, "content", redacted(str(error)), "let it be read by this user; its place is log")
-    found = f"log {image.log_id.hex()}, opened {several(image.incarnation, 'time')}"
+    found = f"log {image.log_id.hex()}, opened {several(image.openings, 'time')}"
     if image.node != node:
         mend = f"it is that of node {image.node}: use that node id, or give {node} a folder of its own"
         return Check(Health.FAIL, "content", f"another node's: {image.node}", mend)
+    cut = image.incarnations.cut
+    if cut:
+        mend = "is it the newest that there is? xabridge recover run --newest INCARNATION; else bring that back"
+        names = listed([one.hex() for one in cut])
+        return Check(Health.WARN, "content", f"{found}; a copy, made while incarnation {names} was at work", mend)
     if image.heuristics:
         noted = several(len(image.heuristics), "heuristic outcome")
         return Check(Health.WARN, "content", f"{found}, {noted} noted", "look at them: xabridge recover list")
@@ -185,7 +191,7 @@ def _node(found: Survey) -> Check:
 
 def _log_of(view: TransactionView) -> str:
     ours = view.ours
-    return f"log {ours.log_id.hex()} (opening {ours.incarnation})" if ours is not None else "?"
+    return f"log {ours.log_id.hex()} (incarnation {incarnation_name(ours.incarnation)})" if ours is not None else "?"
 
 
 def _clock(ahead_s: Mapping[str, float | None]) -> Check | None:

@@ -39,6 +39,23 @@ class Command(Protocol):
         ...
 
 
+class NotLoaded:
+    """A command that can't be loaded. It says why where it is asked for, and breaks no other."""
+
+    def __init__(self, entry: EntryPoint, error: Exception) -> None:
+        maker = entry.dist.name if entry.dist is not None else "an unknown package"
+        why = f"can't be loaded from {entry.value} of {maker}: {type(error).__name__}: {error}"
+        self.SUMMARY = why.replace("%", "%%")  # argparse formats it
+        self._why = f"xabridge {entry.name}: {why}"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    def run(self, _arguments: argparse.Namespace) -> int:
+        print(self._why, file=sys.stderr)
+        return EXIT_USAGE
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The console script."""
     given = sys.argv[1:] if argv is None else list(argv)
@@ -68,9 +85,12 @@ def make_parser(wanted: str | None = None, *, whole: bool = False) -> argparse.A
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in [wanted] if wanted in found else sorted(found):
         if name != wanted and not whole:
-            subparsers.add_parser(name, help=summary_of(found[name]))
+            subparsers.add_parser(name, help=summary_of(found[name]).replace("%", "%%"))
             continue
-        command = cast("Command", found[name].load())
+        try:
+            command = cast("Command", found[name].load())
+        except Exception as error:  # noqa: BLE001 — a plugin of anybody's, and it costs nobody else anything
+            command = NotLoaded(found[name], error)
         subparser = subparsers.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
@@ -94,8 +114,9 @@ def _text_of(module: str) -> str:
     """The text of a module, of which nothing is imported: not even the packages that it is in. OSError: it has none."""
     package, *parts = module.split(".")
     spec = find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    for place in places:
+    if spec is not None and not parts and spec.origin is not None:
+        return Path(spec.origin).read_text(encoding="utf-8")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = Path(place, *parts)
         for file in (path.with_suffix(".py"), path / "__init__.py"):
             if file.is_file():

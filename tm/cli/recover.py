@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tm.cli import as_json
@@ -14,13 +15,15 @@ from tm.cli.ending import end
 from tm.cli.exits import Exit
 from tm.cli.looking import list_transactions, show_transactions, watch_transactions
 from tm.cli.progress import Progress
-from tm.cli.recovering import exit_code, expected, one_pass, report_lines, under_way_perhaps
+from tm.cli.recovering import exit_code, expected, one_pass, report_lines
 from tm.cli.site import Site
 from tm.cli.survey import IN_DOUBT, survey
 from tm.cli.tables import MOST, paragraph, troubles
-from tm.cli.text import duration, printable
+from tm.cli.text import duration, printable, several
 from tm.config import configuration_from
 from tm.log import LogError, LogLocked
+from tm.log.backup import back_up
+from tm.log.opening import folder_of
 from tm.resources import ConfigurationError
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tm.cli.survey import Survey
+    from tm.log import DecisionLog
 
 SUMMARY: Final = "show and resolve transactions that are in doubt"
 _EXITS: Final = """
@@ -66,6 +70,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     running = action("run", "make one recovery pass and say what it did", _run_pass)
     running.add_argument("--dry-run", action="store_true", help="only say what it would do")
     _add_all(running)
+    running.add_argument(
+        "--newest", action="append", default=[], metavar="INCARNATION", type=_incarnation,
+        help="this copy of the log is the newest that there is: it lacks no decision of this incarnation, which was at "
+        "work when the copy was made (repeatable)",
+    )  # fmt: skip
+    backing_up = action("backup", "copy the decision log, beside whoever is at work with it", _back_up)
+    backing_up.add_argument("destination", metavar="FOLDER", type=Path, help="where to; made, and not there yet")
     for wanted, summary in (
         (Act.COMMIT, "commit branches in doubt"),
         (Act.ROLLBACK, "roll back branches in doubt"),
@@ -121,6 +132,13 @@ def _duration(text: str) -> float:
         raise ArgumentTypeError(str(error)) from error
 
 
+def _incarnation(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r} is no incarnation: give the 16 hexadecimal digits of the warning") from error
+
+
 def run(arguments: Namespace) -> int:
     """Does what was asked for; the exit code."""
     set_up_logging(verbose=arguments.verbose)
@@ -161,18 +179,58 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     if arguments.dry_run:
         return _dry_run(survey(site.look()), as_text=not arguments.json, most=None if arguments.all else MOST)
     with site.holding_the_log() as log:
-        spared = under_way_perhaps(site)
+        for incarnation in arguments.newest:
+            _trust(log, incarnation)
         with progress.step("recovering", 1):
-            report = one_pass(site, log, progress, spared)
+            report = one_pass(site, log, progress)
     if arguments.json:
         as_json.write(as_json.report_value(report))
     else:
-        most = None if arguments.all else MOST
-        for line in report_lines(report, spared, site.configuration.timeout_s, most):
+        for line in report_lines(report, None if arguments.all else MOST):
             print(line)
         for name, why in report.unreachable.items():
             print(*paragraph(f"{printable(name)} could not be reached: {printable(why)}"), sep="\n")
     return exit_code(report)
+
+
+def _back_up(site: Site, arguments: Namespace, progress: Progress) -> Exit:
+    folder = folder_of(site.configuration.log) if site.configuration.log is not None else None
+    if folder is None:
+        raise ConfigurationError("log: the decisions are in a database or at a broker: back that up by its own means")
+    try:
+        with progress.step("copying the decision log", 1):
+            made = back_up(folder, arguments.destination)
+    except OSError as error:
+        raise LogError(f"{arguments.destination}: {error.strerror or error}") from error
+    cut = [one.hex() for one in made.cut]
+    if arguments.json:
+        as_json.write(
+            {
+                "destination": str(arguments.destination),
+                "node": made.node,
+                "log": made.log_id.hex(),
+                "decisions": made.decisions,
+                "heuristics": made.heuristics,
+                "at_work": cut,
+            }
+        )
+        return Exit.DONE
+    print(
+        f"{arguments.destination}: log {made.log_id.hex()} of {made.node}, {several(made.decisions, 'decision')} in it"
+    )
+    if cut:
+        print(*paragraph(f"it presumes nothing about what incarnation {', '.join(cut)} does from now on"), sep="\n")
+    return Exit.DONE
+
+
+def _trust(log: DecisionLog | None, incarnation: bytes) -> None:
+    """Takes the operator's word for a copy of a log."""
+    if log is None:
+        raise ConfigurationError("log: a resource decides, so there is no log whose copy could be the newest")
+    try:
+        log.trust(incarnation)
+    except ValueError as error:
+        raise LogError(str(error)) from error
 
 
 def _dry_run(found: Survey, *, as_text: bool, most: int | None) -> Exit:

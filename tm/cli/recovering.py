@@ -1,8 +1,8 @@
 """`recover run`: one recovery pass, as a transaction manager makes it at its start, and its report for people.
 
 Where the decisions are in a log, the log is opened for it: no transaction of it is under way then. Where a resource
-decides, others of this node may be at work beside the pass, and asking the decider for its final word would roll back
-what they have under way. So what is younger than the timeout of transactions is left to them.
+decides, others of this node may be at work beside the pass; what they have under way is left to them, as long as their
+leases run.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from tm.cli.exits import Exit
-from tm.cli.survey import Known, Survey, survey
+from tm.cli.survey import Known, Survey
 from tm.cli.tables import MOST_KINDS, NARROW, paragraph, shortened
-from tm.cli.text import age, ending_command, gtrid_name, listed, printable, several, transaction_name
+from tm.cli.text import ending_command, gtrid_name, listed, printable, several, transaction_name
 from tm.effects import Call
 from tm.performer import Performer
 from tm.recoverer import Recoverer, ownership_of
@@ -21,11 +21,11 @@ from tm.recovery import Action, ReadDecisions, Report, Scan
 from tm.verdicts import Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tm.cli.progress import Progress
     from tm.cli.site import Site
-    from tm.cli.survey import BranchView, TransactionView
+    from tm.cli.survey import TransactionView
     from tm.log import DecisionLog
     from tm.recovery import Finding, RecoveryEffect
 
@@ -34,38 +34,21 @@ _UNSOLVED: Final = frozenset({Action.PENDING, Action.HEURISTIC})
 _DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
 
 
-def one_pass(site: Site, log: DecisionLog | None, progress: Progress, spared: frozenset[bytes]) -> Report:
-    """One pass with the log in hand; the transactions in `spared` are taken to be under way."""
-    return recoverer_of(site, log, progress, spared).run_once(now=True)
+def one_pass(site: Site, log: DecisionLog | None, progress: Progress) -> Report:
+    """One pass with the log in hand."""
+    return recoverer_of(site, log, progress).run_once(now=True)
 
 
-def recoverer_of(site: Site, log: DecisionLog | None, progress: Progress, spared: frozenset[bytes]) -> Recoverer:
+def recoverer_of(site: Site, log: DecisionLog | None, progress: Progress) -> Recoverer:
     """What makes the pass."""
     return Recoverer(
         site.resources,
         log,
         Performer(site.resources, log),
-        spared,
+        (),
         lambda: ownership_of(site.configuration.node, log, site.resources),
         watch=_told(progress),
     )
-
-
-def under_way_perhaps(site: Site) -> frozenset[bytes]:
-    """The gtrids that a process of this node may be at work on: undecided, younger than the timeout, and a resource
-    decides them."""
-    if not any(resource.decides for resource in site.resources.values()):
-        return frozenset()
-    return frozenset(
-        view.gtrid
-        for view in survey(site.look()).transactions
-        if view.decider is not None and view.decision is Known.NONE and _young(site, view.branches)
-    )
-
-
-def _young(site: Site, branches: Iterable[BranchView]) -> bool:
-    ages = [branch.age_s for branch in branches]
-    return any(seconds is not None and seconds < site.configuration.timeout_s for seconds in ages)
 
 
 def _told(progress: Progress) -> Callable[[RecoveryEffect], None]:
@@ -83,14 +66,12 @@ def _told(progress: Progress) -> Callable[[RecoveryEffect], None]:
     return tell
 
 
-def report_lines(report: Report, spared: frozenset[bytes], timeout_s: float, most: int | None = None) -> Iterator[str]:
+def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
     """What the pass did, a line for each of the first `most` transactions, and how often each thing for the others."""
     by_name: dict[str, list[Finding]] = {}
     for finding in report.findings:
         by_name.setdefault(transaction_name(finding.branch.xid), []).append(finding)
     told = [(name, tuple(_what(findings))) for name, findings in by_name.items()]
-    young = f"left alone: younger than the timeout of {age(timeout_s)}, it may be under way"
-    told += [(gtrid_name(gtrid), (young,)) for gtrid in spared]
     silent = "decided to commit; a resource manager it needs could not be asked"
     told += [
         (gtrid_name(gtrid), (silent,))
@@ -104,7 +85,7 @@ def report_lines(report: Report, spared: frozenset[bytes], timeout_s: float, mos
             break
         name = gtrid_name(gtrid)
         yield from _not_configured(name, names, name)
-    if not by_name and not spared and not report.undone:
+    if not by_name and not report.undone:
         yield "nothing in doubt" if not report.unreachable else "nothing found in doubt"
 
 
@@ -176,7 +157,7 @@ def expected(found: Survey, most: int | None = None) -> Iterator[str]:
 def _would(view: TransactionView) -> str:
     """What a pass would do about a transaction where it can do something, or nothing for good."""
     on = listed([printable(branch.resource) for branch in view.in_doubt])
-    if view.decision is Known.UNKNOWN:
+    if view.decision is Known.UNKNOWN or view.at_work:
         return f"would be left alone: {view.why}"
     if any(branch.outcome is not None or branch.noted is not None for branch in view.in_doubt):
         return f"was completed on its own on {on}; would be noted, and forgotten where that is what was decided"

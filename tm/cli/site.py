@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tm.cli.origins import installed
 from tm.log import LogError, LogMissing
 from tm.log.opening import look_at_log, open_log
-from tm.recoverer import PAGE, decisions_in
+from tm.recoverer import PAGE, at_work_in, decisions_in
 from tm.resources import ConfigurationError, Resource, ResourceConfig, redacted
 from xa import NULL_XID, TMNOFLAGS, TMSTARTRSCAN, AxCode, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tm.cli.progress import Progress
     from tm.config import Configuration
     from tm.log import Decision, DecisionLog, LogImage
+    from tm.ownership import AtWork
     from xa import Xid
 
 T = TypeVar("T")
@@ -63,7 +65,8 @@ class Seen:
     """What was seen of a site at one moment. `log` is None where there is none (yet), and the error where it can't be
     read; `deciding` are the resources that decide, `deciders` maps the id of each that was reached to its name,
     `decided` that name to its decisions; `unreachable` maps a resource's name to what kept it from being asked;
-    `origins` know of branches that no application's transaction manager made."""
+    `origins` know of branches that no application's transaction manager made; `at_work` are the other processes of this
+    node, at each decider."""
 
     node: str
     configured: tuple[str, ...]
@@ -74,6 +77,7 @@ class Seen:
     decided: Mapping[str, Mapping[bytes, Decision]]
     unreachable: Mapping[str, str]
     origins: tuple[Describe, ...] = ()
+    at_work: AtWork = field(default_factory=lambda: MappingProxyType({}))
 
 
 class Site:
@@ -115,20 +119,21 @@ class Site:
                     unreachable[resource.name] = answer.message
                 elif answer is not None:
                     scanned[resource.name] = answer
+        node = self.configuration.node
+        reached = [resource for resource in asked if resource.decides and resource.name not in unreachable]
+        at_work = {resource.name: at_work_in(resource, node) for resource in reached}
         log = self.read_log()
-        for resource in asked:
-            if resource.decides and resource.name not in unreachable:
-                told = _decided(resource)
-                if isinstance(told, str):
-                    unreachable[resource.name] = told
-                else:
-                    decided[resource.name] = told
-                    scanned[resource.name] = Scanned((), tells=True)
+        for resource in reached:
+            told = _decided(resource, node)
+            if isinstance(told, str):
+                unreachable[resource.name] = told
+            else:
+                decided[resource.name] = told
+                scanned[resource.name] = Scanned((), tells=True)
         deciders = {self.resources[name].decider.decider_id: name for name in decided}
         deciding = tuple(resource.name for resource in asked if resource.decides)
         return Seen(
-            self.configuration.node, tuple(self.resources), log, scanned, deciding, deciders, decided, unreachable,
-            installed(),
+            node, tuple(self.resources), log, scanned, deciding, deciders, decided, unreachable, installed(), at_work,
         )  # fmt: skip
 
     def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
@@ -205,9 +210,9 @@ def _all_pages(page_of: Callable[[int, int, int], Sequence[T]], rmid: int, xid_o
         flags = TMNOFLAGS
 
 
-def _decided(resource: Resource) -> dict[bytes, Decision] | str:
+def _decided(resource: Resource, node: str) -> dict[bytes, Decision] | str:
     try:
-        return decisions_in(resource)
+        return decisions_in(resource, node)
     except ValueError as error:
         return f"its decisions can't be read: {error}"
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 from tm.cli.origins import origin_of
 from tm.cli.text import listed, transaction_name
 from tm.log import LogError
-from tm.recovery import Ownership, why_not_ours
+from tm.log.incarnations import Incarnations
+from tm.ownership import Claim, Ownership
 from xa import FORMAT_ID, Code, Gtrid, Xid
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class BranchView:
 @dataclass(frozen=True, slots=True)
 class TransactionView:
     """One global transaction. `why` says in words what `decision` rests on; `in_log`: its decision is this log's to
-    tell, `decider` names the resource whose it is, where one decides."""
+    tell, `decider` names the resource whose it is, where one decides; `at_work`: another process of this node is, so
+    that recovery leaves it alone."""
 
     format_id: int
     gtrid: bytes
@@ -83,6 +85,7 @@ class TransactionView:
     branches: tuple[BranchView, ...]
     in_log: bool = False
     decider: str | None = None
+    at_work: bool = False
 
     @property
     def origin(self) -> Origin | None:
@@ -170,7 +173,7 @@ class _Surveyor:
         self._ownership = Ownership(
             seen.node,
             image.log_id if image is not None else b"",
-            image.incarnation if image is not None else 0,
+            image.incarnations if image is not None else Incarnations(),
             seen.deciders,
         )
 
@@ -240,20 +243,24 @@ class _Surveyor:
         if ours is None:
             why = f"another transaction manager's (format id {format_id}): its log is not here"
             return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
-        why_not = why_not_ours(ours, self._ownership)
+        whose = self._ownership.whose(gtrid, self._seen.at_work, decided=gtrid in self._logged)
         origin = next((branch.origin for branch in rows if branch.origin is not None), None)
-        if why_not is not None and origin is not None:
+        at_work = whose.claim is Claim.AT_WORK
+        if not whose.is_ours and origin is not None:
             why = f"{origin.transaction}: its own log decides (log {ours.log_id.hex()})"
             return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
-        if why_not is not None:
-            return TransactionView(format_id, gtrid, Known.UNKNOWN, self._explained(ours, why_not), rows)
+        if not whose.is_ours and not at_work:
+            return TransactionView(format_id, gtrid, Known.UNKNOWN, self._explained(ours, whose.why), rows)
         in_log = self._image is not None and ours.log_id == self._image.log_id
         decider = None if in_log else self._ownership.deciders[ours.log_id]
         where = "the log" if decider is None else decider
         decided = self._logged if decider is None else self._seen.decided[decider]
         if gtrid in decided:
-            why = f"{where} says so; recovery commits what is left"
-            return TransactionView(format_id, gtrid, Known.COMMIT, why, rows, in_log, decider)
+            why = f"{where} says so; {'another process of this node' if at_work else 'recovery'} commits what is left"
+            return TransactionView(format_id, gtrid, Known.COMMIT, why, rows, in_log, decider, at_work)
+        if at_work:
+            why = f"{where} has none yet: {whose.why}"
+            return TransactionView(format_id, gtrid, Known.NONE, why, rows, in_log, decider, at_work)
         if not any(branch.state in _UNDECIDED and branch.noted is None for branch in rows):
             why = f"{where} has none any more: it was carried out on the other branches, or never taken"
             return TransactionView(format_id, gtrid, Known.ENDED, why, rows, in_log, decider)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from tm.cli.survey import BranchView
+    from xa import Gtrid
 
 NARROW: Final = 80
 WIDE_FROM: Final = 120
@@ -55,6 +56,9 @@ def summary(transactions: Sequence[TransactionView], survey: Survey) -> list[str
     if transactions:
         counted = several(len(transactions), "transaction")
         said = f"{counted} in doubt on {several(len(managers), 'resource manager')}"
+        others = sum(view.ours is None for view in transactions)
+        if others:
+            said += f", {others} of them not xabridge's"
     elif survey.configured == 0:
         said = "nothing in doubt: no resource manager is configured"
     else:
@@ -177,6 +181,12 @@ def _wide_rows(view: TransactionView) -> Iterator[tuple[Sequence[str], str]]:
         name = node = ""
 
 
+def _incarnation(ours: Gtrid) -> str:
+    if isinstance(ours.incarnation, int):
+        return f"opening {ours.incarnation}"
+    return f"incarnation {ours.incarnation.hex()}"
+
+
 def details(view: TransactionView, survey: Survey) -> list[str]:
     """Everything about one transaction, for `show`."""
     ours = view.ours
@@ -184,7 +194,7 @@ def details(view: TransactionView, survey: Survey) -> list[str]:
     if ours is not None:
         mine = " (this one)" if ours.node == survey.node else ""
         facts.append(("node", f"{ours.node}{mine}"))
-        facts.append(("log", f"{ours.log_id.hex()}, opening {ours.incarnation}, number {ours.sequence}"))
+        facts.append(("log", f"{ours.log_id.hex()}, {_incarnation(ours)}, number {ours.sequence}"))
         if view.origin is not None:
             facts.append(("made by", view.origin.transaction))
     else:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xa import Code, Gtrid, Xid
+    from tm.log.incarnations import Incarnations
+    from xa import Code, Xid
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,23 @@ class DecisionLog(Protocol):
         ...
 
     @property
-    def incarnation(self) -> int:
-        """How often this log was opened for writing; new at each opening, and durable before open returns."""
+    def incarnation(self) -> bytes:
+        """8 octets, random, drawn at this opening; noted durably in the log before they are told."""
         ...
 
-    def owns(self, gtrid: Gtrid) -> bool:
-        """Whether the absence of a decision in this log means that `gtrid` is presumed rolled back."""
+    @property
+    def incarnations(self) -> Incarnations:
+        """What the log knows of its incarnations: which say, by the absence of a decision, that there is none."""
+        ...
+
+    def trust(self, incarnation: bytes) -> None:
+        """Durably notes an operator's word that this log, a copy, lacks no decision of `incarnation`. ValueError: it is
+        no copy, or was not made while that was at work. Errors as in `decide`."""
+        ...
+
+    def held(self) -> bool:
+        """Whether nobody else can have acted on the decisions of this log since it was opened; False also when that
+        can't be told."""
         ...
 
     def decide(self, decision: Decision) -> None:

@@ -18,10 +18,11 @@ import os
 import threading
 import weakref
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tm.log.decision import Branch, Decision, Heuristic, LogError, LogFull, LogStopped
 from tm.log.files import Files, PosixFiles
+from tm.log.incarnations import INCARNATION, IncarnationVerb, trusted
 from tm.log.journal import Journal
 from tm.log.records import (
     branch_key,
@@ -31,12 +32,14 @@ from tm.log.records import (
     encode_end,
     encode_heuristic,
     encode_heuristic_dropped,
+    encode_noted,
 )
+from xa.machine import advance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xa import Gtrid
+    from tm.log.incarnations import Incarnations
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -44,8 +47,8 @@ SEGMENT_SIZE: Final = 4 << 20
 LAZY_SIZE: Final = 16 << 10
 """So many octets of lazy records wait in memory before they are written without a decision among them."""
 
-_Change = tuple[dict[bytes, bytes], bytes, bytes | None]
-"""Table of the state, key, and the record for it, or None to take it out."""
+_Change = tuple[dict[bytes, Any], bytes, Any]
+"""Table of the state, key, and what it holds for it, or None to take it out."""
 
 
 class _Fate(Enum):
@@ -103,13 +106,29 @@ class FileLog:
         return self._journal.log_id
 
     @property
-    def incarnation(self) -> int:
+    def incarnation(self) -> bytes:
         """As `DecisionLog.incarnation`."""
         return self._journal.incarnation
 
-    def owns(self, gtrid: Gtrid) -> bool:
-        """As `DecisionLog.owns`. A gtrid of a later incarnation tells that this is an old copy of the log."""
-        return gtrid.log_id == self.log_id and gtrid.node == self.node and gtrid.incarnation <= self.incarnation
+    @property
+    def openings(self) -> int:
+        """How often this log was opened for writing."""
+        return self._journal.openings
+
+    @property
+    def incarnations(self) -> Incarnations:
+        """As `DecisionLog.incarnations`."""
+        with self._mutex:
+            return self._state.incarnations
+
+    def trust(self, incarnation: bytes) -> None:
+        """As `DecisionLog.trust`."""
+        standing = trusted(self.incarnations, incarnation)
+        self._commit(encode_noted(incarnation, standing), (self._state.noted, incarnation, standing))
+
+    def held(self) -> bool:
+        """As `DecisionLog.held`. The folder is this process's."""
+        return True
 
     def decide(self, decision: Decision) -> None:
         """As `DecisionLog.decide`."""
@@ -174,7 +193,9 @@ class FileLog:
     def _close_journal(self) -> None:
         try:
             if self._stopped is None:
-                self._journal.append(b"", self._records)
+                own = self.incarnation
+                standing = advance(INCARNATION, self._state.noted[own], IncarnationVerb.CLOSE)
+                self._journal.append(encode_noted(own, standing), self._records)
         except (OSError, LogFull) as error:
             _LOGGER.warning("the decision log of %s could not be closed properly: %s", self.node, error)
         finally:

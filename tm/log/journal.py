@@ -29,6 +29,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from tm.log.decision import LogDamaged, LogError, LogFull
+from tm.log.incarnations import Standing, succeeded, warning_of
 from tm.log.records import RecordError, decode
 from tm.log.segment import (
     FRAME_OVERHEAD,
@@ -42,6 +43,7 @@ from tm.log.segment import (
 )
 from tm.log.state import LogState
 from xa import check_node
+from xa.gtrid import INCARNATION_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,8 +68,9 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 class Journal:
     """An open journal: `append` makes a payload of records durable.
 
-    `state` is what the log said when it was opened. OSError from `append` means that the journal must not be
-    used any more. An `append` that was interrupted by a signal can be repeated.
+    `state` is what the log said when it was opened, with the `incarnation` that it has got by that. OSError from
+    `append` means that the journal must not be used any more. An `append` that was interrupted by a signal can be
+    repeated.
     """
 
     def __init__(self, files: Files, node: str, segment_size: int, entropy: Callable[[int], bytes]) -> None:
@@ -78,6 +81,7 @@ class Journal:
         self._entropy = entropy
         self.node = check_node(node)
         self.state = LogState()
+        self.incarnation = entropy(INCARNATION_SIZE)
         self._lock = files.lock()
         self._file: File | None = None
         try:
@@ -117,9 +121,9 @@ class Journal:
         return self._header.log_id
 
     @property
-    def incarnation(self) -> int:
-        """As `DecisionLog.incarnation`."""
-        return self._header.incarnation
+    def openings(self) -> int:
+        """How often the log was opened for writing."""
+        return self._header.openings
 
     # --- Opening ------------------------------------------------------------------------------------------
     def _open(self) -> None:
@@ -136,8 +140,9 @@ class Journal:
             )
         else:
             self._header = Header(b"", 0, 0, self._entropy(LOG_ID_SIZE), 0, self.node)
+            self.state.noted[self.incarnation] = Standing.OPEN
             self._make(MAKING, self._size_for(0))
-            self._begin(MAKING, b"")
+            self._begin(MAKING, b"".join(self.state.records()))
         if SPARE not in self._files.names():
             self._make_spare(self._header.size)
 
@@ -149,11 +154,25 @@ class Journal:
                 f"{self._files} is the decision log of node {self._header.node!r}, not of {self.node!r}: "
                 f"open it with that node id, or give {self.node!r} a folder of its own"
             )
-        if contents.payloads[-1]:
+        if not is_closed(contents, self.state):
             _LOGGER.warning("%s was not closed; its last forced record ends at %d", self._files, contents.end)
         for generation in generations[:-1]:
             self._files.remove(segment_name(generation))
+        self._succeed(contents.header)
         self._move(b"".join(self.state.records()), 0)
+
+    def _succeed(self, header: Header) -> None:
+        """Notes the new incarnation, and what its opening tells of the former ones."""
+        state = self.state
+        before = dict(state.noted)
+        if not before:  # of a version that counted: what it opened, up to here, is all there is in this log
+            state.counted = header.openings
+        state.noted.clear()
+        state.noted.update(succeeded(before, copied=is_copy(self._files, header)))
+        warning = warning_of(self._files, state.incarnations, before if header.identity else {})
+        if warning is not None:
+            _LOGGER.warning("%s", warning)
+        state.noted[self.incarnation] = Standing.OPEN
 
     # --- Moving to the next segment -----------------------------------------------------------------------
     def _move(self, state: bytes, room: int) -> None:
@@ -169,15 +188,16 @@ class Journal:
                 self._make_spare(self._header.size)
 
     def _begin(self, name: str, state: bytes) -> None:
-        """Steps 2 and 3, with the file `name`. The incarnation counts up when no segment was open yet."""
+        """Steps 2 and 3, with the file `name`. It counts as an opening when no segment was open yet."""
         file = self._files.open(name)
         header = Header(
             self._entropy(MARK_SIZE),
             self._header.generation + 1,
             file.size(),
             self._header.log_id,
-            self._header.incarnation + (self._file is None),
+            self._header.openings + (self._file is None),
             self.node,
+            self._files.identity(name),
         )
         frame = encode_frame(header.mark, HEADER_SIZE, state)
         try:
@@ -239,6 +259,17 @@ class Journal:
 
     def _full(self, size: int) -> LogFull:
         return LogFull(f"{self._files}: there is no space for a segment of {size} octets; make room and try again")
+
+
+def is_closed(contents: Contents, state: LogState) -> bool:
+    """Whether a segment that has been read, with `state` as the result, ends where its log was closed."""
+    return Standing.OPEN not in state.noted.values() if state.noted else not contents.payloads[-1]
+
+
+def is_copy(files: Files, header: Header) -> bool:
+    """Whether the segment with this header is known to be a copy of the file that it was written into."""
+    actual = files.identity(segment_name(header.generation))
+    return bool(header.identity and actual and header.identity != actual)
 
 
 def segment_name(generation: int) -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from tm.log.decision import Decision, Heuristic, LogDamaged, LogError, LogMissing
 from tm.log.files import Files, PosixFiles
-from tm.log.journal import read_current, segment_generations
+from tm.log.incarnations import Incarnations, copy_of
+from tm.log.journal import is_copy, read_current, segment_generations
 from tm.log.records import decode_decision, decode_heuristic
 from tm.log.state import LogState
 
@@ -29,7 +30,8 @@ class LogImage:
 
     node: str
     log_id: bytes
-    incarnation: int
+    openings: int
+    incarnations: Incarnations
     decisions: tuple[Decision, ...]
     heuristics: tuple[Heuristic, ...]
 
@@ -39,12 +41,13 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
     files = files or PosixFiles(directory)
     damage = ""
     for _ in range(ATTEMPTS):
-        generations = _generations(files)
+        generations = generations_in(files)
         if not generations:
             raise LogMissing(f"{files}: there is no decision log here")
         state = LogState()
         try:
             header = read_current(files, generations[-1], state).header
+            incarnations = _known(state, header.openings, copied=is_copy(files, header))
         except FileNotFoundError:
             continue
         except LogDamaged as error:
@@ -52,18 +55,26 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
                 raise
             damage = str(error)
             continue
-        if generations[-1] in _generations(files):
+        if generations[-1] in generations_in(files):
             return LogImage(
                 header.node,
                 header.log_id,
-                header.incarnation,
+                header.openings,
+                incarnations,
                 tuple(decode_decision(record) for record in state.decisions.values()),
                 tuple(decode_heuristic(record) for record in state.heuristics.values()),
             )
     raise LogError(f"{files}: the log changes faster than it can be read; try again")
 
 
-def _generations(files: Files) -> list[int]:
+def _known(state: LogState, openings: int, *, copied: bool) -> Incarnations:
+    """What whoever opened the log now would know of its incarnations."""
+    noted = copy_of(state.noted) if copied else dict(state.noted)
+    return Incarnations(noted, state.counted if noted else openings)
+
+
+def generations_in(files: Files) -> list[int]:
+    """The generations of the segments, in ascending order; none where there is no folder."""
     try:
         return segment_generations(files.names())
     except FileNotFoundError:

@@ -9,6 +9,10 @@ for the length and so many octets:
     2 END                 short gtrid
     3 HEURISTIC           XA code (1), short resource, format id (4), short gtrid, short bqual
     4 HEURISTIC DROPPED   short resource, format id (4), short gtrid, short bqual
+    5 INCARNATION         what is known of it (1): 1 open, 2 whole, 3 cut; the incarnation (8)
+    6 COUNTED             up to which number openings were counted (4), before incarnations were random
+
+The last two are FileLog's own, and since records of version 2; the former version refuses a log that has them.
 
 Octets are records if and only if they divide into such records without a rest. Whether they are what was once
 written is for the frame around them to tell.
@@ -22,7 +26,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from tm.log.decision import Branch, Decision, Heuristic
+from tm.log.incarnations import Standing
 from xa import HEURISTIC_CODES, Code, Xid
+from xa.gtrid import INCARNATION_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +37,8 @@ DECISION: Final = 1
 END: Final = 2
 HEURISTIC: Final = 3
 HEURISTIC_DROPPED: Final = 4
+INCARNATION: Final = 5
+COUNTED: Final = 6
 
 MAX_RESOURCE: Final = 255
 """Octets of a resource manager's name."""
@@ -38,6 +46,9 @@ MAX_BRANCHES: Final = 0xFFFF
 
 _FORMAT_ID: Final = struct.Struct(">I")
 _COUNT: Final = struct.Struct(">H")
+_NUMBER: Final = struct.Struct(">I")
+_STANDINGS: Final = {Standing.OPEN: 1, Standing.WHOLE: 2, Standing.CUT: 3}
+_STANDING_OF: Final = {number: standing for standing, number in _STANDINGS.items()}
 
 
 class RecordError(ValueError):
@@ -58,7 +69,22 @@ class HeuristicDropped:
     branch: Branch
 
 
-Record = Decision | End | Heuristic | HeuristicDropped
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What is known of an incarnation from now on."""
+
+    incarnation: bytes
+    standing: Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Openings were counted, up to this number."""
+
+    openings: int
+
+
+Record = Decision | End | Heuristic | HeuristicDropped | Noted | Counted
 
 
 def encode_decision(decision: Decision) -> bytes:
@@ -91,6 +117,16 @@ def encode_heuristic(heuristic: Heuristic) -> bytes:
 def encode_heuristic_dropped(branch: Branch) -> bytes:
     """The HEURISTIC DROPPED record."""
     return bytes((HEURISTIC_DROPPED,)) + branch_key(branch)
+
+
+def encode_noted(incarnation: bytes, standing: Standing) -> bytes:
+    """The INCARNATION record."""
+    return bytes((INCARNATION, _STANDINGS[standing])) + incarnation
+
+
+def encode_counted(openings: int) -> bytes:
+    """The COUNTED record."""
+    return bytes((COUNTED,)) + _NUMBER.pack(openings)
 
 
 def branch_key(branch: Branch) -> bytes:
@@ -166,6 +202,17 @@ def _record(octets: bytes, at: int) -> tuple[Record, int]:
     if kind == HEURISTIC_DROPPED:
         branch, at = _decode_branch(octets, at + 1, b"")
         return HeuristicDropped(branch), at
+    if kind == INCARNATION:
+        end = at + 2 + INCARNATION_SIZE
+        if end > len(octets):
+            raise ValueError("it is cut off")
+        standing = _STANDING_OF.get(octets[at + 1])
+        if standing is None:
+            raise ValueError(f"{octets[at + 1]} says nothing of an incarnation")
+        return Noted(octets[at + 2 : end], standing), end
+    if kind == COUNTED:
+        (openings,) = _NUMBER.unpack_from(octets, at + 1)
+        return Counted(openings), at + 1 + _NUMBER.size
     raise ValueError(f"kind {kind} is unknown")
 
 

@@ -8,8 +8,10 @@ A segment is a file of fixed size; integers are big-endian. It begins with a hea
     20   generation   8   1 for the first segment of a log, and one more each time
     28   size         8   octets of the file
     36   log id       8   random, made with the log
-    44   incarnation  4   how often the log was opened for writing
+    44   openings     4   how often the log was opened for writing
     48   node         1   octet for the length, and so many ASCII characters
+    …    zeros
+    84   identity     12  of the file, where the file system has one (`tm.log.files`); zeros otherwise
     …    zeros
 
 Frames follow, one behind the other:
@@ -18,7 +20,8 @@ Frames follow, one behind the other:
     8    offset       8   of this frame in the segment
     16   length       4   octets of the payload
     20   check        4   CRC-32 of the octets 0 to 19 and the payload
-    24   payload          records as in `tm.log.records`; none, where the log was closed
+    24   payload          records as in `tm.log.records`; the last one says that the incarnation is whole, where the
+                      log was closed (none at all, in former versions)
 
 A header is valid if and only if magic, check and the file's size are right, and a frame if and only if mark,
 offset and check are. The first frame is the state of the log when the segment was begun; header and first frame
@@ -30,7 +33,8 @@ after that one was forced. Therefore:
 - Where no valid frame follows, what stands there is a write that was never forced, so nobody was told that it
   is durable: the log ends there. Octets of an earlier use of the file have another mark and are never frames.
 - A frame that was forced and then spoiled before anything was written behind it looks the same. It can't be
-  told; that is why the log is closed with an empty frame, and why opening it begins a new segment.
+  told; that is why the log is closed with one more frame, and why opening it begins a new segment.
+- A file whose identity is not the one in its header is a copy of the one that was written.
 
 It is assumed, as by other logs of this kind, that writing a block anew does not harm those of its octets that
 stay the same.
@@ -51,6 +55,8 @@ FRAME_OVERHEAD: Final = 24
 _MAGIC: Final = b"xabrlog1"
 _HEADER: Final = struct.Struct(">8sQQ8sIB")
 _HEADER_START: Final = 12
+_IDENTITY_AT: Final = 84
+IDENTITY_SIZE: Final = 12
 _FRAME: Final = struct.Struct(">8sQI")
 _CHECK: Final = struct.Struct(">I")
 
@@ -71,8 +77,9 @@ class Header:
     generation: int
     size: int
     log_id: bytes
-    incarnation: int
+    openings: int
     node: str
+    identity: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +94,9 @@ class Contents:
 def encode_header(header: Header) -> bytes:
     """The block that `header` stands in."""
     node = header.node.encode("ascii")
-    fields = _HEADER.pack(header.mark, header.generation, header.size, header.log_id, header.incarnation, len(node))
-    body = (fields + node).ljust(HEADER_SIZE - _HEADER_START, b"\0")
+    fields = _HEADER.pack(header.mark, header.generation, header.size, header.log_id, header.openings, len(node))
+    begin = (fields + node).ljust(_IDENTITY_AT - _HEADER_START, b"\0") + header.identity
+    body = begin.ljust(HEADER_SIZE - _HEADER_START, b"\0")
     return _MAGIC + _CHECK.pack(zlib.crc32(body)) + body
 
 
@@ -101,9 +109,10 @@ def decode_header(octets: bytes) -> Header:
         raise SegmentDamaged(0, f"it does not begin with {_MAGIC!r}")
     if octets[8:_HEADER_START] != _CHECK.pack(zlib.crc32(body)):
         raise SegmentDamaged(0, "the check of its header is wrong")
-    mark, generation, size, log_id, incarnation, node_size = _HEADER.unpack_from(body)
+    mark, generation, size, log_id, openings, node_size = _HEADER.unpack_from(body)
     node = body[_HEADER.size : _HEADER.size + node_size].decode("ascii")
-    return Header(mark, generation, size, log_id, incarnation, check_node(node))
+    identity = octets[_IDENTITY_AT : _IDENTITY_AT + IDENTITY_SIZE]
+    return Header(mark, generation, size, log_id, openings, check_node(node), identity if any(identity) else b"")
 
 
 def encode_frame(mark: bytes, offset: int, payload: bytes) -> bytes:

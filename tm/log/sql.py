@@ -1,8 +1,8 @@
 """SqlLog: the decision log in a database, for containers without a disk and for more processes than one.
 
-Who opens it takes the node (`tm.log.sql_node`) and is fenced off when another one does. Further processes join
-by naming the incarnation. Each change of a gtrid is one statement: compare and set of its state, on the condition
-that the node is still in this epoch (`tm.log.sql_gtrids`, `tm.log.sql_states`). Tables: `tm.log.sql_schema`.
+Who opens it takes the node (`tm.log.sql_node`) under a new epoch, and is fenced off when another one does. Further
+processes join by naming the epoch. Each change of a gtrid is one statement: compare and set of its state, on the
+condition that the node is still in this epoch (`tm.log.sql_gtrids`, `tm.log.sql_states`). Tables: `tm.log.sql_schema`.
 
 When the connection is lost during a change, the same change is tried again for some seconds: it had its effect,
 or has it now, or is refused. Where that can't be found out it is unknown: LogStopped. The gtrid is then settled
@@ -22,22 +22,24 @@ from sqlalchemy import delete, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from tm.log.decision import Branch, Decision, DecisionRefused, Heuristic, LogError, LogFull, LogMissing, LogStopped
+from tm.log.incarnations import INCARNATION, Incarnations, IncarnationVerb, Standing, trusted, warning_of
 from tm.log.reading import LogImage
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
 from tm.log.sql_gtrids import Entry, GtridTable, TakenOver
+from tm.log.sql_incarnations import IncarnationTable, read_incarnations
 from tm.log.sql_node import join_node, read_node, renew_lease, take_node
 from tm.log.sql_schema import HEURISTICS, Database
 from tm.log.sql_states import GtridState
 from tm.log.sql_trouble import persistently, told
 from tm.reminders import Reminders
 from xa import check_node
+from xa.gtrid import INCARNATION_SIZE
+from xa.machine import advance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from sqlalchemy import Executable
-
-    from xa import Gtrid
 
 T = TypeVar("T")
 
@@ -57,7 +59,7 @@ class SqlLog:
     is for pipelines, which begin and abort explicitly, from several processes.
 
     Opened by construction: LogLocked when another process has the node, LogError when the database can't hold a
-    log. With `incarnation` it joins the process that took the node as that; else it takes the node itself, with
+    log. With `epoch` it joins the process that took the node in that; else it takes the node itself, with
     `take_over` at once, and holds it by a lease of `lease_s` that a thread renews. Gtrids that are done are
     removed after `keep_s`; None leaves them to `purge`. `clock` stands in for the database's own.
     """
@@ -67,7 +69,7 @@ class SqlLog:
         url: str | Database,
         node: str,
         *,
-        incarnation: int | None = None,
+        epoch: int | None = None,
         take_over: bool = False,
         lease_s: float = LEASE_S,
         keep_s: float | None = KEEP_S,
@@ -83,10 +85,15 @@ class SqlLog:
         try:
             if isinstance(url, str):
                 self._database.prepare()
-            if incarnation is None:
+            if epoch is None:
                 row = take_node(self._database, node, lease_s, take_over=take_over, sleep=sleep, entropy=entropy)
             else:
-                row = join_node(self._database, node, incarnation)
+                row = join_node(self._database, node, epoch)
+            self._known = IncarnationTable(self._database, node)
+            self._incarnation = b""
+            self._incarnations = Incarnations()
+            if epoch is None:
+                self._note_opening(row.epoch, entropy(INCARNATION_SIZE))
         except SQLAlchemyError as error:
             self._database.engine.dispose()
             raise LogError(f"{self._database}: the decision log can't be opened: {error}") from error
@@ -102,7 +109,8 @@ class SqlLog:
         self._stopped: str | None = None
         self._closing = threading.Event()
         self._keeper: threading.Thread | None = None
-        if incarnation is None:
+        self._entropy = entropy
+        if epoch is None:
             self._keeper = threading.Thread(target=self._keep, name=f"xabridge-lease-{node}", daemon=True)
             self._keeper.start()
 
@@ -117,13 +125,57 @@ class SqlLog:
         return self._log_id
 
     @property
-    def incarnation(self) -> int:
-        """As `DecisionLog.incarnation`."""
+    def epoch(self) -> int:
+        """How often the node was taken until this one did: what fences off those before."""
         return self._epoch
 
-    def owns(self, gtrid: Gtrid) -> bool:
-        """As `DecisionLog.owns`."""
-        return gtrid.log_id == self._log_id and gtrid.node == self._node and gtrid.incarnation <= self._epoch
+    @property
+    def incarnation(self) -> bytes:
+        """As `DecisionLog.incarnation`. One that joined has none before it is first asked for it: it may never begin a
+        transaction here. Errors are those of `decide`."""
+        with self._mutex:
+            if not self._incarnation:
+                drawn = self._entropy(INCARNATION_SIZE)
+                self._persistently("an incarnation", lambda: self._note(drawn, self._epoch))
+                self._incarnation = drawn
+                self._incarnations = self._told(self._known.read)
+            return self._incarnation
+
+    @property
+    def incarnations(self) -> Incarnations:
+        """As `DecisionLog.incarnations`. Those of other processes that joined the node are not among them."""
+        return self._incarnations
+
+    def trust(self, incarnation: bytes) -> None:
+        """As `DecisionLog.trust`."""
+        standing = trusted(self._incarnations, incarnation)
+        self._persistently("the word for a copy", lambda: self._known.stand(incarnation, standing))
+        noted = {**self._incarnations.noted, incarnation: standing}
+        self._incarnations = Incarnations(noted, self._incarnations.counted)
+
+    def held(self) -> bool:
+        """As `DecisionLog.held`. Another process may have taken the node."""
+        try:
+            self._told(self._gtrids.check_epoch)
+        except LogError:
+            return False
+        return True
+
+    def _note_opening(self, epoch: int, incarnation: bytes) -> None:
+        """As `tm.log.sql_incarnations` says."""
+        before = self._known.read()
+        self._known.succeed(epoch)
+        self._note(incarnation, epoch)
+        self._known.settle_place(epoch)
+        self._incarnation, self._incarnations = incarnation, self._known.read()
+        warning = warning_of(self._database, self._incarnations, before.noted)
+        if warning is not None:
+            _LOGGER.warning("%s", warning)
+
+    def _note(self, incarnation: bytes, epoch: int) -> None:
+        if not self._known.note(incarnation, epoch):
+            row = read_node(self._database, self._node)
+            raise TakenOver(f"node {self._node!r} was taken by {row.holder if row else 'nobody'} while it was opened")
 
     def decide(self, decision: Decision) -> None:
         """As `DecisionLog.decide`. DecisionRefused also when it was aborted, or another process took the node."""
@@ -195,6 +247,7 @@ class SqlLog:
         self._write_ends()
         if self._keeper is not None:
             try:
+                self._known.stand(self._incarnation, advance(INCARNATION, Standing.OPEN, IncarnationVerb.CLOSE))
                 renew_lease(self._database, self._node, self._epoch, 0.0)
             except SQLAlchemyError as error:
                 _LOGGER.warning("the lease of node %s could not be ended: %s", self._node, error)
@@ -332,12 +385,19 @@ def read_sql_log(url: str, node: str) -> LogImage:
     """The log of `node` as it stands in its database; who holds it is not disturbed. LogMissing when there is none."""
     database = Database(url)
     try:
-        database.check()
+        version = database.check()
         row = read_node(database, node)
         if row is None:
             raise LogMissing(f"{database}: there is no decision log of node {node!r} here")
         decisions = GtridTable(database, node, row.epoch).decisions()
-        return LogImage(node, row.log_id, row.epoch, tuple(decisions), tuple(read_heuristics(database, node)))
+        return LogImage(
+            node,
+            row.log_id,
+            row.epoch,
+            read_incarnations(database, node, version, row.epoch),
+            tuple(decisions),
+            tuple(read_heuristics(database, node)),
+        )
     except SQLAlchemyError as error:
         raise LogError(f"{database}: the decision log can't be read: {error}") from error
     finally:

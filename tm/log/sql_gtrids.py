@@ -82,7 +82,7 @@ class GtridTable:
         """Makes those of `gtrids` done that are committed."""
         statement = (
             update(GTRIDS)
-            .where(GTRIDS.c.gtrid.in_(gtrids), _stands(sources(GtridVerb.END)))
+            .where(GTRIDS.c.node == self._node, GTRIDS.c.gtrid.in_(gtrids), _stands(sources(GtridVerb.END)))
             .values(state=target(GtridVerb.END), changed_at=self._database.now())
         )
         with self._database.writing(), self._database.engine.connect() as connection:

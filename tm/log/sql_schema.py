@@ -17,6 +17,16 @@
         node, branch     primary key; `branch_key`
         record           the HEURISTIC record
         changed_at       when it was noted
+    xabridge_incarnation a row for each incarnation that was noted (`tm.log.incarnations`)
+        node, incarnation   primary key
+        epoch            under which it was noted
+        standing         open, whole or cut
+    xabridge_place       a row for each node
+        node             primary key
+        counted          up to which epoch a gtrid has the epoch for its incarnation: 0, unless the tables had version 1
+        place            by what the database was known from a copy when the node was taken; "" where it has nothing
+
+Version 1 had neither of the last two tables; who opens such a log for writing makes them.
 
 PostgreSQL is taken when it forces what it commits, SQLite with its write-ahead log and synchronous = FULL.
 Either is used with autocommit: each change is one statement, and durable when the statement returns.
@@ -47,14 +57,17 @@ from sqlalchemy import (
     create_engine,
     event,
     inspect,
+    literal,
     literal_column,
     select,
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import DBAPIError
 
 from tm.log.decision import LogError, LogMissing
+from tm.log.files import file_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +75,9 @@ if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
     from sqlalchemy.engine import URL
 
-VERSION: Final = 1
+VERSION: Final = 2
+COUNTING: Final = 1
+"""The version whose incarnations were epochs."""
 
 METADATA: Final = MetaData()
 SCHEMA: Final = Table("xabridge_schema", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
@@ -94,12 +109,32 @@ HEURISTICS: Final = Table(
     Column("record", LargeBinary, nullable=False),
     Column("changed_at", Double, nullable=False),
 )
+INCARNATIONS: Final = Table(
+    "xabridge_incarnation",
+    METADATA,
+    Column("node", String(32), primary_key=True),
+    Column("incarnation", LargeBinary(8), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("standing", String(5), nullable=False),
+)
+PLACE: Final = Table(
+    "xabridge_place",
+    METADATA,
+    Column("node", String(32), primary_key=True),
+    Column("counted", BigInteger, nullable=False),
+    Column("place", String(64), nullable=False),
+)
 
 _WAIT_S: Final = 30.0
 """How long SQLite's file may be in other hands."""
 
 _CREATING: Final = 0x78616272
 """Key of the PostgreSQL advisory lock under which the tables are made: "xabr"."""
+
+_REFUSED: Final = "42"
+"""What SQLSTATEs of a missing right or function begin with."""
+
+_SYSTEM_IDENTIFIER: Final = text("SELECT system_identifier FROM pg_control_system()")
 
 _SECONDS_1970: Final = {
     "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)",
@@ -152,31 +187,58 @@ class Database:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
             for tables in (METADATA, *beside):
                 tables.create_all(connection)
-            if connection.execute(select(SCHEMA.c.version)).first() is None:
+            version = connection.execute(select(SCHEMA.c.version)).scalar()
+            if version is None:
                 connection.execute(SCHEMA.insert().values(version=VERSION))
+            elif version == COUNTING:
+                _move_on(connection)
             self._check_tables(connection)
 
-    def check(self) -> None:
-        """Checks the tables and makes none. LogMissing: there is no log here; LogError: they can't hold one."""
+    def check(self) -> int:
+        """Checks the tables and makes none; their version. LogMissing: there is no log here; LogError: they can't hold
+        one."""
         with self.engine.connect() as connection:
             if not inspect(connection).has_table(SCHEMA.name):
                 raise LogMissing(f"{self}: there is no decision log here")
-            self._check_tables(connection)
+            return self._check_tables(connection)
 
-    def _check_tables(self, connection: Connection) -> None:
+    def place(self) -> str:
+        """By what this database is known from a copy of it; "" where it has nothing, or does not tell this user."""
+        if self.is_sqlite:
+            return file_identity(str(self._url.database)).hex()
+        try:
+            with self.engine.connect() as connection:
+                return str(connection.execute(_SYSTEM_IDENTIFIER).scalar_one())
+        except DBAPIError as error:
+            if not str(getattr(error.orig, "sqlstate", "")).startswith(_REFUSED):
+                raise
+            return ""
+
+    def _check_tables(self, connection: Connection) -> int:
         versions = list(connection.execute(select(SCHEMA.c.version)).scalars())
-        if versions != [VERSION]:
+        if len(versions) != 1 or versions[0] not in {COUNTING, VERSION}:
             raise LogError(
                 f"{self}: the tables of the decision log have version {' and '.join(map(str, versions))}, "
                 f"this program knows version {VERSION}"
             )
         inspector = inspect(connection)
         for table in METADATA.tables.values():
+            if versions[0] == COUNTING and table in {INCARNATIONS, PLACE}:
+                continue
             missing = {column.name for column in table.columns} - {
                 column["name"] for column in inspector.get_columns(table.name)
             }
             if missing:
                 raise LogError(f"{self}: table {table.name} lacks {', '.join(sorted(missing))}; it is not a log's")
+        return int(versions[0])
+
+
+def _move_on(connection: Connection) -> None:
+    """From version 1: what has an epoch for its incarnation was made under an epoch that is there by now."""
+    connection.execute(
+        PLACE.insert().from_select(["node", "counted", "place"], select(NODE.c.node, NODE.c.epoch, literal("")))
+    )
+    connection.execute(SCHEMA.update().values(version=VERSION))
 
 
 def database_url(url: str) -> URL:

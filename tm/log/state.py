@@ -1,34 +1,45 @@
-"""What a decision log says at one moment: the decisions that have not ended, and the heuristic outcomes noted."""
+"""What a decision log says at one moment: the decisions that have not ended, the heuristic outcomes noted, and what is
+known of its incarnations."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tm.log.decision import Decision, Heuristic
+from tm.log.incarnations import Incarnations
 from tm.log.records import (
+    Counted,
     End,
+    Noted,
     Record,
     branch_key,
     decode_decision,
     decode_heuristic,
+    encode_counted,
     encode_decision,
     encode_heuristic,
+    encode_noted,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tm.log.incarnations import Standing
+
 
 class LogState:
-    """Both tables map to the record as it is kept, oldest first, so that a snapshot is a join."""
+    """The first two tables map to the record as it is kept, oldest first, so that a snapshot is a join."""
 
-    __slots__ = ("decisions", "heuristics")
+    __slots__ = ("counted", "decisions", "heuristics", "noted")
 
     def __init__(self) -> None:
         self.decisions: dict[bytes, bytes] = {}
         """gtrid → DECISION record."""
         self.heuristics: dict[bytes, bytes] = {}
         """`branch_key` → HEURISTIC record."""
+        self.noted: dict[bytes, Standing] = {}
+        """Incarnation → what is known of it, oldest first. Empty in a log of a version that counted."""
+        self.counted = 0
 
     def apply(self, record: Record) -> None:
         """The state after `record`. What a record takes away need not be there: its END may have been lost
@@ -39,12 +50,23 @@ class LogState:
             self.decisions.pop(record.gtrid, None)
         elif isinstance(record, Heuristic):
             self.heuristics[branch_key(record.branch)] = encode_heuristic(record)
+        elif isinstance(record, Noted):
+            self.noted[record.incarnation] = record.standing
+        elif isinstance(record, Counted):
+            self.counted = record.openings
         else:
             self.heuristics.pop(branch_key(record.branch), None)
 
+    @property
+    def incarnations(self) -> Incarnations:
+        """What is known of the incarnations."""
+        return Incarnations(dict(self.noted), self.counted)
+
     def records(self) -> list[bytes]:
         """Records that make this state out of nothing."""
-        return [*self.decisions.values(), *self.heuristics.values()]
+        counted = [encode_counted(self.counted)] if self.counted else []
+        noted = [encode_noted(incarnation, standing) for incarnation, standing in self.noted.items()]
+        return [*counted, *noted, *self.decisions.values(), *self.heuristics.values()]
 
 
 def decoded_decisions(records: Sequence[bytes]) -> tuple[Decision, ...]:

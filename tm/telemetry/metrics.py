@@ -45,7 +45,7 @@ DURATION: Final = Metric(
     "histogram",
     "s",
     (OUTCOME,),
-    "How long transactions took, from begin to outcome.",
+    "How long transactions took, from begin to outcome; a consumer's from the message on that it waited for.",
 )
 IN_DOUBT: Final = Metric(
     "xabridge.transactions.in_doubt",

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tm.effects import Effect, Force, Note
+    from tm.lease import Lease
     from tm.log import DecisionLog, LogError
     from tm.resources import Resource
     from tm.telemetry.recorder import Recorder
-    from xa import Completion, DecidingResource, DecisionRecord, ResourceManager, Xid
+    from xa import Completion, DecidingResource, DecisionRecord, Owner, ResourceManager, Xid
 
 RAISED: Final = "RAISED"
 """The code of a call that raised what its contract does not name."""
@@ -163,10 +164,14 @@ class ObservedDecider(ObservedResource):
         """As `xa.DecidingResource` says."""
         return self._rm.decider_id
 
-    @property
-    def incarnation(self) -> int:
+    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
         """As `xa.DecidingResource` says."""
-        return self._rm.incarnation
+        self._told("hold", self._rm.hold, owner, lease_s, rmid)
+
+    def owners(self, rmid: int) -> Sequence[Owner]:
+        """As `xa.DecidingResource` says."""
+        owners: Sequence[Owner] = self._told("owners", self._rm.owners, rmid)
+        return owners
 
     def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
         """As `xa.DecidingResource` says."""
@@ -197,9 +202,10 @@ class ObservedPerformer(Performer):
         resources: Mapping[str, Resource],
         log: DecisionLog | None,
         sleep: Callable[[float], None],
+        lease: Lease | None,
         recorder: Recorder,
     ) -> None:
-        super().__init__(resources, log, sleep)
+        super().__init__(resources, log, sleep, lease)
         self._recorder = recorder
 
     def perform(self, effect: Effect) -> Any:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider
     from opentelemetry.trace import Span, TracerProvider
 
+    from tm.lease import Lease
     from tm.log import DecisionLog
     from tm.outcome import Outcome
     from tm.performer import Performer
@@ -136,10 +137,14 @@ class Recorder:
         return observed(name, rm, self)
 
     def performer(
-        self, resources: Mapping[str, Resource], log: DecisionLog | None, sleep: Callable[[float], None]
+        self,
+        resources: Mapping[str, Resource],
+        log: DecisionLog | None,
+        sleep: Callable[[float], None],
+        lease: Lease | None,
     ) -> Performer:
         """A performer whose phases and forces are measured."""
-        return ObservedPerformer(resources, log, sleep, self)
+        return ObservedPerformer(resources, log, sleep, lease, self)
 
     def close(self) -> None:
         """Nothing is observed of this manager any more."""

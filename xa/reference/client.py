@@ -287,11 +287,11 @@ class ReferenceClient:
         if self._current.get(control) is association:
             del self._current[control]
         if association.state is dialect.suspended:
-            association.client.hold(association)
+            association.client.keep_suspended(association)
         elif self._suspended:
             self.release(association)
 
-    def hold(self, association: Association) -> None:
+    def keep_suspended(self, association: Association) -> None:
         """The association is suspended. Called with the store's lock held."""
         self._suspended[association.control, association.branch.xid] = association
 

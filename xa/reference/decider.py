@@ -10,7 +10,7 @@ from xa.codes import Code
 from xa.deciding import DecisionRecord
 from xa.errors import xa_error
 from xa.flags import TMONEPHASE, TMUSEASYNC
-from xa.reference.client import R0, answer_only
+from xa.reference.client import answer_only
 from xa.reference.resource import ReferenceResource
 from xa.reference.server import OK
 from xa.reference.store import ReferenceStore
@@ -18,6 +18,7 @@ from xa.reference.store import ReferenceStore
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from xa.deciding import Owner
     from xa.reference.branch import Branch
     from xa.reference.client import Effect
     from xa.resource import Handle, Registrar
@@ -32,7 +33,8 @@ class DecidingStore(ReferenceStore):
         if len(decider_id) != 8:
             raise ValueError(f"a decider id has 8 octets, not {len(decider_id)}")
         self.decider_id = decider_id
-        self.incarnation = 0
+        self.leases: dict[Owner, float] = {}
+        """Owner → when its lease runs out, by `clock`."""
         self._decisions: dict[bytes, bytes | None] = {}
         self._order: list[bytes] | None = []
 
@@ -58,6 +60,18 @@ class DecidingStore(ReferenceStore):
             self._decisions[gtrid] = record
             self._order = None
         return code
+
+    def hold(self, owner: Owner, lease_s: float) -> None:
+        """As `xa.DecidingResource.hold` says. Called with `lock` held."""
+        if lease_s:
+            self.leases[owner] = self.clock() + lease_s
+        else:
+            self.leases.pop(owner, None)
+
+    def owners(self) -> list[Owner]:
+        """As `xa.DecidingResource.owners` says. Called with `lock` held."""
+        now = self.clock()
+        return [owner for owner, until in self.leases.items() if until > now]
 
     def settle(self, gtrid: bytes) -> bytes | None:
         """The record, or None and a tombstone. Called with `lock` held."""
@@ -90,25 +104,27 @@ class ReferenceDecider(ReferenceResource):
     def __init__(self, store: DecidingStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> None:
         super().__init__(store, registrar, flags)
         self._decisions = store
-        self._incarnation = 0
 
     @property
     def decider_id(self) -> bytes:
         """As `xa.DecidingResource` says."""
         return self._decisions.decider_id
 
-    @property
-    def incarnation(self) -> int:
+    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
         """As `xa.DecidingResource` says."""
-        return self._incarnation
 
-    def _open(self, rmid: int, answer: Code | None = None) -> Code:
-        first = self._state is R0
-        code = super()._open(rmid, answer)
-        if first and code is OK:
-            self._decisions.incarnation += 1
-            self._incarnation = self._decisions.incarnation
-        return code
+        def effect(*, answer: Code | None) -> Code:
+            if answer is None:
+                self._decisions.hold(owner, lease_s)
+            return OK if answer is None else answer
+
+        self._ask_store("hold", rmid, effect)
+
+    def owners(self, rmid: int) -> Sequence[Owner]:
+        """As `xa.DecidingResource` says."""
+        self._ask_store("owners", rmid, answer_only)
+        with self._decisions.lock:
+            return self._decisions.owners()
 
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         """Refused: this branch is decided, not prepared."""

@@ -41,7 +41,7 @@ VERBS: Final = frozenset(
     {"open", "close", "start", "end", "prepare", "commit", "rollback", "recover", "forget", "work"}
 )
 """What can be scripted: the verbs, and `work`, any operation of a session."""
-DECIDER_VERBS: Final = frozenset({"decide", "settle", "decisions", "end_decisions"})
+DECIDER_VERBS: Final = frozenset({"decide", "settle", "decisions", "end_decisions", "hold", "owners"})
 _DELAYABLE: Final = frozenset({"prepare", "commit", "rollback", "forget"})
 
 

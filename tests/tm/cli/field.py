@@ -4,6 +4,7 @@ through a socket, so that any command finds them; and what can be put in doubt t
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import pty
 import select
@@ -25,8 +26,12 @@ from xa.reference.remote import ReferenceServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from xa.gtrid import Incarnation
+
 ROOT: Final = Path(__file__).parents[3]
 NODE: Final = "orders-1"
+INCARNATION: Final = bytes.fromhex("3fa91c0000000001")
+OTHERS: Final = bytes.fromhex("c07d110000000002")
 OTHER_LOG: Final = bytes.fromhex("7f3a000000000001")
 PATIENCE_S: Final = 60
 
@@ -71,10 +76,13 @@ class Field:
         self.config.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def open_log(self) -> FileLog:
-        """The node's log, with an id that is the same in every run."""
-        return FileLog(self.log_folder, NODE, segment_size=65536, entropy=lambda count: bytes([0xAB]) * count)
+        """The node's log, with an id and an incarnation that are the same in every run."""
+        drawn = itertools.chain([INCARNATION], itertools.repeat(b"\xab" * 8))
+        return FileLog(self.log_folder, NODE, segment_size=65536, entropy=lambda count: next(drawn)[:count])
 
-    def gtrid(self, sequence: int, *, incarnation: int = 1, node: str = NODE, log_id: bytes = b"\xab" * 8) -> bytes:
+    def gtrid(
+        self, sequence: int, *, incarnation: Incarnation = INCARNATION, node: str = NODE, log_id: bytes = b"\xab" * 8
+    ) -> bytes:
         """A gtrid of this node's log, unless said otherwise."""
         return Gtrid(node, log_id, incarnation, sequence).encode()
 

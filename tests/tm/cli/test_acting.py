@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Xabridge = Callable[..., Said]
 
-NAME = "orders-1:1:1"
+NAME = "orders-1:3fa91c:1"
 
 
 def decided(field: Field) -> bytes:
@@ -57,7 +57,7 @@ def test_commit_of_what_is_decided(field: Field, xabridge: Xabridge) -> None:
     decided(field)
     said = xabridge("recover", "commit", NAME, "--yes")
     assert said.code == 0
-    assert said.out == "orders-1·1·1 on broker: committed\norders-1·1·1 on shop: committed\n"
+    assert said.out == "orders-1·3fa91c·1 on broker: committed\norders-1·3fa91c·1 on shop: committed\n"
     assert "decision commit: the log says so" in said.err
     assert data(field) == {"order", "row"}
     assert not read_log(field.log_folder).heuristics
@@ -127,7 +127,7 @@ def test_a_heuristic_rollback_is_noted(field: Field, xabridge: Xabridge) -> None
     decided(field)
     said = xabridge("recover", "rollback", NAME, "--on", "shop", "--heuristic", "--yes")
     assert said.code == 0
-    assert "orders-1·1·1 on shop: rolled back, and noted as a heuristic outcome" in said.out
+    assert "orders-1·3fa91c·1 on shop: rolled back, and noted as a heuristic outcome" in said.out
     (note,) = read_log(field.log_folder).heuristics
     assert (note.branch.resource, note.code) == ("shop", Code.XA_HEURRB)
     assert xabridge("recover", "run").code == 0
@@ -171,10 +171,10 @@ def test_when_nobody_knows_the_note_stays(field: Field, xabridge: Xabridge, fate
 @pytest.mark.parametrize("act", ["commit", "rollback"])
 def test_another_nodes_needs_heuristic(field: Field, xabridge: Xabridge, act: str) -> None:
     field.prepare("shop", field.gtrid(1, node="orders-2", log_id=OTHER_LOG), "row")
-    said = xabridge("recover", act, "orders-2:1:1", "--yes")
+    said = xabridge("recover", act, "orders-2:3fa91c:1", "--yes")
     assert said.code == 5
     assert "if the log that is not here says otherwise" in " ".join(said.err.split())
-    assert xabridge("recover", act, "orders-2:1:1", "--yes", "--heuristic").code == 0
+    assert xabridge("recover", act, "orders-2:3fa91c:1", "--yes", "--heuristic").code == 0
     assert data(field) == ({"row"} if act == "commit" else set())
     assert not field.log_folder.exists(), "this node's log has nothing to do with it"
 
@@ -210,7 +210,7 @@ def test_a_note_of_a_resource_manager_that_is_not_configured_any_more(field: Fie
     log.close()
     said = xabridge("recover", "forget", NAME, "--yes")
     assert (said.code, said.out) == (
-        0, "orders-1·1·1 on gone: forgotten here; its resource manager is not configured\n",
+        0, "orders-1·3fa91c·1 on gone: forgotten here; its resource manager is not configured\n",
     )  # fmt: skip
     assert xabridge("recover", "list").code == 0
 
@@ -315,13 +315,13 @@ def test_json(field: Field, xabridge: Xabridge) -> None:
     assert [step["consent"] for step in value["plan"]] == ["plain", "plain"]
     assert [done["ok"] for done in value["done"]] == [True, True]
     field.prepare("shop", field.gtrid(2), "another row")
-    value = json.loads(xabridge("recover", "commit", "orders-1:1:2", "--yes", "--json").out)
+    value = json.loads(xabridge("recover", "commit", "orders-1:3fa91c:2", "--yes", "--json").out)
     assert value["done"] == []
     assert value["trouble"].startswith("nothing was done: this goes against the log")
 
 
 def test_what_is_not_there(field: Field, xabridge: Xabridge) -> None:
-    assert xabridge("recover", "commit", "orders-1:1:99", "--yes").code == 1
+    assert xabridge("recover", "commit", "orders-1:3fa91c:99", "--yes").code == 1
     decided(field)
     said = xabridge("recover", "commit", NAME, "--on", "analytics", "--yes")
     assert said.code == 1
@@ -341,6 +341,6 @@ def test_several_at_once(field: Field, xabridge: Xabridge) -> None:
     for number in (1, 2, 3):
         field.prepare("shop", field.gtrid(number))
     field.open_log().close()
-    said = xabridge("recover", "rollback", "orders-1:1:1", "orders-1:1:3", "--yes")
+    said = xabridge("recover", "rollback", "orders-1:3fa91c:1", "orders-1:3fa91c:3", "--yes")
     assert said.code == 0
     assert [view.gtrid for view in field.stores["shop"].branches] == [field.gtrid(2)]

@@ -42,7 +42,7 @@ def test_messages_are_counted_by_queue(
         with tm.begin() as tx:
             tx["broker"].send("orders", Message("order"))
         assert tm.log is not None
-        gtrid = Gtrid("orders-1", tm.log.log_id, 1, 8231).encode()
+        gtrid = Gtrid("orders-1", tm.log.log_id, tm.log.incarnation, 8231).encode()
     xid = Xid(FORMAT_ID, gtrid, b"broker")
     rm = AmqpResource()
     rm.open(url, 1)
@@ -60,7 +60,7 @@ def test_messages_are_counted_by_queue(
     found = {(check["of"], check["check"]): check for check in json.loads(out)["checks"]}
     assert found["broker", "usable"]["health"] == "ok"
     code, out = run(config, capsys, "recover", "run")
-    assert (code, out) == (0, "orders-1·1·8231      rolled back on broker\n")
+    assert (code, out) == (0, f"{Gtrid.decode(gtrid)} rolled back on broker\n")
     assert run(config, capsys, "recover", "list")[0] == 0
     broker.stop()
     code, out = run(config, capsys, "recover", "list")

@@ -39,7 +39,7 @@ def test_bash_completes(tmp_path: Path) -> None:
     path = tmp_path / "completion"
     path.write_text(
         script
-        + "\nxabridge() { echo orders-1·1·8231; }\n"
+        + "\nxabridge() { echo orders-1·3fa91c·8231; }\n"
         + 'ask() { COMP_WORDS=(xabridge "$@"); COMP_CWORD=$#; COMPREPLY=(); '
         + '$(complete -p xabridge | sed \'s/.*-F \\([^ ]*\\) .*/\\1/\') xabridge "${@: -1}" "${@: -2:1}"; '
         + 'echo "${COMPREPLY[*]}"; }\n'
@@ -50,4 +50,4 @@ def test_bash_completes(tmp_path: Path) -> None:
     assert completed[0].split() == ["recover"], said
     assert completed[1].split() == ["rollback"], said
     assert set(completed[2].split()) == {"--help", "--heuristic"}, said
-    assert completed[3].split() == ["orders-1·1·8231"], said
+    assert completed[3].split() == ["orders-1·3fa91c·8231"], said

@@ -162,7 +162,7 @@ def test_node_ids_that_clash(field: Field, xabridge: Xabridge) -> None:
     check = checks(xabridge)["node", "node id"]
     assert check["health"] == "fail"
     assert check["found"] == (
-        "1 transaction of node orders-1 in doubt whose decisions are in log 7f3a000000000001 (opening 1)"
+        "1 transaction of node orders-1 in doubt whose decisions are in log 7f3a000000000001 (incarnation 3fa91c)"
     )
 
 

@@ -13,7 +13,7 @@ from tests.tm.cli.field import NODE, xid_of
 from tests.tm.cli.served import DECIDER
 from tests.tm.cli.test_recovering import decide, deciding, its_gtrid
 from tm.log import FileLog, read_log
-from xa import Code
+from xa import Code, Gtrid, Owner
 from xa.tables import BranchState
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["deciding"]  # the fixture
 
-NAME = "orders-1:1:1"
+NAME = "orders-1:3fa91c:1"
 END = ("recover", "end", NAME, "--gone", "shop")
 
 
@@ -51,8 +51,8 @@ def test_it_is_ended_for_good(field: Field, xabridge: Xabridge) -> None:
     assert xabridge("recover", "run").code == 4
     said = xabridge(*END, "--yes")
     assert said.code == 0
-    assert f"orders-1·1·1 on shop: ended without telling it (xid {xid_of(gtrid, 'shop')})\n" in said.out
-    assert said.out.endswith("orders-1·1·1: the decision is ended\n")
+    assert f"orders-1·3fa91c·1 on shop: ended without telling it (xid {xid_of(gtrid, 'shop')})\n" in said.out
+    assert said.out.endswith("orders-1·3fa91c·1: the decision is ended\n")
     assert not decisions(field)
     assert xabridge("recover", "run").out == "nothing in doubt\n"
     assert xabridge(*END, "--yes").code == 1, "there is none any more"
@@ -63,8 +63,8 @@ def test_what_is_left_elsewhere_is_committed_first(field: Field, xabridge: Xabri
     field.prepare("broker", field.gtrid(2), "another")
     said = xabridge(*END, "--yes")
     assert said.code == 0
-    assert "orders-1·1·1         committed on broker\n" in said.out
-    assert "orders-1·1·2         rolled back on broker\n" in said.out
+    assert "orders-1·3fa91c·1    committed on broker\n" in said.out
+    assert "orders-1·3fa91c·2    rolled back on broker\n" in said.out
     assert field.stores["broker"].data == {"order": True}
 
 
@@ -75,7 +75,7 @@ def test_under_another_name_it_is_committed_and_said_so(field: Field, xabridge: 
     said = xabridge(*END, "--yes")
     assert said.code == 0
     assert "commits the branch of shop, which was found on store" in flat(said.err)
-    assert "orders-1·1·1         committed on broker, store\n" in said.out
+    assert "orders-1·3fa91c·1    committed on broker, store\n" in said.out
     assert "without telling it" not in said.out
     assert field.stores["shop"].data == {"row": True}
     assert not decisions(field)
@@ -154,7 +154,7 @@ def test_a_dry_run(field: Field, xabridge: Xabridge) -> None:
 def test_asking(field: Field, typed: str, code: int, left: int) -> None:
     lost(field)
     screen = field.on_a_terminal(END, until="Type yes: ", typed=typed)
-    assert "end orders-1·1·1 without shop? This can't be undone." in screen
+    assert "end orders-1·3fa91c·1 without shop? This can't be undone." in screen
     assert field.last_code == code
     assert len(decisions(field)) == left
 
@@ -202,7 +202,7 @@ def test_json(field: Field, xabridge: Xabridge) -> None:
 def test_the_command_is_named_where_it_may_be_needed(field: Field, xabridge: Xabridge, command: list[str]) -> None:
     lost(field)
     said = xabridge("recover", *command)
-    assert "xabridge recover end orders-1·1·1 --gone shop" in flat(said.out)
+    assert "xabridge recover end orders-1·3fa91c·1 --gone shop" in flat(said.out)
     assert "again, under whatever name" in flat(said.out), "the better way comes first"
 
 
@@ -240,11 +240,12 @@ def without_the_shop(deciding: Field) -> None:
 def test_a_decision_in_a_resource_that_decides(deciding: Field, xabridge: Xabridge) -> None:
     decide(its_gtrid(1))
     without_the_shop(deciding)
-    deciding.prepare("broker", its_gtrid(2))
+    DECIDER.hold(Owner(NODE, b"at work!", ""), 300)
+    deciding.prepare("broker", Gtrid(NODE, DECIDER.decider_id, b"at work!", 2).encode())
     said = xabridge(*END, "--yes")
     assert said.code == 0, said
-    assert "orders-1·1·2         left alone: younger than the timeout" in said.out
-    assert not DECIDER.tombstones, "the pass spares what may be under way"
+    assert "left alone: another process of this node" in said.out
+    assert not DECIDER.tombstones, "the pass spares what others have under way"
     assert not DECIDER._decisions
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tm.cli.field import NODE, OTHER_LOG
+from tests.tm.cli.field import NODE, OTHER_LOG, OTHERS
 from tm import TransactionManager, configuration_from
 from tm.cli.progress import Progress
 from tm.cli.site import Site
@@ -35,7 +35,7 @@ def fill(field: Field) -> None:
     field.prepare("broker", decided, "a", "b")
     field.prepare("shop", decided, "c")
     field.now += 240
-    field.prepare("shop", field.gtrid(114, node="orders-2", log_id=OTHER_LOG, incarnation=3), "d")
+    field.prepare("shop", field.gtrid(114, node="orders-2", log_id=OTHER_LOG, incarnation=OTHERS), "d")
     field.now += 100
     field.prepare("shop", b"", "e", xid=FOREIGN)
     field.prepare("broker", field.gtrid(9000), "f")
@@ -44,33 +44,33 @@ def fill(field: Field) -> None:
 
 NARROW = """\
 XID                           AGE    STATE        DECISION  HELD BY
-orders-1·1·8231               5 m    prepared     commit    broker
+orders-1·3fa91c·8231          5 m    prepared     commit    broker
     2 keys locked in broker
                               5 m    prepared     commit    shop
     1 key locked in shop
-orders-2·3·114                100 s  prepared     unknown   shop
+orders-2·c07d11·114           100 s  prepared     unknown   shop
     1 key locked in shop
     another node's: its log is not here (node orders-2, log 7f3a000000000001)
 4660_c29tZWJvZHkgZWxzZSdzIHRyYW5zYWN0aW9uLCB3aXRoIGEgbG9uZyBuYW1l
                               0 s    prepared     unknown   shop
     1 key locked in shop
     another transaction manager's (format id 4660): its log is not here
-orders-1·1·9000               0 s    prepared     none      broker
+orders-1·3fa91c·9000          0 s    prepared     none      broker
     1 key locked in broker
-4 transactions in doubt on 2 resource managers
+4 transactions in doubt on 2 resource managers, 1 of them not xabridge's
 analytics could not be reached: analytics can't be reached at /field/nowhere
 """
 
 WIDE = """\
 XID                               NODE      AGE    STATE     DECISION  HELD BY  HOLDS
-orders-1·1·8231                   orders-1  5 m    prepared  commit    broker   2 keys locked in broker
+orders-1·3fa91c·8231              orders-1  5 m    prepared  commit    broker   2 keys locked in broker
                                             5 m    prepared  commit    shop     1 key locked in shop
-orders-2·3·114                    orders-2  100 s  prepared  unknown   shop     1 key locked in shop
+orders-2·c07d11·114               orders-2  100 s  prepared  unknown   shop     1 key locked in shop
     another node's: its log is not here (node orders-2, log 7f3a000000000001)
 4660_c29tZWJvZHkgZWxzZSdzIHRyYW…  -         0 s    prepared  unknown   shop     1 key locked in shop
     another transaction manager's (format id 4660): its log is not here
-orders-1·1·9000                   orders-1  0 s    prepared  none      broker   1 key locked in broker
-4 transactions in doubt on 2 resource managers
+orders-1·3fa91c·9000              orders-1  0 s    prepared  none      broker   1 key locked in broker
+4 transactions in doubt on 2 resource managers, 1 of them not xabridge's
 """
 
 
@@ -99,11 +99,23 @@ def test_nothing_in_doubt(field: Field, xabridge: Xabridge) -> None:
     assert not field.log_folder.exists(), "looking makes no log"
 
 
+def test_what_others_have_in_doubt_is_shown_and_no_trouble_of_ours(field: Field, xabridge: Xabridge) -> None:
+    """Many transaction managers write their xids into PostgreSQL's gids in the same form."""
+    field.prepare("shop", b"", "e", xid=FOREIGN)
+    for action in (("list",), ("list", "--json"), ("list", "--names"), ("show", str(FOREIGN))):
+        said = xabridge("recover", *action)
+        assert said.code == 0, action
+        assert "4660_" in said.out or "4660" in said.out
+    assert "1 transaction in doubt on 1 resource manager, 1 of them not xabridge" in xabridge("recover", "list").out
+    field.prepare("shop", field.gtrid(9000), "f")
+    assert xabridge("recover", "list").code == 3
+
+
 def test_looking_needs_no_lock_and_takes_none(field: Field, xabridge: Xabridge) -> None:
     fill(field)
     log = field.open_log()
     try:
-        assert "orders-1·1·8231               5 m    prepared     commit    broker" in xabridge("recover", "list").out
+        assert "orders-1·3fa91c·8231          5 m    prepared     commit    broker" in xabridge("recover", "list").out
     finally:
         log.close()
 
@@ -124,12 +136,18 @@ def test_beside_a_manager_at_work(field: Field, xabridge: Xabridge) -> None:
 
 
 FILTERS = {
-    "a node": (["--node", "orders-2"], ["orders-2·3·114"]),
-    "two nodes": (["--node", "orders-2", "--node", NODE], ["orders-1·1·8231", "orders-2·3·114", "orders-1·1·9000"]),
-    "a resource manager": (["--rm", "broker"], ["orders-1·1·8231", "orders-1·1·9000"]),
-    "an age": (["--older-than", "2m"], ["orders-1·1·8231"]),
+    "a node": (["--node", "orders-2"], ["orders-2·c07d11·114"]),
+    "two nodes": (
+        ["--node", "orders-2", "--node", NODE],
+        ["orders-1·3fa91c·8231", "orders-2·c07d11·114", "orders-1·3fa91c·9000"],
+    ),
+    "a resource manager": (["--rm", "broker"], ["orders-1·3fa91c·8231", "orders-1·3fa91c·9000"]),
+    "an age": (["--older-than", "2m"], ["orders-1·3fa91c·8231"]),
     "a state": (["--state", "heuristic"], []),
-    "all of them": (["--node", NODE, "--rm", "shop", "--state", "prepared", "--older-than", "1s"], ["orders-1·1·8231"]),
+    "all of them": (
+        ["--node", NODE, "--rm", "shop", "--state", "prepared", "--older-than", "1s"],
+        ["orders-1·3fa91c·8231"],
+    ),
 }
 
 
@@ -155,7 +173,7 @@ def test_json(field: Field, xabridge: Xabridge) -> None:
     assert value["unreachable"].keys() == {"analytics"}
     assert value["complete"] is False
     first = value["transactions"][0]
-    assert first["name"] == "orders-1·1·8231"
+    assert first["name"] == "orders-1·3fa91c·8231"
     assert (first["node"], first["log"], first["sequence"], first["decision"]) == (NODE, "ab" * 8, 8231, "commit")
     branch = first["branches"][0]
     assert Xid.parse(branch["xid"]).gtrid.hex() == first["gtrid"]
@@ -180,7 +198,7 @@ def test_a_decision_whose_branches_are_all_gone_is_nothing_in_doubt(field: Field
 
 def test_a_branch_of_a_later_opening_shows_an_old_copy_of_the_log(field: Field, xabridge: Xabridge) -> None:
     field.open_log().close()
-    field.prepare("shop", field.gtrid(1, incarnation=9))
+    field.prepare("shop", field.gtrid(1, incarnation=b"\x09" * 8))
     out = " ".join(xabridge("recover", "list").out.split())
     assert "prepared unknown shop" in out
     assert "an old copy, which can't know what was decided since" in out
@@ -196,14 +214,14 @@ def test_heuristic_outcomes_of_the_resource_manager_and_of_the_log(field: Field,
     log.close()
     value = json.loads(xabridge("recover", "list", "--json").out)
     shown = {view["name"]: (view["decision"], view["branches"][0]["outcome"]) for view in value["transactions"]}
-    assert shown == {"orders-1·1·1": ("ended", "XA_HEURMIX"), "orders-1·1·2": ("ended", "XA_HEURRB")}
+    assert shown == {"orders-1·3fa91c·1": ("ended", "XA_HEURMIX"), "orders-1·3fa91c·2": ("ended", "XA_HEURRB")}
 
 
 def test_a_resource_manager_that_tells_only_xids(field: Field, xabridge: Xabridge) -> None:
     field.open_log().close()
     field.prepare("shop", field.gtrid(1))
     field.configure(urls=[("shop", field.url("shop", scheme="plain-test"))])
-    assert "orders-1·1·1                  ?      in doubt     none      shop\n" in xabridge("recover", "list").out
+    assert "orders-1·3fa91c·1             ?      in doubt     none      shop\n" in xabridge("recover", "list").out
 
 
 def test_a_log_that_is_damaged_keeps_nobody_from_looking(field: Field, xabridge: Xabridge) -> None:
@@ -229,16 +247,16 @@ def test_names_that_would_move_the_cursor_are_shown_escaped(field: Field, xabrid
 
 # --- show -------------------------------------------------------------------------------------------------------------
 SHOWN = """\
-orders-1·1·8231
+orders-1·3fa91c·8231
   node      orders-1 (this one)
-  log       abababababababab, opening 1, number 8231
+  log       abababababababab, incarnation 3fa91c0000000001, number 8231
   decision  commit: the log says so; recovery commits what is left
   broker    prepared for 5 m
             holds 2 keys locked in broker
-            xid 1480671793_b3JkZXJzLTEAq6urq6urq6sAAAABAAAAAAAAICc=_YnJva2Vy
+            xid 1480671793_b3JkZXJzLTEAq6urq6urq6s/qRwAAAAAAQAAAAAAACAn_YnJva2Vy
   shop      prepared for 5 m
             holds 1 key locked in shop
-            xid 1480671793_b3JkZXJzLTEAq6urq6urq6sAAAABAAAAAAAAICc=_c2hvcA==
+            xid 1480671793_b3JkZXJzLTEAq6urq6urq6s/qRwAAAAAAQAAAAAAACAn_c2hvcA==
   next      xabridge recover run, unless the transaction manager of this node
             runs: it recovers by itself
 """
@@ -246,8 +264,9 @@ orders-1·1·8231
 
 @pytest.mark.parametrize(
     "name",
-    ["orders-1·1·8231", "orders-1:1:8231", "orders-1/1/8231", "1480671793_b3JkZXJzLTEAq6urq6urq6sAAAABAAAAAAAAICc=",
-     "1480671793_b3JkZXJzLTEAq6urq6urq6sAAAABAAAAAAAAICc=_c2hvcA=="],
+    ["orders-1·3fa91c·8231", "orders-1:3fa91c:8231", "orders-1/3fa91c/8231",
+     "1480671793_b3JkZXJzLTEAq6urq6urq6s/qRwAAAAAAQAAAAAAACAn",
+     "1480671793_b3JkZXJzLTEAq6urq6urq6s/qRwAAAAAAQAAAAAAACAn_c2hvcA=="],
 )  # fmt: skip
 def test_show_by_any_of_its_names(field: Field, xabridge: Xabridge, name: str) -> None:
     fill(field)
@@ -270,11 +289,11 @@ def test_a_beginning_that_two_have(field: Field, xabridge: Xabridge) -> None:
 
 
 def test_what_is_not_in_doubt_is_not_shown(field: Field, xabridge: Xabridge) -> None:
-    assert xabridge("recover", "show", "orders-1·1·5").code == 1
+    assert xabridge("recover", "show", "orders-1·3fa91c·5").code == 1
     fill(field)
-    said = xabridge("recover", "show", "orders-1·1·5")
+    said = xabridge("recover", "show", "orders-1·3fa91c·5")
     assert said.code == 4, "it may be where nobody could look"
-    assert "orders-1·1·5: no such transaction is in doubt here" in said.err
+    assert "orders-1·3fa91c·5: no such transaction is in doubt here" in said.err
 
 
 # --- watch ------------------------------------------------------------------------------------------------------------
@@ -284,7 +303,7 @@ def test_watch_tells_changes_until_it_is_interrupted(field: Field) -> None:
     with field.popen("recover", "watch", "--interval", "0.05s") as process:
         assert process.stdout is not None
         first = process.stdout.readline()
-        assert first[9:] == "+ orders-1·1·1 on shop: prepared, decision none\n"
+        assert first[9:] == "+ orders-1·3fa91c·1 on shop: prepared, decision none\n"
         store = field.stores["shop"]
         store.partition()
         assert process.stdout.readline()[9:].startswith("+ shop: could not be reached: ")
@@ -292,7 +311,7 @@ def test_watch_tells_changes_until_it_is_interrupted(field: Field) -> None:
         assert process.stdout.readline()[9:] == "- shop\n", "and the branch was never said to be gone"
         with store.lock:
             store.rollback(store.known[xid])
-        assert process.stdout.readline()[9:] == "- orders-1·1·1 on shop\n"
+        assert process.stdout.readline()[9:] == "- orders-1·3fa91c·1 on shop\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
 
@@ -308,14 +327,14 @@ def test_looking_again_after_an_outage(field: Field) -> None:
             field.stores["shop"].heal()
             found = survey(site.look())
             assert found.complete
-            assert [view.name for view in found.transactions] == ["orders-1·1·1"]
+            assert [view.name for view in found.transactions] == ["orders-1·3fa91c·1"]
 
 
 def test_watch_on_a_terminal(field: Field) -> None:
     fill(field)
     screen = field.on_a_terminal(["recover", "watch", "--interval", "0.05s"], until="could not be reached")
     assert "xabridge recover watch · node orders-1 · " in screen
-    assert "orders-1·1·8231               5 m    prepared     commit    broker" in screen
+    assert "orders-1·3fa91c·8231          5 m    prepared     commit    broker" in screen
 
 
 def test_usage(field: Field, xabridge: Xabridge) -> None:

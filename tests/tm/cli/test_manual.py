@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tm.cli.field import OTHER_LOG, ROOT
+from tests.tm.cli.field import OTHER_LOG, OTHERS, ROOT
 from tm.cli.exits import Exit
 from tm.cli.main import make_parser
 
@@ -35,13 +35,13 @@ def test_what_it_shows_is_what_is_printed(field: Field, xabridge: Callable[..., 
     field.prepare("broker", decided)
     field.prepare("shop", decided)
     field.now += 240
-    field.prepare("shop", field.gtrid(114, node="orders-2", log_id=OTHER_LOG, incarnation=3))
+    field.prepare("shop", field.gtrid(114, node="orders-2", log_id=OTHER_LOG, incarnation=OTHERS))
     field.now += 100
     urls = [(name, field.url(name, scheme="shown-test")) for name in ("broker", "shop")]
     field.configure(urls=[*urls, ("analytics", field.url("analytics", socket="nowhere"))])
     assert len(SHOWN) == 5
     shown = {shlex.split(command)[-1]: (command, text) for command, text in SHOWN}
-    for last in ("list", "orders-1:1:8231", "doctor", "run"):
+    for last in ("list", "orders-1:3fa91c:8231", "doctor", "run"):
         command, text = shown[last]
         said = xabridge(*shlex.split(command))
         assert comparable(said.out + said.err) == comparable(text), command

@@ -38,9 +38,11 @@ class Shop:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
 
-    def prepare(self, name: str, statement: str, sequence: int, log_id: bytes = b"\x7f" * 8) -> Xid:
+    def prepare(
+        self, name: str, statement: str, sequence: int, log_id: bytes = b"\x7f" * 8, incarnation: bytes | int = 1
+    ) -> Xid:
         """A prepared transaction of this node's name, with another log."""
-        xid = Xid(FORMAT_ID, Gtrid("orders-1", log_id, 1, sequence).encode(), name.encode())
+        xid = Xid(FORMAT_ID, Gtrid("orders-1", log_id, incarnation, sequence).encode(), name.encode())
         self.sql(name, f"BEGIN; {statement}; PREPARE TRANSACTION '{xid}'")
         return xid
 
@@ -60,11 +62,11 @@ def shop(tmp_path: Path, postgres: Postgres, capsys: pytest.CaptureFixture[str])
                 connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
 
 
-def log_id_of(shop: Shop) -> bytes:
+def opened_log(shop: Shop) -> tuple[bytes, bytes]:
     """The node's log exists from here on."""
     with TransactionManager.from_config(shop.config) as tm:
         assert tm.log is not None
-        return tm.log.log_id
+        return tm.log.log_id, tm.log.incarnation
 
 
 def test_what_is_held_and_by_whom(shop: Shop) -> None:
@@ -87,8 +89,8 @@ def test_what_is_held_and_by_whom(shop: Shop) -> None:
 
 
 def test_by_hand(shop: Shop) -> None:
-    log_id = log_id_of(shop)
-    undecided = shop.prepare("shop", "INSERT INTO orders VALUES (1)", 1, log_id)
+    log = opened_log(shop)
+    undecided = shop.prepare("shop", "INSERT INTO orders VALUES (1)", 1, *log)
     assert shop.run("recover", "commit", str(undecided), "--yes")[0] == 5
     assert shop.run("recover", "rollback", str(undecided), "--yes")[0] == 0
     lost = shop.prepare("shop", "INSERT INTO orders VALUES (2)", 2)
@@ -99,13 +101,13 @@ def test_by_hand(shop: Shop) -> None:
 
 
 def test_a_pass(shop: Shop) -> None:
-    log_id = log_id_of(shop)
-    shop.prepare("shop", "INSERT INTO orders VALUES (1)", 7, log_id)
-    assert shop.run("recover", "run") == (0, "orders-1·1·7         rolled back on shop\n")
+    log = opened_log(shop)
+    shop.prepare("shop", "INSERT INTO orders VALUES (1)", 7, *log)
+    assert shop.run("recover", "run") == (0, f"orders-1·{log[1][:3].hex()}·7    rolled back on shop\n")
 
 
 def test_doctor(shop: Shop) -> None:
-    log_id_of(shop)
+    opened_log(shop)
     shop.prepare("shop", "INSERT INTO orders VALUES (1)", 1)
     code, out = shop.run("doctor", "--json")
     found = {(check["of"], check["check"]): check for check in json.loads(out)["checks"]}

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.tm.cli.field import NODE, OTHER_LOG, xid_of
+from tests.tm.cli.field import INCARNATION, NODE, OTHER_LOG, OTHERS, xid_of
 from tests.tm.cli.served import DECIDER
 from tm.log import Branch, read_log
 from tm.record import encode_branches
-from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Xid
+from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Owner, Xid
 from xa.reference import Fate, ReferenceDecider
 
 if TYPE_CHECKING:
@@ -29,20 +29,20 @@ def fill(field: Field) -> None:
     field.decide(decided, "broker", "shop")
     field.prepare("broker", decided, "a")
     field.prepare("shop", decided, "b")
-    field.prepare("shop", field.gtrid(114, node="orders-2", log_id=OTHER_LOG, incarnation=3), "c")
+    field.prepare("shop", field.gtrid(114, node="orders-2", log_id=OTHER_LOG, incarnation=OTHERS), "c")
     field.prepare("broker", field.gtrid(9000), "d")
 
 
 REPORT = """\
-orders-2·3·114       left alone: belongs to node orders-2, log 7f3a000000000001
-orders-1·1·8231      committed on broker, shop
-orders-1·1·9000      rolled back on broker
+orders-2·c07d11·114  left alone: belongs to node orders-2, log 7f3a000000000001
+orders-1·3fa91c·8231 committed on broker, shop
+orders-1·3fa91c·9000 rolled back on broker
 """
 DRY = """\
-orders-1·1·8231      would be committed on broker and shop
-orders-1·1·9000      would be rolled back on broker, unless it is decided until
+orders-1·3fa91c·8231 would be committed on broker and shop
+orders-1·3fa91c·9000 would be rolled back on broker, unless it is decided until
                      then
-orders-2·3·114       would be left alone: another node's: its log is not here
+orders-2·c07d11·114  would be left alone: another node's: its log is not here
                      (node orders-2, log 7f3a000000000001)
 """
 
@@ -55,7 +55,7 @@ def test_a_pass(field: Field, xabridge: Xabridge) -> None:
     assert field.stores["shop"].data == {"b": True}
     assert not read_log(field.log_folder).decisions
     said = xabridge("recover", "run")
-    assert said.out == "orders-2·3·114       left alone: belongs to node orders-2, log 7f3a000000000001\n"
+    assert said.out == "orders-2·c07d11·114  left alone: belongs to node orders-2, log 7f3a000000000001\n"
 
 
 def test_a_dry_run(field: Field, xabridge: Xabridge) -> None:
@@ -85,7 +85,7 @@ def test_what_can_not_be_reached_is_said_and_the_rest_is_done(field: Field, xabr
     field.configure("broker", urls=[("shop", field.url("shop", socket="nowhere"))])
     said = xabridge("recover", "run")
     assert said.code == 4
-    assert "orders-1·1·8231      committed on broker\n" in said.out
+    assert "orders-1·3fa91c·8231 committed on broker\n" in said.out
     assert "shop could not be reached" in said.out
     assert len(read_log(field.log_folder).decisions) == 1
     field.configure("broker", "shop")
@@ -122,10 +122,10 @@ def test_json(field: Field, xabridge: Xabridge) -> None:
     value = json.loads(xabridge("recover", "run", "--json").out)
     actions = {(finding["transaction"], finding["resource"]): finding["action"] for finding in value["findings"]}
     assert actions == {
-        ("orders-1·1·8231", "broker"): "committed",
-        ("orders-1·1·8231", "shop"): "committed",
-        ("orders-1·1·9000", "broker"): "rolled-back",
-        ("orders-2·3·114", "shop"): "left-alone",
+        ("orders-1·3fa91c·8231", "broker"): "committed",
+        ("orders-1·3fa91c·8231", "shop"): "committed",
+        ("orders-1·3fa91c·9000", "broker"): "rolled-back",
+        ("orders-2·c07d11·114", "shop"): "left-alone",
     }
     assert value["clean"] is True
 
@@ -140,13 +140,14 @@ def deciding(field: Field) -> Iterator[Field]:
     yield field
     DECIDER._decisions.clear()
     DECIDER._order = None
+    DECIDER.leases.clear()
 
 
 LEDGER = 'ledger = { url = "memory-test://ledger", mode = "decider" }'
 
 
 def its_gtrid(sequence: int) -> bytes:
-    return Gtrid(NODE, DECIDER.decider_id, 1, sequence).encode()
+    return Gtrid(NODE, DECIDER.decider_id, INCARNATION, sequence).encode()
 
 
 def decide(gtrid: bytes) -> None:
@@ -158,42 +159,71 @@ def decide(gtrid: bytes) -> None:
     rm.decide(xid, 1, encode_branches([Branch("shop", xid_of(gtrid, "shop"))]))
 
 
-def test_what_may_be_under_way_is_spared(deciding: Field, xabridge: Xabridge) -> None:
-    """Another process of the node may be about to decide: asking the decider would roll it back."""
-    young = its_gtrid(1)
-    deciding.prepare("shop", young)
-    deciding.now += 59
-    said = xabridge("recover", "run")
-    assert " ".join(said.out.split()) == (
-        "orders-1·1·1 left alone: younger than the timeout of 60 s, it may be under way"
-    )
-    assert not DECIDER.tombstones
-    decide(young)
-    said = xabridge("recover", "run")
-    assert said.out == "orders-1·1·1         committed on shop\n"
+AT_WORK = Owner(NODE, INCARNATION, "")
 
 
-def test_what_is_older_is_settled(deciding: Field, xabridge: Xabridge) -> None:
+def test_what_another_process_of_the_node_is_at_work_with_is_left_to_it(deciding: Field, xabridge: Xabridge) -> None:
+    """It may be about to decide: asking the decider would roll it back."""
+    DECIDER.hold(AT_WORK, 300)
     deciding.prepare("shop", its_gtrid(1))
-    deciding.now += 61
+    for _ in range(2):
+        said = xabridge("recover", "run", "--dry-run")
+        assert said.out.startswith("orders-1·3fa91c·1    would be left alone: ledger ")
+        said = xabridge("recover", "run")
+        assert " ".join(said.out.split()) == (
+            "orders-1·3fa91c·1 left alone: another process of this node is at work with it, as ledger says"
+        )
+        assert not DECIDER.tombstones
+        if its_gtrid(1) not in DECIDER.decided:
+            decide(its_gtrid(1))
+    assert its_gtrid(1) in DECIDER.decided, "whoever is at work ends it"
+    DECIDER.hold(AT_WORK, 0)
+    assert xabridge("recover", "run").out == "orders-1·3fa91c·1    committed on shop\n"
+    assert not DECIDER.decided
+
+
+def test_what_another_process_of_the_node_is_at_work_with_can_not_be_ended(deciding: Field, xabridge: Xabridge) -> None:
+    DECIDER.hold(AT_WORK, 300)
+    decide(its_gtrid(1))
+    lines = [line for line in deciding.config.read_text().splitlines() if not line.startswith("shop")]
+    deciding.config.write_text("\n".join(lines))
+    said = xabridge("recover", "end", "orders-1:3fa91c:1", "--gone", "shop", "--yes")
+    assert said.code == 1
+    assert "another process of this node is at work with it" in " ".join(said.err.split())
+    assert its_gtrid(1) in DECIDER.decided
+
+
+@pytest.mark.usefixtures("deciding")
+def test_another_nodes_decision_is_not_shown_nor_touched(xabridge: Xabridge) -> None:
+    theirs = Gtrid("orders-2", DECIDER.decider_id, INCARNATION, 1).encode()
+    decide(theirs)
+    for command in (("list",), ("run", "--dry-run"), ("run",)):
+        said = xabridge("recover", *command)
+        assert said.code == 0, said
+        assert "orders-2" not in said.out
+    assert theirs in DECIDER.decided
+
+
+def test_whose_lease_has_run_out_is_settled(deciding: Field, xabridge: Xabridge) -> None:
+    deciding.prepare("shop", its_gtrid(1))
     assert xabridge("recover", "list", "--json").code == 3
     assert not DECIDER.tombstones, "looking settles nothing"
     said = xabridge("recover", "run")
-    assert said.out == "orders-1·1·1         rolled back on shop\n"
+    assert said.out == "orders-1·3fa91c·1    rolled back on shop\n"
     assert DECIDER.tombstones == {its_gtrid(1)}
 
 
 def test_by_hand_the_decider_has_the_last_word(deciding: Field, xabridge: Xabridge) -> None:
     deciding.prepare("shop", its_gtrid(1), "row")
-    said = xabridge("recover", "rollback", "orders-1:1:1", "--dry-run")
+    said = xabridge("recover", "rollback", "orders-1:3fa91c:1", "--dry-run")
     assert "decision none: ledger has none" in said.err
     assert not DECIDER.tombstones
-    assert xabridge("recover", "rollback", "orders-1:1:1", "--yes").code == 0
+    assert xabridge("recover", "rollback", "orders-1:3fa91c:1", "--yes").code == 0
     assert DECIDER.tombstones == {its_gtrid(1)}
     deciding.prepare("shop", its_gtrid(2), "row")
     decide(its_gtrid(2))
-    assert xabridge("recover", "rollback", "orders-1:1:2", "--yes").code == 5
-    assert xabridge("recover", "commit", "orders-1:1:2", "--yes").code == 0
+    assert xabridge("recover", "rollback", "orders-1:3fa91c:2", "--yes").code == 5
+    assert xabridge("recover", "commit", "orders-1:3fa91c:2", "--yes").code == 0
     assert deciding.stores["shop"].data == {"row": True}
 
 
@@ -206,7 +236,7 @@ def test_a_decider_that_can_not_be_reached(deciding: Field, xabridge: Xabridge) 
         assert "prepared     unknown   shop" in said.out
         assert "ledger, where it may live, could not be reached" in " ".join(said.out.split())
         assert xabridge("recover", "run").code == 4
-        assert xabridge("recover", "rollback", "orders-1:1:1", "--yes").code == 5
+        assert xabridge("recover", "rollback", "orders-1:3fa91c:1", "--yes").code == 5
     finally:
         DECIDER.heal()
 

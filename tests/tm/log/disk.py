@@ -8,6 +8,7 @@ effect of each step and may raise: OSError, or something of its own that stands 
 from __future__ import annotations
 
 import errno
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SECTOR = 512
+_NUMBERS = itertools.count(1)
 
 
 class PowerCut(BaseException):
@@ -31,6 +33,7 @@ class Inode:
     content: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     unforced: list[tuple[int, bytes]] = field(default_factory=list)
+    identity: bytes = field(default_factory=lambda: b"inode" + next(_NUMBERS).to_bytes(7, "big"))
 
     def write(self, offset: int, octets: bytes) -> None:
         _put(self.content, offset, octets)
@@ -91,9 +94,18 @@ class Disk:
         survivors: dict[int, Inode] = {}
         for name, inode in names.items():
             if id(inode) not in survivors:
-                survivors[id(inode)] = Inode(content := _survived(inode, rng), bytearray(content))
+                survivors[id(inode)] = Inode(
+                    content := _survived(inode, rng), bytearray(content), identity=inode.identity
+                )
             after.names_now[name] = after.names_durable[name] = survivors[id(inode)]
         return after
+
+    def copied(self) -> Disk:
+        """Another disk with the same files, as `cp -a` makes it."""
+        copy = Disk(self.capacity)
+        for name, inode in self.names_now.items():
+            copy.names_now[name] = copy.names_durable[name] = Inode(bytearray(inode.content), bytearray(inode.content))
+        return copy
 
     # --- Files ----------------------------------------------------------------------------------------------
     def lock(self) -> DiskLock:
@@ -116,6 +128,9 @@ class Disk:
 
     def read(self, name: str) -> bytes:
         return bytes(self._inode(name).content)
+
+    def identity(self, name: str) -> bytes:
+        return self._inode(name).identity
 
     def rename(self, old: str, new: str) -> None:
         self.step("rename")

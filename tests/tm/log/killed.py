@@ -19,7 +19,7 @@ THREADS = 4
 def main() -> None:
     folder, segment_size, seed = sys.argv[1:]
     log = FileLog(folder, "orders-1", segment_size=int(segment_size))
-    first = log.incarnation << 32
+    first = log.openings << 32
 
     def tell(fact: str) -> None:
         os.write(1, f"{fact}\n".encode())

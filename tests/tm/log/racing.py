@@ -1,6 +1,6 @@
-"""A process that decides in a SqlLog: `python -m tests.tm.log.racing URL NODE FIRST COUNT [INCARNATION]`.
+"""A process that decides in a SqlLog: `python -m tests.tm.log.racing URL NODE FIRST COUNT [EPOCH]`.
 
-With an incarnation it joins; otherwise it takes the node over. It prints "ready" when it has the log and waits
+With an epoch it joins; otherwise it takes the node over. It prints "ready" when it has the log and waits
 for a line; then for each gtrid "commit N", "refused N" or "unknown N".
 """
 
@@ -14,10 +14,10 @@ from tm.log.sql import SqlLog
 
 
 def main() -> None:
-    url, node, first, count, *incarnation = sys.argv[1:]
-    joins = int(incarnation[0]) if incarnation else None
-    log = SqlLog(url, node, incarnation=joins, take_over=joins is None)
-    tell(f"ready {log.incarnation}")
+    url, node, first, count, *epoch = sys.argv[1:]
+    joins = int(epoch[0]) if epoch else None
+    log = SqlLog(url, node, epoch=joins, take_over=joins is None)
+    tell(f"ready {log.epoch}")
     sys.stdin.readline()
     for sequence in range(int(first), int(first) + int(count)):
         try:

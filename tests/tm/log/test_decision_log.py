@@ -9,8 +9,9 @@ import pytest
 
 from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, LogLocked, LogStopped
+from tm.log.incarnations import Standing
 from tm.log.opening import look_at_log, open_log
-from xa import NULL_XID, Code, Gtrid
+from xa import NULL_XID, Code
 
 
 def test_decisions_are_there_when_the_log_is_opened_again(log_url: str, node: str) -> None:
@@ -72,25 +73,44 @@ def test_heuristic_outcomes_stay_until_they_are_dropped(log_url: str, node: str)
     log.close()
 
 
-def test_a_log_keeps_its_id_and_counts_its_incarnations(log_url: str, node: str) -> None:
+def test_a_log_keeps_its_id_and_has_an_incarnation_for_each_opening(log_url: str, node: str) -> None:
     seen = []
     for _ in range(3):
         log = open_log(log_url, node)
         seen.append((log.node, log.log_id, log.incarnation))
+        assert log.incarnations.noted[log.incarnation] is Standing.OPEN
+        assert look_at_log(log_url, node).incarnations.noted[log.incarnation] is Standing.OPEN, (
+            "noted before it is told"
+        )
+        assert log.held()
         log.close()
-    assert [incarnation for _, _, incarnation in seen] == [1, 2, 3]
+    assert {len(incarnation) for _, _, incarnation in seen} == {8}
+    assert len({incarnation for _, _, incarnation in seen}) == 3
     assert {(name, log_id) for name, log_id, _ in seen} == {(node, seen[0][1])}
     assert len(seen[0][1]) == 8
+    image = look_at_log(log_url, node)
+    assert list(image.incarnations.noted.items()) == [(incarnation, Standing.WHOLE) for _, _, incarnation in seen]
+    assert image.openings == 3
 
 
-def test_it_owns_what_was_decided_here_and_nothing_else(log_url: str, node: str) -> None:
-    open_log(log_url, node).close()
+def test_it_presumes_about_what_it_has_noted_and_about_nothing_else(log_url: str, node: str) -> None:
+    first = open_log(log_url, node)
+    first.close()
     log = open_log(log_url, node)
-    assert log.owns(Gtrid(node, log.log_id, 1, 17))
-    assert log.owns(Gtrid(node, log.log_id, 2, 1))
-    assert not log.owns(Gtrid(node, log.log_id, 3, 1)), "it is an old copy of the log, or another process has it"
-    assert not log.owns(Gtrid(node, b"anotherl", 1, 17))
-    assert not log.owns(Gtrid("another", log.log_id, 1, 17))
+    why_not = log.incarnations.why_not
+    assert (why_not(first.incarnation), why_not(log.incarnation)) == (None, None)
+    assert "ffffffffffffffff, which is not noted" in str(why_not(b"\xff" * 8))
+    assert "opening 1, and this log knows openings up to 0" in str(why_not(1)), "no version that counts has had it"
+    log.close()
+
+
+def test_only_a_copy_can_be_trusted(log_url: str, node: str) -> None:
+    first = open_log(log_url, node)
+    first.close()
+    log = open_log(log_url, node)
+    for incarnation in (first.incarnation, log.incarnation, b"\xff" * 8):
+        with pytest.raises(ValueError, match="was not at work when this copy of the log was made"):
+            log.trust(incarnation)
     log.close()
 
 
@@ -119,7 +139,7 @@ def test_a_look_disturbs_nobody(log_url: str, node: str) -> None:
     log.decide(decision(1, node=node))
     log.note_heuristic(heuristic(2, node=node))
     image = look_at_log(log_url, node)
-    assert (image.node, image.log_id, image.incarnation) == (node, log.log_id, log.incarnation)
+    assert (image.node, image.log_id, image.incarnations) == (node, log.log_id, log.incarnations)
     assert image.decisions == (decision(1, node=node),)
     assert image.heuristics == (heuristic(2, node=node),)
     log.decide(decision(2, node=node))

@@ -171,7 +171,7 @@ def test_a_damaged_middle_is_not_opened_and_the_message_says_where(directory: Pa
             look(directory)
         assert str(directory) in str(caught.value)
         assert segment.name in str(caught.value)
-        assert f"octet {HEADER_SIZE + 24}" in str(caught.value)
+        assert f"octet {HEADER_SIZE + 24 + 10}" in str(caught.value)
     assert segment.read_bytes() == octets
 
 
@@ -226,7 +226,7 @@ def test_a_look_from_outside_needs_no_lock_and_changes_nothing(directory: Path) 
     log.note_heuristic(heuristic(2))
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     image = read_log(directory)
-    assert (image.node, image.log_id, image.incarnation) == (NODE, log.log_id, 1)
+    assert (image.node, image.log_id, image.openings) == (NODE, log.log_id, 1)
     assert image.decisions == (decision(1),)
     assert image.heuristics == (heuristic(2),)
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
@@ -262,7 +262,7 @@ def test_a_full_disk_at_the_beginning_makes_no_log() -> None:
     assert disk.used == 0
     disk.capacity = 2 * SMALL
     log = FileLog("", NODE, segment_size=SMALL, files=disk)
-    assert log.incarnation == 1
+    assert log.openings == 1
     log.close()
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tm.log.disk import Disk, PowerCut
-from tests.tm.log.samples import LOG_ID, decision, heuristic
+from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, FileLog, Heuristic, LogError, LogFull, LogStopped
+from tm.log.incarnations import Standing
 from tm.log.journal import LEAST_SEGMENT_SIZE, segment_name
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Run:
         self.disk = disk
         self.log: FileLog | None = None
         self.log_id: bytes | None = None
-        self.incarnation = 0
+        self.incarnation = b""
         self.asked: dict[bytes, Decision] = {}
         self.promised: dict[bytes, Decision] = {}
         self.refused: set[bytes] = set()
@@ -58,6 +59,7 @@ class Run:
             self.refused.add(made.gtrid)
             raise
         assert self.log.incarnation == self.incarnation
+        assert self.log.incarnations.noted[self.incarnation] is Standing.OPEN
         self.promised[made.gtrid] = made
 
     def end(self, gtrid: bytes) -> None:
@@ -111,7 +113,9 @@ class Run:
                 assert outcomes.get(branch) == self.noted.get(branch)
         if self.log_id is not None:
             assert log.log_id == self.log_id
-        assert log.incarnation > self.incarnation
+        if self.incarnation:
+            assert log.incarnation != self.incarnation
+            assert log.incarnations.noted[self.incarnation] is Standing.WHOLE
         names = sorted(log._journal._files.names())
         assert names == [segment_name(log._journal._header.generation), "spare"]
 
@@ -296,12 +300,14 @@ def test_an_error_on_closing_still_gives_the_log_free() -> None:
 
 def test_the_log_id_and_incarnation_are_durable_before_open_returns() -> None:
     disk = Disk()
-    seen = 0
+    seen: list[bytes] = []
     for seed in range(64):
-        log = FileLog("", NODE, segment_size=SMALL, files=disk, entropy=lambda count: (LOG_ID * count)[:count])
-        assert log.log_id == LOG_ID
-        assert log.incarnation == seen + 1
-        seen = log.incarnation
+        drawn = random.Random(seed)
+        log = FileLog("", NODE, segment_size=SMALL, files=disk, entropy=drawn.randbytes)
+        assert log.openings == len(seen) + 1
+        assert list(log.incarnations.noted) == [*seen, log.incarnation]
+        assert {log.incarnations.why_not(one) for one in seen} <= {None}
+        seen.append(log.incarnation)
         disk = disk.crashed(random.Random(seed))
 
 

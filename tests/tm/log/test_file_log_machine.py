@@ -45,13 +45,14 @@ class FileLogMachine(RuleBasedStateMachine):
         self.decisions: dict[bytes, Decision] = {}
         self.lately_ended: dict[bytes, Decision] = {}
         self.outcomes: dict[Branch, Heuristic] = {}
-        self.incarnation = 0
+        self.openings = 0
+        self.incarnations: list[bytes] = []
         self.open()
 
     def open(self) -> None:
         self.log = FileLog("", NODE, segment_size=LEAST_SEGMENT_SIZE, files=self.disk)
-        assert self.log.incarnation == self.incarnation + 1
-        self.incarnation = self.log.incarnation
+        self.openings += 1
+        self.incarnations.append(self.log.incarnation)
 
     @rule(target=decided, branches=st.integers(0, 30))
     def decide(self, branches: int) -> bytes:
@@ -162,7 +163,10 @@ class FileLogMachine(RuleBasedStateMachine):
         assert {gtrid: told.get(gtrid) for gtrid in self.decisions} == self.decisions
         assert told.keys() <= self.decisions.keys() | self.lately_ended.keys()
         assert {outcome.branch: outcome for outcome in image.heuristics} == self.outcomes
-        assert image.incarnation == self.log.incarnation == self.incarnation
+        assert image.openings == self.log.openings == self.openings
+        assert image.incarnations == self.log.incarnations
+        assert list(image.incarnations.noted) == self.incarnations
+        assert not image.incarnations.cut
 
     @precondition(lambda self: len(self.decisions) + len(self.outcomes) < 40)
     @invariant()

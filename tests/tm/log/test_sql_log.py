@@ -65,7 +65,7 @@ def test_a_node_whose_holder_died_is_taken_when_its_lease_has_run_out(database_u
     clock.now += 12
     log = SqlLog(database_url, node, lease_s=30, clock=clock, sleep=clock.sleep)
     assert 17 < sum(clock.slept) < 20
-    assert log.incarnation == 2
+    assert log.epoch == 2
     assert log.log_id == dead.log_id
     assert list(log.decisions()) == [decision(1, node=node)]
     log.close()
@@ -86,7 +86,7 @@ def test_a_closed_log_is_taken_at_once_and_so_is_one_by_force(database_url: str,
     SqlLog(database_url, node, clock=clock, sleep=clock.sleep).close()
     second = SqlLog(database_url, node, clock=clock, sleep=clock.sleep)
     third = SqlLog(database_url, node, take_over=True, clock=clock, sleep=clock.sleep)
-    assert (second.incarnation, third.incarnation) == (2, 3)
+    assert (second.epoch, third.epoch) == (2, 3)
     assert clock.slept == []
     second.close()
     with pytest.raises(LogLocked):
@@ -114,7 +114,7 @@ def test_of_many_who_want_a_node_one_gets_it(database_url: str, node: str) -> No
     with ThreadPoolExecutor(6) as executor:
         taken = [log for log in executor.map(take, range(6)) if log is not None]
     assert len(taken) == 1
-    assert taken[0].incarnation == 1
+    assert taken[0].epoch == 1
     taken[0].close()
 
 
@@ -180,19 +180,19 @@ def test_every_decision_that_was_taken_before_the_node_was_is_seen_by_the_new_ho
     log.close()
 
 
-def test_further_processes_join_an_incarnation(database_url: str, node: str) -> None:
+def test_further_processes_join_an_epoch(database_url: str, node: str) -> None:
     first = SqlLog(database_url, node)
-    second = SqlLog(database_url, node, incarnation=first.incarnation)
-    assert (second.log_id, second.incarnation) == (first.log_id, first.incarnation)
+    second = SqlLog(database_url, node, epoch=first.epoch)
+    assert (second.log_id, second.epoch) == (first.log_id, first.epoch)
     first.begin(gtrid(1, node=node))
     second.decide(decision(1, node=node))
     second.close()
     assert list(first.decisions()) == [decision(1, node=node)]
     first.close()
     with pytest.raises(LogLocked, match="held by"):
-        SqlLog(database_url, node, incarnation=7)
+        SqlLog(database_url, node, epoch=7)
     with pytest.raises(LogLocked, match="was removed"):
-        SqlLog(database_url, f"{node}-unknown", incarnation=1)
+        SqlLog(database_url, f"{node}-unknown", epoch=1)
 
 
 # --- gtrids -----------------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_the_conditions_come_from_the_table() -> None:
 def test_commit_and_abort_race_and_one_wins(database_url: str, node: str, rounds: int) -> None:
     """From two logs that share the incarnation, as the driver's processes do."""
     one = SqlLog(database_url, node)
-    other = SqlLog(database_url, node, incarnation=one.incarnation)
+    other = SqlLog(database_url, node, epoch=one.epoch)
     together = threading.Barrier(2)
 
     def commit(sequence: int) -> bool:
@@ -406,7 +406,7 @@ def test_tables_of_another_version_are_refused(tmp_path: Path, node: str) -> Non
     database = Database(url)
     with database.engine.connect() as connection:
         connection.execute(text("UPDATE xabridge_schema SET version = 99"))
-    with pytest.raises(LogError, match=r"have version 99.*knows version 1"):
+    with pytest.raises(LogError, match=r"have version 99.*knows version 2"):
         SqlLog(url, node)
     with database.engine.connect() as connection:
         connection.execute(text("UPDATE xabridge_schema SET version = 1"))
@@ -506,4 +506,6 @@ def test_the_names_of_tables_and_columns_are_those_in_the_docs() -> None:
         "xabridge_node": ["epoch", "holder", "lease_until", "log_id", "node"],
         "xabridge_gtrid": ["changed_at", "epoch", "gtrid", "node", "record", "state"],
         "xabridge_heuristic": ["branch", "changed_at", "node", "record"],
+        "xabridge_incarnation": ["epoch", "incarnation", "node", "standing"],
+        "xabridge_place": ["counted", "node", "place"],
     }

@@ -229,8 +229,8 @@ def test_two_processes_and_each_gtrid_has_one_outcome(database_url: str, node: s
     log = SqlLog(database_url, node)
     aborted: set[int] = set()
     decided: set[int] = set()
-    with racer(database_url, node, 0, count, log.incarnation) as (process, incarnation):
-        assert incarnation == log.incarnation
+    with racer(database_url, node, 0, count, log.epoch) as (process, epoch):
+        assert epoch == log.epoch
         for sequence in reversed(range(count)):
             state = log.abort(gtrid(sequence, node=node))
             (aborted if state is GtridState.ABORTED else decided).add(sequence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xa import TMSTARTRSCAN, TMSUCCESS, Code, ResourceUnavailable, TryAgain, XaError, Xid
+from xa import TMSTARTRSCAN, TMSUCCESS, Code, Owner, ResourceUnavailable, TryAgain, XaError, Xid
 from xa.reference import DecidingStore, Fate, ReferenceDecider, ReferenceDeciderFactory
 from xa.tables import BranchState
 
@@ -130,4 +130,6 @@ def test_a_factory_makes_clients_of_one_store(store: DecidingStore) -> None:
     client = factory(None)  # type: ignore[arg-type]  # no registrar is needed without TMREGISTER
     client.open(store.url, RMID)
     assert client.decider_id == b"12345678"
-    assert client.incarnation == 1
+    owner = Owner("orders-1", b"12345678", "")
+    client.hold(owner, 10, RMID)
+    assert list(client.owners(RMID)) == [owner] == list(store.leases)

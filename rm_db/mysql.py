@@ -1,0 +1,63 @@
+"""MariaDB and MySQL as databases that decide: what is different there.
+
+InnoDB is the only engine of theirs that has transactions, so the tables for decisions are made with it. A reply to
+COMMIT is durable with `innodb_flush_log_at_trx_commit = 1`, and, where the binary log is written, `sync_binlog = 1`:
+after a crash InnoDB asks the binary log what was committed.
+
+The transactions on the tables for decisions are READ COMMITTED, and delete by one key at a time. Under InnoDB's
+default, REPEATABLE READ, a deletion also locks the gaps beside its rows, and with that the insertions of others. For a
+list of keys InnoDB may read the whole table, and wait there for every transaction that is deciding.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import Connection
+
+DIALECTS: Final = frozenset({"mysql", "mariadb"})
+ISOLATION: Final = "READ COMMITTED"
+
+DEADLOCK: Final = 1213
+TRANSIENT: Final = frozenset({DEADLOCK, 1205, 1020})
+"""Deadlock, lock wait timeout, record changed since the snapshot."""
+
+_LOST: Final = frozenset({1053, 1077, 1079, 1080, 1153, 1927, 3169, 4031})
+"""The server is shut down, or has ended the connection."""
+_LOST_RANGES: Final = (range(1156, 1162), range(2000, 3000))
+"""Errors of the network, and those that the client itself reports."""
+
+_DURABILITY: Final = text("SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog")
+_ENGINE: Final = text(
+    "SELECT engine FROM information_schema.tables WHERE table_schema = :schema AND table_name = :table"
+)
+
+
+def lost(number: int) -> bool:
+    """Whether an error with this number says that the connection is gone."""
+    return number in _LOST or any(number in numbers for numbers in _LOST_RANGES)
+
+
+def lock_timeout(wait_s: float) -> str:
+    """The statement that bounds how long the following ones wait for locks."""
+    return f"SET SESSION innodb_lock_wait_timeout = {max(1, round(wait_s))}"
+
+
+def weaknesses(connection: Connection) -> Iterator[tuple[str, str]]:
+    """Settings of the server with which a crash of its machine can lose a decision; and their mend."""
+    flush, log_bin, sync_binlog = connection.execute(_DURABILITY).one()
+    if int(flush) != 1:
+        yield f"innodb_flush_log_at_trx_commit is {flush}", "set it to 1"
+    if int(log_bin) and int(sync_binlog) != 1:
+        yield f"log_bin is on and sync_binlog is {sync_binlog}", "set sync_binlog to 1"
+
+
+def other_engine(connection: Connection, schema: str, table: str) -> str | None:
+    """The storage engine of a table, where it is another one than InnoDB."""
+    engine = connection.execute(_ENGINE, {"schema": schema, "table": table}).scalar()
+    return engine if isinstance(engine, str) and engine.upper() != "INNODB" else None

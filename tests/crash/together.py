@@ -1,0 +1,139 @@
+"""Two nodes, and two processes of one of them, that move messages from one broker, which decides by one token queue, to
+another one, at the same time. Each recovers all the time. In every round one of them is killed at a point of its
+transaction, and the broker that decides too where that is asked for.
+
+Afterwards, when each node has come back and recovered, every message is at one of the two brokers, once, what was told
+is true, and no decision is left.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rm_amqp import DecidingBroker, Message
+from rm_amqp.tokens import Token
+from tests.crash.test_amqp_kill import PATIENCE_S, ROOT, Site
+from tests.rm_amqp.client import RMID, new_xid
+from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+NODES = ("orders-1", "orders-2", "orders-2")
+PER_ROUND = 30
+POINTS = ("before decide in 2", "after discharge 2", "after decide in 2", "before commit out 2", "after commit out 2")
+
+
+class Decides(Protocol):
+    """The broker that decides."""
+
+    @property
+    def address(self) -> str:
+        """host:port."""
+        ...
+
+
+class Together:
+    """The processes and the two brokers; `restart` kills the one that decides, and starts it again."""
+
+    def __init__(self, source: Decides, target: Site, restart: Callable[[], object] | None = None) -> None:
+        self._source = source
+        self._target = target
+        self._restart = restart
+        self.messages: list[str] = []
+        self.told: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def _onlooker(self) -> Iterator[DecidingBroker]:
+        rm = DecidingBroker()
+        rm.open(f"decider+amqp://{self._source.address}/?token_queue=onlookers&slots=1", RMID)
+        try:
+            yield rm
+        finally:
+            rm.drop()
+
+    def _work(self, call: Callable[[Any], object]) -> Any:
+        with self._onlooker() as rm:
+            rm.start(xid := new_xid(), RMID)
+            found = call(rm.session(RMID))
+            rm.end(xid, RMID, TMSUCCESS)
+            rm.commit(xid, RMID, TMONEPHASE)
+        return found
+
+    def look(self, queue: str) -> list[str]:
+        """What is in a queue of the broker that decides."""
+        found: list[str] = self._work(lambda session: [str(message.body) for message in session.browse(queue)])
+        return found
+
+    def feed(self, name: str) -> None:
+        """Messages to move."""
+        new = [f"{name}-{number}".replace(" ", "-") for number in range(PER_ROUND)]
+        self.messages += new
+        self._work(lambda session: [session.send("x", Message(body)) for body in new])
+
+    def _start(self, node: str, point: str, *victims: str) -> subprocess.Popen[str]:
+        arguments = [self._source.address, self._target.address, node, point, *victims]
+        command = [sys.executable, "-m", "tests.crash.decider_child", *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+    def _hear(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            body, _, told = line.rstrip("\n").partition(" ")
+            with self._lock:
+                if line.endswith("\n") and (told != "rolled back" or body not in self.told):
+                    self.told[body] = told
+
+    def run(self, dies: int, point: str, *, nodes: Sequence[str] = NODES) -> None:
+        """One round: the process number `dies` is killed at `point`, and what has died comes back."""
+        self.feed(f"{point} {len(self.messages)}")
+        points = [(node, point, "self") if number == dies else (node, "- 0") for number, node in enumerate(nodes)]
+        processes = [self._start(*each) for each in points]
+        listeners = [threading.Thread(target=self._hear, args=[process]) for process in processes]
+        for listener in listeners:
+            listener.start()
+        try:
+            if self._restart is not None:
+                processes[dies].wait(PATIENCE_S)
+                self._restart()
+            codes = [process.wait(PATIENCE_S) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+            for listener, process in zip(listeners, processes, strict=True):
+                listener.join()
+                if process.stdout is not None:
+                    process.stdout.close()
+        assert codes == [-9 if number == dies else 0 for number in range(len(nodes))]
+
+    def finish(self) -> None:
+        """Each node comes back, and recovers."""
+        for node in sorted(set(NODES)):
+            process = self._start(node, "recover")
+            try:
+                assert process.wait(PATIENCE_S) == 0, node
+            finally:
+                process.kill()
+                process.communicate()
+
+    def check(self) -> None:
+        """As it says above."""
+        with self._target.client() as target:
+            for _ in range(PATIENCE_S * 10):
+                left, moved = self.look("x"), [str(body) for body in target.look("y")]
+                if len(left + moved) >= len(self.messages):
+                    break
+                threading.Event().wait(0.1)  # until the unprepared branches' time has passed
+            assert not target.rm.recover(RMID, TMSTARTRSCAN | TMENDRSCAN)
+        assert sorted(left + moved) == sorted(self.messages)
+        for body, told in self.told.items():
+            if told != "unknown" and body:
+                assert (body in moved) == (told == "committed"), f"{body} was told {told}"
+        assert sum(told == "committed" for told in self.told.values()) > len(self.messages) // 4
+        for slot in range(2):
+            assert [Token.decode(body).decided for body in self.look(f"xabridge.tokens.{slot}")] == [()], slot

@@ -1,0 +1,128 @@
+"""The MariaDB of the tests: Debian's `mariadb-server`, started on loopback with data of its own, and removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pymysql
+
+from bench.postgres import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+START_TIMEOUT_S: Final = 120.0
+STOP_TIMEOUT_S: Final = 60.0
+PASSWORD: Final = "s3cret"  # noqa: S105 — of a server that lives as long as the tests
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(f"/usr/sbin/{name}")
+
+
+def installed() -> bool:
+    """Whether there is a MariaDB to start."""
+    return _program("mariadbd") is not None and _program("mariadb-install-db") is not None
+
+
+class MariaDB:
+    """One server; made once, started and stopped as often as one likes, then removed."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="xabridge-mariadb-"))
+        self._settings = dict(settings or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+        self.port = free_port()
+        subprocess.run(
+            [
+                _program("mariadb-install-db") or "",
+                "--no-defaults",
+                f"--datadir={self._folder}/data",
+                "--auth-root-authentication-method=normal",
+                "--skip-test-db",
+                *self._as_root(),
+            ],
+            check=True,
+            capture_output=True,
+        )
+
+    @staticmethod
+    def _as_root() -> list[str]:
+        return ["--user=root"] if os.geteuid() == 0 else []
+
+    def start(self) -> None:
+        """Starts it, unless it runs; returns when it answers."""
+        if self._process is not None:
+            return
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    _program("mariadbd") or "",
+                    "--no-defaults",
+                    f"--datadir={self._folder}/data",
+                    f"--socket={self._folder}/socket",
+                    f"--pid-file={self._folder}/pid",
+                    f"--port={self.port}",
+                    "--bind-address=127.0.0.1",
+                    "--innodb-buffer-pool-size=16M",
+                    "--innodb-log-file-size=8M",
+                    *(f"--{name}={value}" for name, value in self._settings.items()),
+                    *self._as_root(),
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._listens():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError((self._folder / "log").read_text("utf-8", "replace"))
+            time.sleep(0.05)
+        self.admin("SELECT 1")
+
+    def _listens(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(f"{self._folder}/socket") == 0
+
+    def stop(self, *, immediate: bool = False) -> None:
+        """Stops it; `immediate` as a crash does."""
+        if self._process is not None:
+            if immediate:
+                self._process.kill()
+            else:
+                self._process.terminate()
+            self._process.wait(STOP_TIMEOUT_S)
+            self._process = None
+
+    def remove(self) -> None:
+        """For good."""
+        self.stop(immediate=True)
+        shutil.rmtree(self._folder)
+
+    def admin(self, *statements: str) -> None:
+        """Statements of the superuser."""
+        with pymysql.connect(unix_socket=f"{self._folder}/socket", user="root", autocommit=True) as connection:
+            for statement in statements:
+                connection.cursor().execute(statement)
+
+    def create_database(self, scheme: str = "mysql+pymysql") -> str:
+        """A new, empty database, with a user who may do everything there, and no more; its URL."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        self.admin(
+            f"CREATE DATABASE {name}",
+            f"CREATE USER {name}@'%' IDENTIFIED BY '{PASSWORD}'",
+            f"GRANT ALL ON {name}.* TO {name}@'%'",
+        )
+        return f"{scheme}://{name}:{PASSWORD}@127.0.0.1:{self.port}/{name}"
+
+    def kill_connections(self, database: str) -> None:
+        """Of the user of a database."""
+        self.admin(f"KILL CONNECTION USER {database}")

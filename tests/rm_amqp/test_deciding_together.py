@@ -1,0 +1,219 @@
+"""Several nodes, and several processes of one node, over one token queue: one dies at some point of its transaction,
+the others recover, at once and when its lease has run out, and go on with work of their own; then its node comes back.
+
+Whatever the order: the message, the row and the answer are done together, or neither, and no decision is left.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rm_amqp import Message
+from rm_amqp.tokens import Token
+from tests.rm_amqp.client import RMID, new_xid
+from tests.rm_amqp.network import Network
+from tests.tm.wrapped import DECIDER_VERBS, hooked
+from tm import HeuristicOutcomeError, OutcomeUnknown, RolledBack, TransactionManager
+from tm.resources import ResourceConfig
+from xa import TMONEPHASE, TMSUCCESS, XaError
+from xa.reference import ReferenceFactory, ReferenceStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from rm_amqp import DecidingBroker
+
+URL = "decider+amqp://here,there/?timeout=20&slots=1"
+LEASE_OVER_S = 11
+MOST_PASSES = 12
+POINTS = ("before decide", "after decide", "after commit")
+WHO = {
+    "another node": ["orders-2"],
+    "a sibling": ["orders-1"],
+    "another node and a sibling": ["orders-2", "orders-1"],
+    "a sibling and two other nodes": ["orders-1", "orders-2", "orders-10"],
+}
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+class Process:
+    """A manager in a process of its own, which can be killed at a point."""
+
+    def __init__(self, site: Site, node: str) -> None:
+        self.point = ""
+        self.meanwhile: Callable[[], object] | None = None
+        self._client: DecidingBroker
+        self._site = site
+        self._dead = False
+        self.manager = TransactionManager(
+            node,
+            None,
+            {
+                "broker": ResourceConfig(URL, "decider", factory=self._broker),
+                "shop": ResourceConfig(site.store.url, factory=self._shop),
+            },
+            clock=site.network.monotonic,
+            sleep=site.network.sleep,
+            background=False,
+        )
+
+    def _broker(self, registrar: Any) -> Any:  # noqa: ARG002 — static
+        self._client = self._site.network.decider()
+        return hooked(self._pass, DECIDER_VERBS)(self._client)
+
+    def _shop(self, registrar: Any) -> Any:
+        return hooked(self._pass)(ReferenceFactory(self._site.store)(registrar))
+
+    def _pass(self, when: str, verb: str) -> None:
+        if self._dead:
+            raise Killed
+        if f"{when} {verb}" == self.point:
+            self.point = ""
+            if self.meanwhile is not None:
+                self.meanwhile()
+            else:
+                self._dead = True
+                self._client.drop()
+                raise Killed
+
+    def transaction(self, row: str) -> str:
+        """One message becomes a row and an answer; what the application is told."""
+        try:
+            with self.manager.begin() as tx:
+                tx["shop"].write(row, tx["broker"].receive("x", 5).body)
+                tx["broker"].send("y", Message(row))
+        except Killed:
+            return "killed"
+        except OutcomeUnknown:
+            return "unknown"
+        except HeuristicOutcomeError:
+            return "in part"
+        except (RolledBack, XaError):
+            return "rolled back"
+        return "committed"
+
+    def recover(self) -> None:
+        """One pass."""
+        self.manager.recover()
+
+
+class Site:
+    """A broker, a database, and the processes over them."""
+
+    def __init__(self, messages: int) -> None:
+        self.network = Network()
+        self.store = ReferenceStore("shop")
+        self.messages = messages
+        rm = self._onlooker()
+        self._work(rm, lambda session: [session.send("x", Message(f"M{number}")) for number in range(messages)])
+        rm.close("", RMID)
+
+    def _onlooker(self) -> DecidingBroker:
+        rm = self.network.decider()
+        rm.open(URL, RMID)
+        return rm
+
+    @staticmethod
+    def _work(rm: DecidingBroker, call: Callable[[Any], Any]) -> Any:
+        rm.start(xid := new_xid(), RMID)
+        result = call(rm.session(RMID))
+        rm.end(xid, RMID, TMSUCCESS)
+        rm.commit(xid, RMID, TMONEPHASE)
+        return result
+
+    def look(self, queue: str) -> list[str]:
+        """What is in a queue."""
+        rm = self._onlooker()
+        found = self._work(rm, lambda session: [str(message.body) for message in session.browse(queue)])
+        rm.close("", RMID)
+        return list(found)
+
+    def finish(self, nodes: Iterable[str]) -> None:
+        """Every node comes back, and recovers until nothing is in doubt."""
+        self.network.sleep(LEASE_OVER_S)
+        for node in sorted(set(nodes)):
+            process = Process(self, node)
+            for _ in range(MOST_PASSES):
+                process.recover()
+                self.network.sleep(1)
+            process.manager.close()
+
+    def check(self, told: dict[str, str]) -> None:
+        """As it says above."""
+        rows, answers = set(self.store.data), self.look("y")
+        assert sorted(answers) == sorted(rows), "rows and answers are done together"
+        assert len(self.look("x")) == self.messages - len(rows), "so are messages and rows"
+        for row, what in told.items():
+            if what in {"committed", "rolled back"}:
+                assert (row in rows) == (what == "committed"), f"{row} was told {what}"
+            assert what != "in part"
+        assert not self.store.in_doubt
+        assert [Token.decode(body).decided for body in self.look("xabridge.tokens.0")] == [()]
+
+
+def one_dies(point: str, others: Sequence[str], *, at_once: bool) -> None:
+    """One process of orders-1 dies at `point`; the others recover, work, and recover."""
+    site = Site(messages=20)
+    processes = [Process(site, node) for node in others]
+    dies = Process(site, "orders-1")
+    told = {"first": dies.transaction("first")}
+    dies.point = point
+    told["last"] = dies.transaction("last")
+    assert told == {"first": "committed", "last": "killed"}
+    for waits_s in (0, 0, LEASE_OVER_S) if at_once else (LEASE_OVER_S,):
+        site.network.sleep(waits_s)
+        for process in processes:
+            process.recover()
+            row = f"{process.manager.node} {len(told)}"
+            told[row] = process.transaction(row)
+            assert told[row] == "committed"
+            process.recover()
+    for process in processes:
+        process.manager.close()
+    site.finish(["orders-1", *others])
+    site.check(told)
+    assert ("last" in site.store.data) == (point != "before decide")
+
+
+def others_recover_meanwhile(point: str, others: Sequence[str], *, stopped: bool) -> None:
+    """The same, while the first process lives: it stands still at `point`, for longer than its lease or not."""
+    site = Site(messages=20)
+    processes = [Process(site, node) for node in others]
+    first = Process(site, "orders-1")
+
+    def meanwhile() -> None:
+        if stopped:
+            site.network.sleep(LEASE_OVER_S)
+        for process in processes * 2:
+            process.recover()
+
+    first.point, first.meanwhile = point, meanwhile
+    told = {"first": first.transaction("first")}
+    overruled = stopped and point == "before decide" and "orders-1" in others
+    assert told == {"first": "rolled back" if overruled else "committed"}
+    told["next"] = first.transaction("next")
+    assert told["next"] == "committed"
+    for process in (first, *processes):
+        process.recover()
+        process.manager.close()
+    site.finish(["orders-1", *others])
+    site.check(told)
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "later"])
+@pytest.mark.parametrize("others", WHO.values(), ids=WHO)
+@pytest.mark.parametrize("point", POINTS)
+def test_one_dies(point: str, others: Sequence[str], *, at_once: bool) -> None:
+    one_dies(point, others, at_once=at_once)
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped for long", "slow"])
+@pytest.mark.parametrize("others", WHO.values(), ids=WHO)
+@pytest.mark.parametrize("point", [*POINTS, "before commit"])
+def test_one_stands_still(point: str, others: Sequence[str], *, stopped: bool) -> None:
+    others_recover_meanwhile(point, others, stopped=stopped)

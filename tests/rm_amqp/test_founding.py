@@ -1,0 +1,224 @@
+"""The founding of token queues over a real client and the embedded broker: several at once, late ones, in any order of
+the messages; what the former version has left; and what becomes of the messages that do not count.
+
+The algorithm by itself is in `tests.simulation.test_elections`, the same over ActiveMQ Artemis in `tests.interop`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp import DecidingBroker, Message
+from rm_amqp.tokens import Founding, Token
+from tests.contract.deciding import RECORD
+from tests.rm_amqp.deciding import DISCHARGE, DecidingBrokerHarness
+from tests.rm_amqp.test_deciding import RMID, alien, opened, take, using
+from tests.rm_amqp.test_leases import new_owner
+from xa import (
+    FORMAT_ID,
+    BranchRolledBack,
+    Code,
+    DecisionRecord,
+    Gtrid,
+    ResourceError,
+    ResourceUnavailable,
+    TryAgain,
+    Xid,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tests.rm_amqp.embedded import EmbeddedBroker
+
+VERSION_1 = Path(__file__).with_name("tokens_version_1.json")
+"""What version 1 has left of a place that two have founded at once: a49f… counts; three decisions and two fences."""
+WINNER, LOSER = "a49f82068a4807de", "b157f7f780b45efd"
+FIRST, SECOND, THIRD = b"1" * 8, b"2" * 8, b"3" * 8
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[DecidingBrokerHarness]:
+    """Queues of its own."""
+    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))), "&slots=2")
+    yield harness
+    harness.close()
+
+
+def put(harness: DecidingBrokerHarness, suffix: str, bodies: Sequence[str]) -> None:
+    """These are in the queue."""
+    alien(harness, harness.tokens + suffix, *(Message(body) for body in bodies))
+
+
+def found(harness: DecidingBrokerHarness, *foundings: Founding, used: Sequence[bytes] = ()) -> None:
+    """These have been committed; the lease tokens of those in `used` were replaced."""
+    put(harness, "", [founding.encode() for founding in foundings])
+    for founding in foundings:
+        for token in founding.first_tokens():
+            is_used = founding.founder in used and token.slot == founding.lease_slot
+            put(harness, f".{token.slot}", [(token.renewed() if is_used else token).encode()])
+
+
+def works(harness: DecidingBrokerHarness, rm: DecidingBroker) -> None:
+    """Everything that is done with tokens, through each slot."""
+    client = using(harness, rm)
+    rm.hold(owner := new_owner(), 60, RMID)
+    assert list(rm.owners(RMID)) == [owner]
+    rm.hold(owner, 0, RMID)
+    for _ in range(8):
+        assert client.decide(xid := client.ended("key")) is Code.XA_OK
+        assert client.settle(xid) == RECORD
+        assert client.settle(client.ended("key")) is None
+    rm.end_decisions([decision.gtrid for decision in rm.decisions(RMID)], RMID)
+    assert rm.decisions(RMID) == []
+
+
+def tokens(harness: DecidingBrokerHarness, slots: int) -> list[Token]:
+    """What is in the slots' queues."""
+    return [Token.decode(body) for slot in range(slots + 1) for body in harness.bodies(f"{harness.tokens}.{slot}")]
+
+
+# --- several foundings ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("order", list(permutations([FIRST, SECOND, THIRD])), ids=str)
+def test_no_order_of_the_messages_says_which_counts(harness: DecidingBrokerHarness, order: Sequence[bytes]) -> None:
+    """As a broker that does not keep it shows them after a restart."""
+    found(harness, *(Founding(founder, 2) for founder in order), used=[SECOND])
+    rm = opened(harness)
+    assert rm.decider_id == SECOND
+    works(harness, rm)
+    assert {token.founder for token in tokens(harness, 1)} == {SECOND}, "tokens that do not count are dropped"
+
+
+@pytest.mark.parametrize("order", list(permutations([FIRST, SECOND, THIRD])), ids=str)
+def test_where_none_is_in_use_the_smallest_counts(harness: DecidingBrokerHarness, order: Sequence[bytes]) -> None:
+    found(harness, *(Founding(founder, 2) for founder in order))
+    rm = opened(harness)
+    assert rm.decider_id == FIRST
+    assert [token.founder for token in tokens(harness, 2) if token.slot == 2] == [FIRST]
+    works(harness, rm)
+
+
+def test_one_that_comes_late_does_not_count(harness: DecidingBrokerHarness) -> None:
+    """Its discharge leaves when another founding has been in use for long; then it works with that one."""
+    slow, others = harness.new(), []
+
+    def meanwhile() -> None:
+        others.append(opened(harness))
+        works(harness, others[0])
+
+    harness.weather[slow].pause(DISCHARGE, meanwhile)
+    slow.open(harness.open_string, RMID)
+    assert slow.decider_id == others[0].decider_id
+    assert len(harness.bodies(harness.tokens)) == 2
+    for rm in (slow, *others, opened(harness)):
+        works(harness, rm)
+    assert {token.founder for token in tokens(harness, 2)} == {slow.decider_id}
+
+
+def test_a_smaller_founder_that_comes_late_does_not_count(harness: DecidingBrokerHarness) -> None:
+    rm = opened(harness)
+    found(harness, Founding(bytes(8), 2))
+    assert opened(harness).decider_id == rm.decider_id
+    works(harness, rm)
+    works(harness, opened(harness))
+
+
+def test_foundings_with_other_numbers_of_slots(harness: DecidingBrokerHarness) -> None:
+    """The lease token of one stands where the other has a slot of its own."""
+    harness.open_string = harness.open_string.replace("&slots=2", "")
+    found(harness, Founding(SECOND, 1), Founding(FIRST, 4), Founding(THIRD, 3))
+    rm = opened(harness)
+    assert rm.decider_id == FIRST
+    works(harness, rm)
+    assert {token.founder for token in tokens(harness, 3)} == {FIRST}
+
+
+def test_many_open_what_several_have_founded(harness: DecidingBrokerHarness) -> None:
+    found(harness, *(Founding(bytes([number]) * 8, 2) for number in range(9, 3, -1)))
+    barrier = threading.Barrier(6)
+
+    def open_it() -> bytes:
+        rm = harness.new()
+        barrier.wait(30)
+        rm.open(harness.open_string, RMID)
+        return rm.decider_id
+
+    with ThreadPoolExecutor(6) as pool:
+        heard = {future.result() for future in [pool.submit(open_it) for _ in range(6)]}
+    assert len(heard) == 1
+    works(harness, opened(harness))
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_who_elects_is_lost_on_the_way(harness: DecidingBrokerHarness, *, before: bool) -> None:
+    found(harness, Founding(FIRST, 2), Founding(SECOND, 2))
+    rm = harness.new()
+    harness.weather[rm].strike(DISCHARGE, before=before)
+    with pytest.raises(ResourceUnavailable):
+        rm.open(harness.open_string, RMID)
+    assert opened(harness).decider_id == FIRST
+    works(harness, opened(harness))
+
+
+def test_a_lock_that_somebody_holds_is_waited_for(harness: DecidingBrokerHarness) -> None:
+    """Nothing is elected without it; when it is back, it is."""
+    harness.open_string += "&timeout=2"
+    found(harness, Founding(FIRST, 2), Founding(SECOND, 2))
+    first = take(harness, f"{harness.tokens}.2")
+    with pytest.raises(TryAgain, match="nobody can say yet which founding"):
+        opened(harness)
+    assert not any(token.used for token in tokens(harness, 2))
+    alien(harness, f"{harness.tokens}.2", first)
+    assert opened(harness).decider_id == FIRST
+
+
+def test_two_that_are_in_use_are_an_error(harness: DecidingBrokerHarness) -> None:
+    """Somebody has put messages there by hand: nothing is presumed, and nothing thrown away."""
+    found(harness, Founding(FIRST, 2), Founding(SECOND, 2), used=[FIRST, SECOND])
+    before = tokens(harness, 2)
+    with pytest.raises(ResourceError, match="both use its tokens"):
+        opened(harness)
+    assert sorted(tokens(harness, 2), key=repr) == sorted(before, key=repr)
+
+
+# --- the former version -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("reverse", [False, True], ids=["in order", "in another order"])
+@pytest.mark.parametrize("loser", [LOSER, "00" * 8], ids=["the smaller one", "the greater one"])
+def test_what_version_1_has_left_is_used_on(harness: DecidingBrokerHarness, loser: str, *, reverse: bool) -> None:
+    """With its decisions and fences, whichever founding message is shown first, and whichever founder is smaller."""
+    left = VERSION_1.read_text("ascii").replace(LOSER, loser)
+    founder = bytes.fromhex(WINNER)
+    for suffix, bodies in json.loads(left).items():
+        put(harness, suffix, bodies[:: -1 if reverse else 1])
+    rm = opened(harness)
+    assert rm.decider_id == founder
+    gtrids = [b"orders-1\0" + founder + bytes([0, 0, 0, 1]) + number.to_bytes(8, "big") for number in range(1, 6)]
+    decided = [DecisionRecord(gtrid, f"record {number}".encode()) for number, gtrid in enumerate(gtrids[:3], 1)]
+    assert rm.decisions(RMID) == decided
+    client = using(harness, rm)
+    for decision in decided:
+        assert rm.settle(decision.gtrid, RMID) == decision.record
+    for gtrid in gtrids[3:]:
+        client.ended("key", xid := Xid(FORMAT_ID, gtrid, b"broker"))
+        with pytest.raises(BranchRolledBack, match="can't be decided any more"):
+            client.decide(xid)
+    new = Xid(FORMAT_ID, Gtrid("orders-1", founder, b"12345678", 1).encode(), b"broker")
+    assert client.decide(client.ended("key", new)) is Code.XA_OK
+    assert len(rm.decisions(RMID)) == 4
+    rm.end_decisions([decision.gtrid for decision in rm.decisions(RMID)], RMID)
+    works(harness, opened(harness))
+    assert all(json.loads(str(body))["version"] == 2 for body in harness.bodies(f"{harness.tokens}.0"))
+
+
+def test_version_1_leaves_what_is_of_version_2(harness: DecidingBrokerHarness) -> None:
+    """The former version refuses what has another version than 1."""
+    works(harness, opened(harness))
+    bodies = [body for suffix in ("", ".0", ".1", ".2") for body in harness.bodies(harness.tokens + suffix)]
+    assert {json.loads(str(body))["version"] for body in bodies} == {2}

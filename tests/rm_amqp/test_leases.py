@@ -1,0 +1,208 @@
+"""Leases at a broker that decides: what they wait for and what waits for them, clocks that are wrong; and what tokens
+carry when hundreds of decisions are in doubt."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from rm_amqp import DecidingBroker, Message
+from rm_amqp.tokens import MAX_LEASES, MAX_OCTETS, Token
+from tests.contract.client import new_xid
+from tests.contract.deciding import RECORD, Decider
+from tests.rm_amqp.deciding import DISCHARGE, DecidingBrokerHarness
+from tests.rm_amqp.test_deciding import RMID, alien, opened, take, using
+from tm.log import Branch
+from tm.record import encode_branches
+from xa import FORMAT_ID, BranchRolledBack, Code, Gtrid, Owner, ResourceError, ResourceUnavailable, TryAgain, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.rm_amqp.embedded import EmbeddedBroker
+
+LONG_S = 300.0
+HOUR_S = 3600.0
+MANY = 400
+"""Decisions in doubt in one slot."""
+
+
+def new_owner(node: str = "orders-1") -> Owner:
+    """An owner that nobody else is."""
+    return Owner(node, secrets.token_bytes(8), "")
+
+
+@pytest.fixture
+def harness(request: pytest.FixtureRequest, broker: EmbeddedBroker) -> Iterator[DecidingBrokerHarness]:
+    """Queues of its own, with one slot."""
+    harness = DecidingBrokerHarness(broker, str(abs(hash(request.node.name))), "&slots=1&timeout=3")
+    yield harness
+    harness.close()
+
+
+def with_clock(harness: DecidingBrokerHarness, wall: list[float]) -> DecidingBroker:
+    """A client whose wall clock shows that."""
+    rm = DecidingBroker(wall=lambda: wall[0])
+    rm.open(harness.open_string, RMID)
+    return rm
+
+
+def test_they_wait_for_no_work_and_no_decision(harness: DecidingBrokerHarness) -> None:
+    """Every channel has a transaction, and somebody has the token of the slot in his hands."""
+    harness.open_string += "&channels=1"
+    client = Decider(harness)
+    client.begun("key")
+    token = take(harness, f"{harness.tokens}.0")
+    done = threading.Event()
+    owner = new_owner()
+
+    def renew() -> None:
+        client.rm.hold(owner, LONG_S, RMID)
+        assert list(client.rm.owners(RMID)) == [owner]
+        done.set()
+
+    thread = threading.Thread(target=renew, daemon=True)
+    thread.start()
+    assert done.wait(2)
+    thread.join()
+    alien(harness, f"{harness.tokens}.0", token)
+
+
+def test_no_decision_waits_for_them(harness: DecidingBrokerHarness) -> None:
+    """Somebody has the lease token in his hands: work goes on, leases can't be told."""
+    client = Decider(harness)
+    token = take(harness, f"{harness.tokens}.1")
+    assert client.decide(xid := client.ended("key")) is Code.XA_OK
+    assert client.settle(xid) == RECORD
+    assert len(client.decided()) == 1
+    for call in (lambda: client.rm.owners(RMID), lambda: client.rm.hold(new_owner(), LONG_S, RMID)):
+        with pytest.raises(TryAgain, match="held by somebody else, or is not there"):
+            call()
+    alien(harness, f"{harness.tokens}.1", token)
+    assert list(client.rm.owners(RMID)) == []
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_renewal_that_is_lost_on_the_way(harness: DecidingBrokerHarness, *, before: bool) -> None:
+    """It is held, or it is not; the next one goes over another connection."""
+    client = Decider(harness)
+    owner = new_owner()
+    client.rm.hold(owner, 0, RMID)
+    harness.weather[client.rm].strike(DISCHARGE, before=before)  # type: ignore[index]
+    with pytest.raises(ResourceUnavailable):
+        client.rm.hold(owner, LONG_S, RMID)
+    client.reopen()
+    assert list(client.rm.owners(RMID)) == ([] if before else [owner])
+    client.rm.hold(owner, LONG_S, RMID)
+    assert list(client.rm.owners(RMID)) == [owner]
+
+
+def test_many_renew_at_once(harness: DecidingBrokerHarness) -> None:
+    """None of them is lost."""
+    owners = [new_owner(f"orders-{number}") for number in range(6)]
+    barrier = threading.Barrier(len(owners))
+
+    def renew(owner: Owner) -> None:
+        rm = opened(harness)
+        barrier.wait(30)
+        for _ in range(5):
+            rm.hold(owner, LONG_S, RMID)
+
+    threads = [threading.Thread(target=renew, args=[owner]) for owner in owners]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(opened(harness).owners(RMID)) == set(owners)
+
+
+def test_a_clock_that_is_wrong_takes_leases_and_changes_no_decision(harness: DecidingBrokerHarness) -> None:
+    """Somebody whose clock is an hour ahead takes a process that is at work for gone, and settles its transactions:
+    one that was decided stays so, one that was not is rolled back, and the lease is there again when it is renewed."""
+    now = [1_000_000.0]
+    client, ahead = using(harness, with_clock(harness, now)), with_clock(harness, [now[0] + HOUR_S])
+    owner, other = new_owner(), new_owner()
+    decided, undecided = client.ended("1"), client.ended("2")
+    client.rm.hold(owner, 10, RMID)
+    client.decide(decided)
+    assert list(ahead.owners(RMID)) == []
+    ahead.hold(other, 10, RMID)
+    assert list(client.rm.owners(RMID)) == [other], "by its clock it runs for more than an hour"
+    assert ahead.settle(decided.gtrid, RMID) == RECORD
+    assert ahead.settle(undecided.gtrid, RMID) is None
+    with pytest.raises(BranchRolledBack):
+        client.decide(undecided)
+    client.rm.hold(owner, 10, RMID)
+    assert set(client.rm.owners(RMID)) == {owner, other}
+    now[0] += HOUR_S + 20
+    assert list(client.rm.owners(RMID)) == []
+    ahead.drop()
+    client.rm.drop()  # type: ignore[attr-defined]
+
+
+def test_there_is_no_room_for_more(harness: DecidingBrokerHarness) -> None:
+    rm = opened(harness)
+    full = Token.decode(str(take(harness, f"{harness.tokens}.1").body))
+    for number in range(MAX_LEASES):
+        full = full.holding(Owner("n" * 32, number.to_bytes(8, "big"), "p" * 100), 2**42, 0)
+    alien(harness, f"{harness.tokens}.1", Message(full.encode()))
+    with pytest.raises(ResourceError, match="1000 processes are at work"):
+        rm.hold(new_owner(), LONG_S, RMID)
+    rm.hold(full.leases[7].owner, 0, RMID)
+    rm.hold(owner := new_owner(), LONG_S, RMID)
+    assert owner in rm.owners(RMID)
+    assert len(rm.owners(RMID)) == MAX_LEASES
+
+
+def test_a_closed_client_leaves_its_lease(harness: DecidingBrokerHarness) -> None:
+    """Whoever held it ends it; the connections of leases are closed with the others."""
+    rm = opened(harness)
+    rm.hold(owner := new_owner(), LONG_S, RMID)
+    rm.close("", RMID)
+    other = opened(harness)
+    assert list(other.owners(RMID)) == [owner]
+    rm.open(harness.open_string, RMID)
+    rm.hold(owner, LONG_S, RMID)
+    assert list(rm.owners(RMID)) == [owner]
+
+
+# --- hundreds in doubt ------------------------------------------------------------------------------------------------
+def in_doubt(client: Decider, count: int) -> dict[bytes, bytes]:
+    """So many decisions in one slot, with the longest gtrids there are, and three branches in each record."""
+    decided = {}
+    for sequence in range(count):
+        gtrid = Gtrid("n" * 32, client.rm.decider_id, b"12345678", sequence).encode()
+        branches = [Branch(f"database-{number}", Xid(FORMAT_ID, gtrid, bytes(32))) for number in range(3)]
+        decided[gtrid] = encode_branches(branches)
+        client.decide(client.ended(f"key {sequence}", Xid(FORMAT_ID, gtrid, b"broker")), decided[gtrid])
+    return decided
+
+
+def test_hundreds_of_decisions_in_doubt(harness: DecidingBrokerHarness) -> None:
+    client = Decider(harness)
+    decided = in_doubt(client, MANY)
+    assert client.decided(100) == decided
+    other = Decider(harness)
+    last = list(decided)[-1]
+    assert other.rm.settle(last, RMID) == decided[last]
+    undecided = new_xid()
+    assert other.settle(undecided) is None
+    other.rm.end_decisions([undecided.gtrid, *list(decided)[:-1]], RMID)
+    assert client.decided() == {last: decided[last]}
+
+
+def test_a_token_that_is_nearly_full(harness: DecidingBrokerHarness) -> None:
+    """What a slot takes it can also give back."""
+    client = Decider(harness)
+    size = MAX_OCTETS // 2 - 1000
+    client.decide(xid := client.ended("key"), record := bytes(size))
+    with pytest.raises(BranchRolledBack, match="takes no more before recovery"):
+        client.decide(client.ended("key"), bytes(2000))
+    other = Decider(harness)
+    assert other.settle(xid) == record
+    other.rm.end_decisions([xid.gtrid], RMID)
+    assert other.decided() == {}
+    assert client.decide(client.ended("key")) is Code.XA_OK

@@ -1,0 +1,507 @@
+"""Every way into a resource as the first one in a transaction, and behind it every kind of ORM work that is not flushed
+by hand: what the block did is committed, whichever way came first."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, joinedload, mapped_column, relationship
+
+from rm_db import take_part
+from tm import Propagation, ResourceConfig, RolledBack, TransactionManager
+from tm.zope import join
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.mariadb import MariaDB
+    from tests.postgres import Postgres
+    from tm import Transaction
+
+
+class Base(DeclarativeBase):
+    """The tests' tables."""
+
+
+class Customer(Base):
+    """Has orders."""
+
+    __tablename__ = "customers"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    name: Mapped[str] = mapped_column(sa.String(50))
+    orders: Mapped[list[Order]] = relationship(back_populates="customer", cascade="all, delete-orphan")
+
+
+class Order(Base):
+    """Is a customer's."""
+
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    customer_id: Mapped[int] = mapped_column(sa.ForeignKey("customers.id"))
+    customer: Mapped[Customer] = relationship(back_populates="orders")
+
+
+Rows = tuple[list[tuple[int, str]], list[tuple[int, int]]]
+BEFORE: Rows = ([(1, "Ada"), (2, "Boole")], [(10, 1)])
+
+
+class Shop:
+    """A database in a transaction manager, beside another one, and an engine that the application has of its own."""
+
+    def __init__(self, url: sa.URL, tm: TransactionManager) -> None:
+        self.url = url
+        self.tm = tm
+        self.plain = sa.create_engine(url)
+        self.engine = sa.create_engine(url)
+        if self.is_postgres:
+            take_part(self.engine, tm, "shop")
+
+    @property
+    def is_postgres(self) -> bool:
+        """Whether there are ways to psycopg and to asyncio."""
+        return self.url.get_backend_name() == "postgresql"
+
+    def begin_with(self) -> None:
+        """The rows that every transaction meets."""
+        with self.plain.begin() as connection:
+            connection.execute(sa.delete(Order))
+            connection.execute(sa.delete(Customer))
+            connection.execute(sa.insert(Customer), [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Boole"}])
+            connection.execute(sa.insert(Order).values(id=10, customer_id=1))
+
+    def rows(self) -> Rows:
+        """What is committed."""
+        with self.plain.connect() as connection:
+            customers = connection.execute(sa.select(Customer.id, Customer.name).order_by(Customer.id)).all()
+            orders = connection.execute(sa.select(Order.id, Order.customer_id).order_by(Order.id)).all()
+        return [(row.id, row.name) for row in customers], [(row.id, row.customer_id) for row in orders]
+
+    def close(self) -> None:
+        """The engines' connections."""
+        self.plain.dispose()
+        self.engine.dispose()
+
+
+@pytest.fixture(params=["postgresql two-phase", "postgresql decider", "mariadb decider", "sqlite decider"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    """Beside another resource, so that a transaction can go the whole way."""
+    kind, _, mode = request.param.partition(" ")
+    postgres: Postgres = request.getfixturevalue("postgres")
+    if kind == "postgresql":
+        address = postgres.create_database()
+        url = sa.make_url(address).set(drivername="postgresql+psycopg")
+    else:
+        if kind == "mariadb":
+            mariadb: MariaDB = request.getfixturevalue("mariadb")
+            address = mariadb.create_database("mariadb+pymysql")
+        else:
+            address = f"sqlite:///{tmp_path}/shop.db"
+        url = sa.make_url(address)
+    resources = {"shop": ResourceConfig(address, mode), "other": ResourceConfig(postgres.create_database())}
+    log = None if mode == "decider" else f"file://{tmp_path}/log"
+    with TransactionManager("node-1", log, resources, background=False) as manager:
+        shop = Shop(url, manager)
+        Base.metadata.create_all(shop.plain)
+        with psycopg.connect(resources["other"].url) as connection:
+            connection.execute("CREATE TABLE made (a text)")
+        yield shop
+        shop.close()
+        assert manager.recover().clean
+
+
+@dataclass(frozen=True)
+class Here:
+    """Where somebody comes in: a transaction that has just begun."""
+
+    shop: Shop
+    tx: Transaction
+
+
+# --- the first ways in ------------------------------------------------------------------------------------------
+def _listen(here: Here) -> None:
+    heard: list[str] = []
+    connection = here.tx["shop"]
+    sa.event.listen(connection, "before_cursor_execute", lambda *args: heard.append(args[2]))
+    connection.execute(sa.text("SELECT 1"))
+    assert heard == ["SELECT 1"], "a listener that came before the connection was used is heard"
+
+
+def _own_session(here: Here) -> None:
+    session = Session(here.tx["shop"])
+    assert session.get(Customer, 2) is not None
+    session.commit()
+
+
+def _savepoint(here: Here) -> None:
+    with here.tx["shop"].begin_nested():
+        here.tx["shop"].execute(sa.text("SELECT 1"))
+
+
+def _engine(here: Here) -> None:
+    with Session(here.shop.engine) as session:
+        assert session.get(Customer, 2) is not None
+        session.commit()
+
+
+def _suspended(here: Here) -> None:
+    here.tx.enlist("shop")
+    here.shop.tm.suspend()
+    here.shop.tm.resume(here.tx)
+
+
+FIRST: dict[str, Callable[[Here], object]] = {
+    "nothing": lambda here: here,
+    "the facade": lambda here: here.tx["shop"],
+    "orm": lambda here: here.tx["shop"].orm,
+    "orm in_transaction": lambda here: here.tx["shop"].orm.in_transaction(),
+    "orm get": lambda here: here.tx["shop"].orm.get(Customer, 2),
+    "orm connection": lambda here: here.tx["shop"].orm.connection(),
+    "orm bind": lambda here: here.tx["shop"].orm.get_bind(),
+    "orm execute": lambda here: here.tx["shop"].orm.execute(sa.text("SELECT 1")).all(),
+    "orm begin_nested": lambda here: here.tx["shop"].orm.begin_nested().commit(),
+    "execute": lambda here: here.tx["shop"].execute(sa.text("SELECT 1")).all(),
+    "scalar": lambda here: here.tx["shop"].scalar(sa.text("SELECT 1")),
+    "exec_driver_sql": lambda here: here.tx["shop"].exec_driver_sql("SELECT 1").all(),
+    "connection": lambda here: here.tx["shop"].connection.cursor().close(),
+    "engine": lambda here: here.tx["shop"].engine,
+    "dialect": lambda here: here.tx["shop"].dialect,
+    "info": lambda here: here.tx["shop"].info,
+    "closed": lambda here: here.tx["shop"].closed,
+    "in_transaction": lambda here: here.tx["shop"].in_transaction(),
+    "get_transaction": lambda here: here.tx["shop"].get_transaction(),
+    "execution_options": lambda here: here.tx["shop"].execution_options(stream_results=False),
+    "begin_nested": _savepoint,
+    "inspect": lambda here: sa.inspect(here.tx["shop"]).has_table("customers"),
+    "listen": _listen,
+    "a session of one's own": _own_session,
+    "suspended": _suspended,
+}
+POSTGRES: dict[str, Callable[[Here], object]] = {
+    "psycopg": lambda here: here.tx["shop"].psycopg,
+    "psycopg execute": lambda here: here.tx["shop"].psycopg.execute("SELECT 1"),
+    "take_part": _engine,
+    "asyncio": lambda here: here.tx["shop"].asyncio,
+    "asyncio orm": lambda here: here.tx["shop"].asyncio.orm,
+    "asyncio psycopg": lambda here: here.tx["shop"].asyncio.psycopg,
+}
+
+
+def first(shop: Shop) -> dict[str, Callable[[Here], object]]:
+    """The ways that this database has."""
+    return FIRST | POSTGRES if shop.is_postgres else FIRST
+
+
+# --- the work behind it -----------------------------------------------------------------------------------------
+def _change(orm: Session) -> Rows:
+    orm.get_one(Customer, 1).name = "changed"
+    return [(1, "changed"), (2, "Boole")], [(10, 1)]
+
+
+def _add(orm: Session) -> Rows:
+    orm.add(Customer(id=3, name="new"))
+    return [(1, "Ada"), (2, "Boole"), (3, "new")], [(10, 1)]
+
+
+def _delete(orm: Session) -> Rows:
+    orm.delete(orm.get_one(Customer, 2))
+    return [(1, "Ada")], [(10, 1)]
+
+
+def _delete_cascading(orm: Session) -> Rows:
+    orm.delete(orm.get_one(Customer, 1, options=[joinedload(Customer.orders)]))
+    return [(2, "Boole")], []
+
+
+def _bulk(orm: Session) -> Rows:
+    orm.execute(sa.insert(Customer), [{"id": 3, "name": "c"}, {"id": 4, "name": "d"}])
+    orm.execute(sa.update(Customer).where(Customer.id > 2).values(name="bulk"))
+    orm.execute(sa.delete(Customer).where(Customer.id == 4))
+    orm.bulk_save_objects([Customer(id=5, name="e")])
+    return [(1, "Ada"), (2, "Boole"), (3, "bulk"), (5, "e")], [(10, 1)]
+
+
+def _relationship(orm: Session) -> Rows:
+    customer = orm.get_one(Customer, 1, options=[joinedload(Customer.orders)])
+    customer.orders.clear()
+    customer.orders.append(Order(id=11))
+    orm.add(Customer(id=3, name="with two", orders=[Order(id=12), Order(id=13)]))
+    return [(1, "Ada"), (2, "Boole"), (3, "with two")], [(11, 1), (12, 3), (13, 3)]
+
+
+def _in_a_savepoint(orm: Session) -> Rows:
+    with orm.begin_nested():
+        orm.get_one(Customer, 1).name = "in a savepoint"
+    orm.add(Customer(id=3, name="behind it"))
+    return [(1, "in a savepoint"), (2, "Boole"), (3, "behind it")], [(10, 1)]
+
+
+def _savepoint_undone(orm: Session) -> Rows:
+    orm.get_one(Customer, 1).name = "kept"
+    with pytest.raises(LookupError), orm.begin_nested():
+        orm.get_one(Customer, 2).name = "taken back"
+        orm.flush()
+        raise LookupError
+    return [(1, "kept"), (2, "Boole")], [(10, 1)]
+
+
+def _error_in_a_savepoint(orm: Session) -> Rows:
+    orm.get_one(Customer, 1).name = "kept"
+    with pytest.raises(sa.exc.IntegrityError), orm.begin_nested():
+        orm.execute(sa.insert(Customer).values(id=2, name="again"))
+    return [(1, "kept"), (2, "Boole")], [(10, 1)]
+
+
+def _merge(orm: Session) -> Rows:
+    orm.merge(Customer(id=1, name="merged", orders=[Order(id=10)]))
+    return [(1, "merged"), (2, "Boole")], [(10, 1)]
+
+
+WORK: dict[str, Callable[[Session], Rows]] = {
+    "change": _change,
+    "add": _add,
+    "delete": _delete,
+    "delete cascading": _delete_cascading,
+    "bulk": _bulk,
+    "relationship": _relationship,
+    "savepoint": _in_a_savepoint,
+    "savepoint undone": _savepoint_undone,
+    "error in a savepoint": _error_in_a_savepoint,
+    "merge": _merge,
+}
+
+
+def _flush_error(orm: Session) -> None:
+    orm.get_one(Customer, 1).name = "never"
+    orm.add(Order(id=14, customer_id=1))
+    orm.add(Order(id=10, customer_id=2))
+
+
+def _swallowed_flush_error(orm: Session) -> None:
+    _flush_error(orm)
+    with pytest.raises(sa.exc.IntegrityError):
+        orm.flush()
+
+
+FAILING: list[Callable[[Session], None]] = [_flush_error, _swallowed_flush_error]
+
+
+def some(
+    ways: dict[str, Callable[[Here], Any]],
+) -> Iterator[tuple[str, Callable[[Here], Any], Callable[[Session], Rows]]]:
+    """Every way and every kind of work, but not each with each."""
+    kinds = itertools.cycle(WORK.items())
+    for way, come in ways.items():
+        for _ in range(2):
+            kind, work = next(kinds)
+            yield f"{way} first, then {kind}", come, work
+
+
+def _also_elsewhere(tx: Transaction, turn: int) -> None:
+    """Alone, a branch is committed in one phase; with another it goes the whole way."""
+    if turn % 2:
+        tx["other"].psycopg.execute("INSERT INTO made VALUES ('x')")
+
+
+# --- the matrix -------------------------------------------------------------------------------------------------
+def test_what_the_orm_did_is_committed_whichever_way_came_first(shop: Shop) -> None:
+    turn = 0
+    for way, come in first(shop).items():
+        for kind, work in WORK.items():
+            shop.begin_with()
+            with shop.tm.begin() as tx:
+                come(Here(shop, tx))
+                _also_elsewhere(tx, turn := turn + 1)
+                after = work(tx["shop"].orm)
+            assert shop.rows() == after, f"{way} first, then {kind}"
+
+
+def test_every_way_sees_the_session_that_is_flushed(shop: Shop) -> None:
+    """The ORM comes first, then another way: it is the same session before and after."""
+    for way, come in first(shop).items():
+        shop.begin_with()
+        with shop.tm.begin() as tx:
+            orm = tx["shop"].orm
+            orm.get_one(Customer, 1).name = "changed"
+            if way == "suspended":
+                come(Here(shop, tx))
+                assert tx["shop"].orm is not orm
+            else:
+                come(Here(shop, tx))
+                assert tx["shop"].orm is orm, way
+        assert shop.rows()[0][0] == (1, "changed"), way
+
+
+def test_an_error_in_the_flush_rolls_everything_back(shop: Shop) -> None:
+    turn = 0
+    for way, come in first(shop).items():
+        for work in FAILING:
+            shop.begin_with()
+            with pytest.raises(RolledBack), shop.tm.begin() as tx:
+                come(Here(shop, tx))
+                _also_elsewhere(tx, turn := turn + 1)
+                work(tx["shop"].orm)
+            assert shop.rows() == BEFORE, way
+
+
+def test_a_block_that_raises_writes_nothing(shop: Shop) -> None:
+    shop.begin_with()
+    for way, come in first(shop).items():
+        with pytest.raises(LookupError), shop.tm.begin() as tx:
+            come(Here(shop, tx))
+            _change(tx["shop"].orm)
+            tx["shop"].orm.flush()
+            raise LookupError
+        assert shop.rows() == BEFORE, way
+
+
+def test_what_the_orm_did_is_committed_in_a_transaction_of_zopes(shop: Shop) -> None:
+    transaction = pytest.importorskip("transaction")
+    for told, come, work in some(first(shop)):
+        shop.begin_with()
+        transaction.begin()
+        tx = join(shop.tm)
+        come(Here(shop, tx))
+        after = work(tx["shop"].orm)
+        transaction.commit()
+        assert shop.rows() == after, told
+
+
+def test_what_the_orm_did_is_committed_by_decorated_functions(shop: Shop) -> None:
+    """A function with a transaction of its own suspends the caller's, in the middle of the ORM's work."""
+
+    @shop.tm.transactional(propagation=Propagation.REQUIRES_NEW)
+    def apart() -> None:
+        shop.tm["other"].psycopg.execute("INSERT INTO made VALUES ('apart')")
+
+    @shop.tm.transactional
+    def whole(come: Callable[[Here], object], work: Callable[[Session], Rows]) -> Rows:
+        tx = shop.tm.get_transaction()
+        come(Here(shop, tx))
+        after = work(tx["shop"].orm)
+        apart()
+        return after
+
+    for told, come, work in some(first(shop)):
+        shop.begin_with()
+        after = whole(come, work)
+        assert shop.rows() == after, told
+
+
+# --- asyncio ----------------------------------------------------------------------------------------------------
+async def _async_engine(here: Here) -> None:
+    engine = create_async_engine(here.shop.url)
+    take_part(engine, here.shop.tm, "shop")
+    async with engine.connect() as connection:
+        await connection.execute(sa.text("SELECT 1"))
+        await connection.commit()
+    await engine.dispose()
+
+
+async def _async_savepoint(here: Here) -> None:
+    async with here.tx["shop"].asyncio.begin_nested():
+        await here.tx["shop"].asyncio.execute(sa.text("SELECT 1"))
+
+
+async def _raw(here: Here) -> None:
+    await here.tx["shop"].asyncio.get_raw_connection()
+
+
+AWAITED: dict[str, Callable[[Here], Any]] = {
+    "asyncio execute": lambda here: here.tx["shop"].asyncio.execute(sa.text("SELECT 1")),
+    "asyncio scalar": lambda here: here.tx["shop"].asyncio.scalar(sa.text("SELECT 1")),
+    "asyncio exec_driver_sql": lambda here: here.tx["shop"].asyncio.exec_driver_sql("SELECT 1"),
+    "asyncio run_sync": lambda here: here.tx["shop"].asyncio.run_sync(lambda c: sa.inspect(c).has_table("orders")),
+    "asyncio begin_nested": _async_savepoint,
+    "asyncio get_raw_connection": _raw,
+    "asyncio psycopg execute": lambda here: here.tx["shop"].asyncio.psycopg.execute("SELECT 1"),
+    "asyncio orm get": lambda here: here.tx["shop"].asyncio.orm.get(Customer, 2),
+    "asyncio orm connection": lambda here: here.tx["shop"].asyncio.orm.connection(),
+    "asyncio orm execute": lambda here: here.tx["shop"].asyncio.orm.execute(sa.text("SELECT 1")),
+    "asyncio orm run_sync": lambda here: here.tx["shop"].asyncio.orm.run_sync(lambda s: s.get(Customer, 2)),
+    "take_part asyncio": _async_engine,
+    "aenlist": lambda here: here.tx.aenlist("shop"),
+}
+
+
+def _needs_asyncio(shop: Shop) -> None:
+    if not shop.is_postgres:
+        pytest.skip("PostgreSQL's driver can be awaited")
+
+
+def test_what_the_orm_did_is_committed_whichever_way_tasks_came_first(shop: Shop) -> None:
+    _needs_asyncio(shop)
+
+    async def main() -> None:
+        turn = 0
+        for told, come, work in some(first(shop) | AWAITED):
+            shop.begin_with()
+            async with shop.tm.begin() as tx:
+                come_in = come(Here(shop, tx))
+                if come in AWAITED.values():
+                    await come_in
+                _also_elsewhere(tx, turn := turn + 1)
+                after = await tx["shop"].asyncio.orm.run_sync(work)
+            assert shop.rows() == after, told
+
+    asyncio.run(main())
+
+
+def test_an_error_in_the_flush_of_a_task_rolls_everything_back(shop: Shop) -> None:
+    _needs_asyncio(shop)
+
+    async def main() -> None:
+        for way, come in (first(shop) | AWAITED).items():
+            for work in FAILING:
+                shop.begin_with()
+                with pytest.raises(RolledBack):
+                    async with shop.tm.begin() as tx:
+                        come_in = come(Here(shop, tx))
+                        if way in AWAITED:
+                            await come_in
+                        await tx["shop"].asyncio.orm.run_sync(work)
+                assert shop.rows() == BEFORE, way
+
+    asyncio.run(main())
+
+
+def test_what_tasks_left_to_the_flush_survives_a_suspension(shop: Shop) -> None:
+    """Suspending flushes on the event loop's own thread, where nothing can be awaited."""
+    _needs_asyncio(shop)
+
+    @shop.tm.transactional(propagation=Propagation.REQUIRES_NEW)
+    async def apart() -> None:
+        await shop.tm["other"].asyncio.psycopg.execute("INSERT INTO made VALUES ('apart')")
+
+    async def main() -> None:
+        for told, come, work in some(first(shop) | AWAITED):
+            shop.begin_with()
+            async with shop.tm.begin() as tx:
+                come_in = come(Here(shop, tx))
+                if come in AWAITED.values():
+                    await come_in
+                after = await tx["shop"].asyncio.orm.run_sync(work)
+                await apart()
+            assert shop.rows() == after, told
+
+    asyncio.run(main())
+
+
+def test_a_file_of_sqlite_is_what_the_matrix_says_it_is(shop: Shop) -> None:
+    """The checker looks at the file itself, not at what an engine of ours makes of it."""
+    if shop.url.get_backend_name() != "sqlite":
+        pytest.skip("SQLite's")
+    shop.begin_with()
+    with shop.tm.begin() as tx:
+        _change(tx["shop"].orm)
+    with closing(sqlite3.connect(shop.url.database or "")) as connection:
+        assert connection.execute("SELECT name FROM customers WHERE id = 1").fetchone() == ("changed",)

@@ -1,0 +1,417 @@
+"""A model of a broker's token queues, and of processes that find out which founding counts (`rm_amqp.election`).
+
+The broker keeps no order: what a queue holds is a set. A browse is two steps, its beginning and its end: it shows what
+was there all the time, and of what came meanwhile what the schedule says. What somebody holds is shown or not. What a
+transaction sends to two queues is there at two moments, and may be there late, when who sent it was answered already,
+or is gone. A process that dies gives back what it held; when a broker crashes, nobody holds anything any more, every
+connection is lost, and what was committed is there. A process can stand still at any effect for as long as the schedule
+says.
+
+A process that knows which founding counts uses it as every client does: it takes the lease token, drops what is of no
+use, and sends the next generation.
+
+A schedule is a sequence of choices, each of a number of possibilities: random ones (`run`), or one after the other all
+that there are (`every_schedule`).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rm_amqp import election
+from rm_amqp.election import Browse, Elect, Found, LetGo, Look, Pause, Take
+from rm_amqp.tokens import Founding, Token, WrongTokenError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Sequence
+
+    from rm_amqp.election import Effect
+
+    Algorithm = Callable[[Founding], Generator[Effect, Any, Founding]]
+    Choose = Callable[[int], int]
+    Place = tuple[int, Token]
+
+
+USES = 2
+"""After so many the lease token is not replaced any more, so that there is an end to the states."""
+LONG = 20_000
+TOLD = frozenset(
+    {"sent", "strange", "foundings", "tokens", "slot", "in_use", "locks", "held", "wanted", "token", "winner", "there"}
+)
+"""The variables that say where a process stands."""
+
+
+class Contradiction(AssertionError):
+    """Two processes do not agree, or a token is there twice."""
+
+
+@dataclass(eq=False)
+class Transaction:
+    """What is under way at the broker: its discharge has arrived, and each part of it comes true at its own moment."""
+
+    parts: list[Callable[[], object]]
+
+    def go_on(self) -> None:
+        """One part more."""
+        self.parts.pop(0)()
+
+
+@dataclass(eq=False)
+class Broker:
+    """The founding queue, and the tokens of each slot's queue: free, or held by a process or a transaction."""
+
+    choose: Choose
+    foundings: set[Founding] = field(default_factory=set)
+    tokens: dict[Place, Process | Transaction | None] = field(default_factory=dict)
+    under_way: list[Transaction] = field(default_factory=list)
+
+    def free(self, slot: int) -> list[Token]:
+        """What can be had in a slot's queue."""
+        return sorted((token for (at, token), by in self.tokens.items() if at == slot and by is None), key=repr)
+
+    def held(self, slot: int) -> list[Token]:
+        """What somebody has."""
+        return sorted((token for (at, token), by in self.tokens.items() if at == slot and by), key=repr)
+
+    def some_of(self, things: list[Any]) -> list[Any]:
+        """As the schedule says."""
+        return [thing for thing in things if self.choose(2)]
+
+    def let_go(self, process: Process) -> None:
+        """What the process held is there again."""
+        for place, by in self.tokens.items():
+            if by is process:
+                self.tokens[place] = None
+
+    def begin(self, transaction: Transaction, retired: Sequence[Place] = ()) -> None:
+        """The discharge has arrived."""
+        for place in retired:
+            self.tokens[place] = transaction
+        self.under_way.append(transaction)
+
+    def replace(self, by: Process | Transaction, retired: Sequence[Place], sent: Sequence[Place]) -> None:
+        """What comes true at one moment."""
+        for place in retired:
+            assert self.tokens.pop(place) is by
+        for place in sent:
+            if place in self.tokens:
+                raise Contradiction(f"{place} is there twice")
+            self.tokens[place] = None
+
+    def crash(self) -> None:
+        """What was committed is there, all of it, and nobody holds anything."""
+        while self.under_way:
+            self.go_on(0)
+        for place in self.tokens:
+            self.tokens[place] = None
+
+    def go_on(self, number: int) -> None:
+        """One part more of a transaction."""
+        self.under_way[number].go_on()
+        if not self.under_way[number].parts:
+            del self.under_way[number]
+
+
+@dataclass(eq=False)
+class Process:
+    """One process. `result` is which founding counts, once it knows."""
+
+    broker: Broker
+    algorithm: Algorithm
+    own: Founding
+    result: Founding | None = None
+    waits_for: Transaction | None = None
+
+    def __post_init__(self) -> None:
+        self.electing = self.algorithm(self.own)
+        self.steps = self._run()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it waits for no answer."""
+        return self.waits_for is None or not self.waits_for.parts
+
+    def step(self) -> bool:
+        """Goes on to its next effect; whether there is one."""
+        return next(self.steps, self) is not self
+
+    def _run(self) -> Iterator[None]:
+        """The algorithm, and then the use of its result; each `next` is one effect."""
+        answer: object = None
+        while True:
+            try:
+                effect = self.electing.send(answer)
+            except StopIteration as over:
+                founding: Founding = over.value
+                break
+            if not isinstance(effect, (LetGo, Pause)):  # which nobody can tell from coming late to the next one
+                yield
+            answer = yield from self._perform(effect)
+        self.result = founding
+        yield from self._use(founding)
+
+    def _perform(self, effect: Effect) -> Generator[None, None, object]:
+        broker = self.broker
+        match effect:
+            case Browse():
+                there = set(broker.foundings)
+                yield
+                return frozenset(there | set(broker.some_of(sorted(broker.foundings - there))))
+            case Look():
+                return [*broker.free(effect.slot), *broker.some_of(broker.held(effect.slot))]
+            case Found():
+                yield from self._found(effect.founding)
+            case Take():
+                free = broker.free(effect.slot)
+                if not free:
+                    return None
+                token = free[broker.choose(len(free))]
+                broker.tokens[effect.slot, token] = self
+                return token
+            case Elect():
+                yield from self._elect(effect)
+            case LetGo():
+                broker.let_go(self)
+            case Pause():
+                pass
+        return None
+
+    def _found(self, founding: Founding) -> Iterator[None]:
+        places = [(token.slot, token) for token in founding.first_tokens()]
+        transaction = Transaction([])
+        parts: list[Callable[[], object]] = [
+            lambda: self.broker.foundings.add(founding),
+            lambda: self.broker.replace(transaction, [], places),
+        ]
+        transaction.parts += parts if self.broker.choose(2) else reversed(parts)
+        if self.broker.choose(2):  # what was answered may be there a moment later
+            self.broker.begin(transaction)
+        else:
+            yield from self._discharged(transaction)
+
+    def _discharged(self, transaction: Transaction, retired: Sequence[Place] = ()) -> Iterator[None]:
+        self.broker.begin(transaction, retired)
+        self.waits_for = transaction
+        yield
+        self.waits_for = None
+
+    def _elect(self, effect: Elect) -> Iterator[None]:
+        places = {(founding.founder, founding.lease_slot) for founding in effect.foundings}
+        held = [place for place, by in self.broker.tokens.items() if by is self]
+        locks = [place for place in held if (place[1].founder, place[0]) in places]
+        (winner,) = (token for _, token in locks if token.founder == effect.winner.founder)
+        transaction = Transaction([])
+        transaction.parts.append(
+            lambda: self.broker.replace(transaction, locks, [(winner.slot, winner.renewed())])
+        )  # fmt: skip
+        yield from self._discharged(transaction, locks)
+
+    def _use(self, founding: Founding) -> Iterator[None]:
+        """Takes the lease token, drops what is in its way, and replaces it."""
+        slot, broker = founding.lease_slot, self.broker
+        while True:
+            yield
+            free = broker.free(slot)
+            if not free:
+                return  # somebody holds it, who does the same
+            token = free[broker.choose(len(free))]
+            if token.founder != founding.founder:
+                if token.used:
+                    raise Contradiction(f"{token.founder.hex()} is in use, and {founding.founder.hex()} counts here")
+                del broker.tokens[slot, token]
+                continue
+            if not token.used:
+                raise Contradiction(f"the token of {founding.founder.hex()} is unused, and it counts")
+            if token.generation >= USES:
+                return
+            broker.tokens[slot, token] = self
+            yield
+            broker.replace(self, [(slot, token)], [(slot, token.renewed())])
+            return
+
+
+@dataclass
+class World:
+    """Some processes over one broker. One that dies is followed by another; so many deaths there are in all."""
+
+    choose: Choose
+    algorithm: Algorithm
+    slots: Sequence[int]
+    """Of each process' own founding."""
+    deaths: int = 0
+    broker_crashes: int = 0
+    stays: int = 0
+    """Where it is not 0: a process goes on, but for one time in so many, so that others stand still for long."""
+
+    def __post_init__(self) -> None:
+        self._last: Process | None = None
+        self.broker = Broker(self.choose)
+        self.results: set[Founding] = set()
+        self._born = 0
+        self.processes = [self._process(slots) for slots in self.slots]
+
+    def _process(self, slots: int) -> Process:
+        self._born += 1
+        founder = bytes([(self._born * 73) % 256]) * 8  # the smallest is not the first
+        return Process(self.broker, self.algorithm, Founding(founder, slots))
+
+    def move(self) -> bool:
+        """One effect of one process, or a crash; whether there was anything to do."""
+        ready = [process for process in self.processes if process.ready]
+        under_way = len(self.broker.under_way)
+        dying = self.processes if self.deaths else []
+        ways = len(ready) + under_way + len(dying) + bool(self.broker_crashes and self.processes)
+        if not ways:
+            return False
+        if self.stays and self._last in ready and self.choose(self.stays):
+            way = ready.index(self._last)
+        else:
+            way = self.choose(ways)
+        if way < len(ready):
+            process = self._last = ready[way]
+            if not process.step():
+                self.processes.remove(process)
+            if process.result is not None:
+                self.results.add(process.result)
+        elif (way := way - len(ready)) < under_way:
+            self.broker.go_on(way)
+        elif (way := way - under_way) < len(dying):
+            self.deaths -= 1
+            self._replace(dying[way])
+        else:
+            self.broker_crashes -= 1
+            self.broker.crash()
+            for process in tuple(self.processes):
+                self._replace(process)
+        self.check()
+        return True
+
+    def _replace(self, process: Process) -> None:
+        self.broker.let_go(process)
+        self.processes[self.processes.index(process)] = self._process(process.own.slots)
+
+    def check(self) -> None:
+        """Everybody who knows it knows the same, and one founding at the most is in use."""
+        if len(self.results) > 1:
+            raise Contradiction(f"both count: {self.results}")
+        used = {token.founder for _, token in self.broker.tokens if token.used}
+        if len(used) > 1:
+            raise Contradiction(f"both are in use: {used}")
+        if self.results and used != {founding.founder for founding in self.results}:
+            raise Contradiction(f"{self.results} counts, and in use is {used}")
+
+    def finish(self) -> None:
+        """Nobody dies any more: those who are left, and one who comes last, get to the same end."""
+        self.deaths = self.broker_crashes = 0
+        self.processes.append(self._process(self.slots[0]))
+        for _ in range(LONG):
+            if not self.move():
+                break
+        else:
+            raise Contradiction("it does not come to an end")
+        if len(self.results) != 1:
+            raise Contradiction("nobody knows which founding counts")
+
+    def key(self) -> object:
+        """Where everything is, to be compared."""
+        names: dict[object, int] = {each: number for number, each in enumerate(self.processes)}
+        names |= {each: -1 - number for number, each in enumerate(self.broker.under_way)}
+        return (
+            self.deaths,
+            self.broker_crashes,
+            frozenset(self.results),
+            frozenset(self.broker.foundings),
+            frozenset((place, names.get(by)) for place, by in self.broker.tokens.items()),
+            tuple(len(transaction.parts) for transaction in self.broker.under_way),
+            tuple((process.own, names.get(process.waits_for), *_place(process)) for process in self.processes),
+        )
+
+
+def _place(process: Process) -> tuple[object, object]:
+    return _stands(process.steps), _stands(process.electing)
+
+
+def _stands(steps: Any) -> object:
+    """Where a generator stands, and with which variables."""
+    found = []
+    while steps is not None and steps.gi_frame is not None:
+        names = {name: repr(_sorted(value)) for name, value in steps.gi_frame.f_locals.items() if name in TOLD}
+        found.append((steps.gi_frame.f_lasti, tuple(sorted(names.items()))))
+        steps = steps.gi_yieldfrom
+    return tuple(found)
+
+
+def _sorted(value: object) -> object:
+    return sorted(value, key=repr) if isinstance(value, (set, frozenset, dict, list)) else value
+
+
+def every_schedule(world_of: Callable[[Choose], World], most: int) -> int:
+    """Every schedule of such a world, each state once; how many states there are. More than `most` are too many."""
+    seen: set[object] = set()
+    ahead: list[tuple[int, ...]] = [()]
+    while ahead:
+        for made, state in _next_moves(world_of, ahead.pop()):
+            if state not in seen:
+                seen.add(state)
+                ahead.append(made)
+        if len(seen) > most:
+            raise Contradiction(f"more than {most} states")
+    return len(seen)
+
+
+def _next_moves(world_of: Callable[[Choose], World], made: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], object]]:
+    """Every way in which the next move can go: the choices up to then, and where everything is afterwards."""
+    ways: list[tuple[int, ...]] = [()]
+    while ways:
+        way = ways.pop()
+        script = Script((*made, *way))
+        world = world_of(script)
+        while script.at < len(made):
+            world.move()
+        try:
+            moved = world.move()
+        except Asked as asked:
+            ways += [(*way, choice) for choice in range(asked.ways)]
+            continue
+        if moved:
+            yield script.made, world.key()
+        elif len(world.results) != 1:
+            raise Contradiction("nobody knows which founding counts")
+
+
+class Asked(Exception):
+    """The script is at its end, and a choice of so many is asked for."""
+
+    def __init__(self, ways: int) -> None:
+        super().__init__(ways)
+        self.ways = ways
+
+
+class Script:
+    """Choices that are made already, of which `at` were asked for."""
+
+    def __init__(self, made: tuple[int, ...]) -> None:
+        self.made = made
+        self.at = 0
+
+    def __call__(self, ways: int) -> int:
+        if self.at == len(self.made):
+            raise Asked(ways)
+        self.at += 1
+        return self.made[self.at - 1]
+
+
+def run(seed: int, algorithm: Algorithm = election.elected) -> None:
+    """One schedule of many processes, which die now and then."""
+    choose = random.Random(seed).randrange
+    slots = [(2, 2, 2, 2), (2, 2, 3), (1, 3, 2), (2, 2)][choose(4)]
+    world = World(choose, algorithm, slots, deaths=choose(4), broker_crashes=choose(2), stays=choose(3) * 8)
+    try:
+        for _ in range(choose(200)):
+            if not world.move():
+                break
+        world.finish()
+    except (Contradiction, WrongTokenError) as wrong:
+        raise Contradiction(f"seed {seed}: {wrong}") from wrong

@@ -1,0 +1,85 @@
+"""KeyboardInterrupt at any instruction of our modules, as a signal handler raises it.
+
+CPython looks for signals when a function begins, behind each call and where a loop jumps back, in the main thread and
+nowhere else. `Interruptions` counts those points in the frames of our packages, and raises at the ones that it is told.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tm.block import handler_at
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import CodeType, FrameType, TracebackType
+    from typing import Self
+
+ROOT: Final = Path(__file__).parents[2]
+OURS: Final = tuple(f"{ROOT / name}/" for name in ("tm", "xa", "rm_db", "rm_amqp", "dtx"))
+
+
+@cache
+def _points(code: CodeType) -> frozenset[int]:
+    """The offsets of the instructions before which CPython has looked for signals. What is raised behind a call is
+    raised by the call; so the instruction behind it stands for it only where both have the same handler."""
+    points = set()
+    call: int | None = None
+    for instruction in dis.get_instructions(code):
+        name, at = instruction.opname, instruction.offset
+        if name == "RESUME" or (call is not None and handler_at(code, call) == handler_at(code, at)):
+            points.add(at)
+        if name.startswith("JUMP_BACKWARD") and "NO_INTERRUPT" not in name:
+            points.add(instruction.argval)
+        call = at if name in {"CALL", "CALL_FUNCTION_EX", "CALL_KW"} else None
+    return frozenset(points)
+
+
+class Interruptions:
+    """A context. `at` are the points, counted from 1, at which the thread that enters it is interrupted; `points` is
+    how many it has met, `where` the places at which it raised."""
+
+    def __init__(self, at: Collection[int] = (), kind: type[BaseException] = KeyboardInterrupt) -> None:
+        self.at = frozenset(at)
+        self.kind = kind
+        self.points = 0
+        self.where: list[str] = []
+        self._raised = False
+
+    def __enter__(self) -> Self:
+        sys.setprofile(self._go_on)
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        sys.settrace(None)
+        sys.setprofile(None)
+
+    def _go_on(self, frame: FrameType, event: str, argument: Any) -> None:  # noqa: ARG002 — a profile function's
+        """An exception in a trace function ends the tracing; the next call or return begins it again."""
+        if self._raised:
+            self._raised = False
+            sys.settrace(self._called)
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG002 — a trace function's
+        if not frame.f_code.co_filename.startswith(OURS):
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return self._stepped
+
+    def _stepped(self, frame: FrameType, event: str, argument: Any) -> Any:  # noqa: ARG002 — a trace function's
+        if event == "opcode" and frame.f_lasti in _points(frame.f_code):
+            self.points += 1
+            if self.points in self.at:
+                self._raised = True
+                code = frame.f_code
+                self.where.append(f"{Path(code.co_filename).name}:{frame.f_lineno} {code.co_qualname}@{frame.f_lasti}")
+                raise self.kind(f"point {self.points}")
+        return self._stepped

@@ -1,0 +1,325 @@
+"""What a log knows of its incarnations: of former versions, in copies, and after many of them.
+
+`former/` holds a FileLog and a SqlLog that the version before incarnations wrote: of node orders-1, opened twice, never
+closed the second time, with a decision of each opening, and a heuristic outcome, in doubt.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.tm.log.disk import Disk
+from tests.tm.log.samples import decision, heuristic
+from tm.log import FileLog, LogError, LogMissing, read_log
+from tm.log.backup import back_up
+from tm.log.incarnations import INCARNATION, MOST, Incarnations, IncarnationVerb, Standing, succeeded
+from tm.log.opening import look_at_log, open_log
+from tm.log.segment import encode_frame, read_segment
+from tm.log.sql import SqlLog
+from xa import Gtrid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tm.log import DecisionLog
+
+FORMER = Path(__file__).parent / "former"
+NODE = "orders-1"
+SMALL = 5120
+
+
+@pytest.fixture(params=["file", "sql"])
+def former_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A log of the former version."""
+    if request.param == "file":
+        folder = tmp_path / "log"
+        folder.mkdir()
+        shutil.copy(FORMER / "segment-0000000000000002", folder)
+        return f"file://{folder}"
+    return former_database(tmp_path / "log.db")
+
+
+def former_database(path: Path) -> str:
+    connection = sqlite3.connect(path)
+    connection.executescript((FORMER / "version-1.sql").read_text())
+    connection.close()
+    return f"sqlite:///{path}"
+
+
+def openings(log: DecisionLog) -> list[int | bytes]:
+    """Of the decisions, the incarnations that made them."""
+    return [Gtrid.decode(made.gtrid).incarnation for made in log.decisions()]
+
+
+# --- former versions --------------------------------------------------------------------------------------------------
+def test_a_log_of_the_former_version_is_read_with_what_is_in_doubt(former_url: str) -> None:
+    image = look_at_log(former_url, NODE)
+    assert image.incarnations == Incarnations(counted=2)
+    assert (image.openings, len(image.decisions), len(image.heuristics)) == (2, 2, 1)
+    for _ in range(2):
+        log = open_log(former_url, NODE)
+        assert openings(log) == [1, 2]
+        assert len(log.heuristics()) == 1
+        why_not = log.incarnations.why_not
+        assert [why_not(1), why_not(2), why_not(log.incarnation)] == [None, None, None]
+        assert "opening 3, and this log knows openings up to 2" in str(why_not(3)), "an old copy of it may lack one"
+        log.close()
+    log = open_log(former_url, NODE)
+    for made in log.decisions():
+        log.end(made.gtrid)
+    log.close()
+    assert look_at_log(former_url, NODE).decisions == ()
+
+
+def test_every_node_of_a_former_database_moves_on(tmp_path: Path) -> None:
+    url = former_database(tmp_path / "log.db")
+    SqlLog(url, NODE).close()
+    other = SqlLog(url, "orders-2")
+    assert other.epoch == 2
+    assert other.incarnations.why_not(1) is None
+    assert other.incarnations.why_not(2) is not None, "the former version can't open it any more"
+    other.close()
+
+
+def test_tables_of_a_version_that_is_not_known_are_refused(tmp_path: Path) -> None:
+    url = former_database(tmp_path / "log.db")
+    connection = sqlite3.connect(tmp_path / "log.db")
+    connection.execute("UPDATE xabridge_schema SET version = 3")
+    connection.commit()
+    connection.close()
+    with pytest.raises(LogError, match="have version 3, this program knows version 2"):
+        SqlLog(url, NODE)
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+def copied_on_disk(disk: Disk) -> Disk:
+    return disk.copied()
+
+
+def moved(disk: Disk) -> Disk:
+    disk.locked = False
+    return disk
+
+
+@pytest.mark.parametrize(
+    ("way", "standing"), [(copied_on_disk, Standing.CUT), (moved, Standing.WHOLE)], ids=["copied", "moved"]
+)
+def test_a_copy_of_a_log_at_work_presumes_nothing_about_it(
+    way: Callable[[Disk], Disk], standing: Standing, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Disk()
+    FileLog("", NODE, segment_size=SMALL, files=disk).close()
+    first = FileLog("", NODE, segment_size=SMALL, files=disk)
+    first.decide(decision(1))
+    after = way(disk)
+    for _ in range(3):
+        log = FileLog("", NODE, segment_size=SMALL, files=after)
+        assert list(log.incarnations.noted.values())[:2] == [Standing.WHOLE, standing]
+        assert list(log.decisions()) == [decision(1)], "what is in the copy is decided"
+        assert (log.incarnations.why_not(first.incarnation) is None) == (standing is Standing.WHOLE)
+        log.close()
+    warned = [record.message for record in caplog.records if "is a copy" in record.message]
+    assert len(warned) == (standing is Standing.CUT)
+    if warned:
+        assert f"xabridge recover run --newest {first.incarnation.hex()}" in warned[0]
+
+
+def test_a_copy_that_is_trusted_presumes_again() -> None:
+    disk = Disk()
+    first = FileLog("", NODE, segment_size=SMALL, files=disk)
+    copy = disk.copied()
+    log = FileLog("", NODE, segment_size=SMALL, files=copy)
+    assert log.incarnations.why_not(first.incarnation) is not None
+    log.trust(first.incarnation)
+    assert not log.incarnations.cut
+    log = FileLog("", NODE, segment_size=SMALL, files=copy.crashed(random.Random(1)))
+    assert log.incarnations.why_not(first.incarnation) is None, "it is durable"
+
+
+def test_a_copy_that_was_made_between_two_openings_presumes_about_both_sides_of_it() -> None:
+    disk = Disk()
+    first = FileLog("", NODE, segment_size=SMALL, files=disk)
+    first.close()
+    log = FileLog("", NODE, segment_size=SMALL, files=disk.copied())
+    assert log.incarnations.why_not(first.incarnation) is None
+    assert not log.incarnations.cut
+
+
+def test_a_look_at_a_copy_says_what_its_opening_would(tmp_path: Path) -> None:
+    log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
+    shutil.copytree(tmp_path / "log", tmp_path / "copy")
+    if not log._journal._header.identity:
+        pytest.skip("the file system of the temporary folder has no identities of files")
+    assert look_at_log(f"file://{tmp_path}/copy", NODE).incarnations.cut == (log.incarnation,)
+    assert look_at_log(f"file://{tmp_path}/log", NODE).incarnations.cut == ()
+    log.close()
+    (tmp_path / "log").rename(tmp_path / "moved")
+    log = FileLog(tmp_path / "moved", NODE, segment_size=SMALL)
+    assert not log.incarnations.cut
+    log.close()
+
+
+def test_a_copy_of_a_database_presumes_nothing_about_what_was_open(tmp_path: Path) -> None:
+    first = SqlLog(f"sqlite:///{tmp_path}/log.db", NODE)
+    first.decide(decision(1))
+    with sqlite3.connect(tmp_path / "log.db") as source, sqlite3.connect(tmp_path / "copy.db") as target:
+        source.backup(target)
+    if not first._database.place():
+        pytest.skip("the file system of the temporary folder has no identities of files")
+    first.decide(decision(2))
+    copy = SqlLog(f"sqlite:///{tmp_path}/copy.db", NODE, take_over=True)
+    assert copy.incarnations.why_not(first.incarnation) is not None
+    assert list(copy.decisions()) == [decision(1)]
+    copy.trust(first.incarnation)
+    assert not copy.incarnations.cut
+    copy.close()
+    same = SqlLog(f"sqlite:///{tmp_path}/log.db", NODE, take_over=True)
+    assert not same.incarnations.cut
+    assert not first.held(), "another one has taken the node"
+    same.close()
+    first.close()
+
+
+# --- backups ----------------------------------------------------------------------------------------------------------
+def test_a_backup_beside_a_manager_at_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FileLog(tmp_path / "log", NODE, segment_size=SMALL).close()
+    log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
+    log.decide(decision(1))
+    log.note_heuristic(heuristic(1))
+    made = back_up(tmp_path / "log", tmp_path / "copy")
+    assert (made.node, made.log_id, made.decisions, made.heuristics) == (NODE, log.log_id, 1, 1)
+    assert made.cut == (log.incarnation,)
+    log.decide(decision(2))
+    log.close()
+    image = read_log(tmp_path / "copy")
+    assert image.incarnations.cut == (log.incarnation,)
+    assert image.decisions == (decision(1),)
+    caplog.clear()
+    for warned in (True, False):
+        copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
+        assert copy.log_id == log.log_id
+        assert list(copy.decisions()) == [decision(1)]
+        assert list(copy.heuristics()) == [heuristic(1)]
+        assert copy.incarnations.cut == (log.incarnation,)
+        told = [record for record in caplog.records if "is a copy" in record.message]
+        if copy._journal._header.identity:
+            assert bool(told) == warned, "once"
+        copy.close()
+        caplog.clear()
+    copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
+    copy.trust(log.incarnation)
+    assert not copy.incarnations.cut
+    copy.close()
+
+
+def test_a_backup_of_a_closed_log_lacks_nothing(tmp_path: Path) -> None:
+    log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
+    log.close()
+    assert back_up(tmp_path / "log", tmp_path / "copy").cut == ()
+    copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
+    assert copy.incarnations.why_not(log.incarnation) is None
+    copy.close()
+
+
+def test_a_backup_of_a_backup_knows_what_that_lacks(tmp_path: Path) -> None:
+    log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
+    back_up(tmp_path / "log", tmp_path / "copy")
+    log.close()
+    assert back_up(tmp_path / "copy", tmp_path / "second").cut == (log.incarnation,)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_backup_of_a_log_of_a_former_version(tmp_path: Path, *, closed: bool) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    name = "segment-0000000000000002"
+    shutil.copy(FORMER / name, folder)
+    if closed:  # as that version closed it: with an empty frame
+        octets = bytearray((folder / name).read_bytes())
+        contents = read_segment(bytes(octets))
+        frame = encode_frame(contents.header.mark, contents.end, b"")
+        octets[contents.end : contents.end + len(frame)] = frame
+        (folder / name).write_bytes(octets)
+    back_up(folder, tmp_path / "copy")
+    copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
+    assert openings(copy) == [1, 2]
+    assert copy.incarnations.why_not(1) is None
+    assert (copy.incarnations.why_not(2) is None) == closed, "a process of that version may be at work with it"
+    copy.close()
+
+
+def test_a_backup_while_the_log_moves_on(tmp_path: Path) -> None:
+    """Each copy has every decision that was durable before, and is readable."""
+    log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
+    stop = threading.Event()
+    durable: list[int] = []
+
+    def work() -> None:
+        for sequence in itertools.count():
+            log.decide(decision(sequence))
+            durable.append(sequence)
+            if stop.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        for number in range(10):
+            least = len(durable)
+            back_up(tmp_path / "log", tmp_path / f"copy{number}")
+            told = read_log(tmp_path / f"copy{number}").decisions
+            assert [made.gtrid for made in told] == [decision(sequence).gtrid for sequence in range(len(told))]
+            assert len(told) >= least
+        stop.set()
+        working.result()
+    log.close()
+
+
+def test_a_backup_overwrites_nothing(tmp_path: Path) -> None:
+    FileLog(tmp_path / "log", NODE, segment_size=SMALL).close()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    for destination in (tmp_path / "there", tmp_path / "there" / "file", tmp_path / "log"):
+        with pytest.raises(LogError, match="is there already"):
+            back_up(tmp_path / "log", destination)
+    with pytest.raises(LogMissing):
+        back_up(tmp_path / "nothing", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+# --- how many ---------------------------------------------------------------------------------------------------------
+def test_the_oldest_are_dropped_where_there_are_too_many() -> None:
+    noted = {number.to_bytes(8, "big"): Standing.WHOLE for number in range(MOST + 5)}
+    assert list(succeeded(noted, copied=False)) == list(noted)[6:]
+
+
+@pytest.mark.parametrize("kind", ["file", "sql"])
+def test_a_log_that_is_opened_again_and_again_keeps_a_bounded_number(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tm.log.incarnations.MOST", 4)
+    monkeypatch.setattr("tm.log.sql_incarnations.MOST", 4)
+    url = f"file://{tmp_path}/log" if kind == "file" else f"sqlite:///{tmp_path}/log.db"
+    seen = []
+    for _ in range(7):
+        log = open_log(url, NODE)
+        seen.append(log.incarnation)
+        known = log.incarnations
+        log.close()
+    assert list(known.noted) == seen[-4:]
+    assert known.why_not(seen[0]) is not None
+
+
+def test_the_table_of_an_incarnation_is_total() -> None:
+    for standing in Standing:
+        for verb in IncarnationVerb:
+            legal = INCARNATION.refusal(standing, verb) is None
+            assert legal == any((standing, verb) == (at, by) for at, by, *_ in INCARNATION.transitions())

@@ -1,0 +1,66 @@
+"""Whose a decision is: several nodes over one decider, several processes of one node, and copies of a log."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tm import OutcomeUnknown
+from tm.recovery import Action
+from xa.reference import Fate
+
+if TYPE_CHECKING:
+    from tests.tm.shop import Shop
+    from tm import Transaction
+    from xa.reference import DecidingStore
+
+
+@pytest.fixture
+def store(shop: Shop) -> DecidingStore:
+    """`d` decides; `a` and `b` take part."""
+    return shop.add_decider()
+
+
+def decided_only(shop: Shop, names: str) -> Transaction:
+    """A transaction whose manager is killed right behind its decision; everybody is well again after that."""
+    for name in names.replace("d", ""):
+        shop[name].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
+    with pytest.raises(OutcomeUnknown, match="is durable"), shop.tm.begin() as tx:
+        for name in names:
+            tx[name].write("k", 1)
+    shop.kill()
+    for store in shop.stores.values():
+        store.script.clear()
+    return tx
+
+
+# --- nodes over one decider -------------------------------------------------------------------------------------------
+def test_another_node_leaves_a_decision_to_its_own(shop: Shop, store: DecidingStore) -> None:
+    tx = decided_only(shop, "abd")
+    report = shop.open(node="orders-2").recover()
+    assert {finding.action for finding in report.findings} == {Action.LEFT_ALONE}
+    assert (report.ended, report.undone) == ([], [])
+    assert tx.gtrid in store.decided
+    shop.kill()
+    shop.open()
+    assert shop.values() == {"a": 1, "b": 1, "d": 1}
+    shop.assert_nothing_left()
+    assert not store.decided
+
+
+# --- copies of a log --------------------------------------------------------------------------------------------------
+def test_a_copy_that_is_one_opening_old_presumes_nothing_about_the_lost_opening(shop: Shop) -> None:
+    shop.open()
+    shop.kill()
+    shutil.copytree(shop.folder / "log", shop.folder / "copy")
+    tx = decided_only(shop, "ab")
+    shutil.rmtree(shop.folder / "log")
+    shutil.copytree(shop.folder / "copy", shop.folder / "log")
+    report = shop.open().recover()
+    assert {(finding.branch.xid, finding.action) for finding in report.findings} == {
+        (tx.xid(name), Action.LEFT_ALONE) for name in "ab"
+    }
+    assert shop["a"].in_doubt
+    assert shop["b"].in_doubt

@@ -1,0 +1,150 @@
+"""The incarnations of a log: what it notes of its openings, and which of them it may presume about.
+
+Who opens a log draws an incarnation of 8 random octets, and notes it before the first gtrid has it. That a gtrid has
+no decision in this log says that it is rolled back only if every decision of its incarnation is here. That is so of
+those noted here, with one exception: what was at work when this log was copied went on deciding where it was, and the
+copy has nothing of that. So a copy has to know that it is one. `xabridge recover backup` writes that into the copy
+which it makes; a copy made by other means is known by the identity of its file, where the file system has one.
+
+A restored copy that is older than an incarnation has not noted it, and leaves its branches alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from xa import Code
+from xa.machine import Machine, Result, Row, advance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xa.gtrid import Incarnation
+
+MOST: Final = 10_000
+"""So many are kept, the newest ones, lest a process that dies again and again at its start fills the log with them."""
+
+
+class Standing(Enum):
+    """What a log knows of an incarnation. The value is how a SqlLog stores it."""
+
+    UNKNOWN = "unknown"
+    OPEN = "open"
+    WHOLE = "whole"
+    CUT = "cut"
+
+
+class IncarnationVerb(Enum):
+    """What moves an incarnation."""
+
+    NOTE = "noted at its opening"
+    CLOSE = "closed"
+    SUCCEED = "the log was opened again"
+    COPY = "this copy was made"
+    TRUST = "an operator says that this copy is the newest"
+
+
+_S = Standing
+_V = IncarnationVerb
+INCARNATION: Final[Machine[Standing, IncarnationVerb]] = Machine(
+    "incarnation in a decision log",
+    Standing,
+    IncarnationVerb,
+    Standing.UNKNOWN,
+    (
+        Row(_V.NOTE, Result.OK, (_S.UNKNOWN,), _S.OPEN, "before its first gtrid"),
+        Row(_V.CLOSE, Result.OK, (_S.OPEN,), _S.WHOLE, "it decides no more"),
+        Row(_V.SUCCEED, Result.OK, (_S.OPEN, _S.WHOLE), _S.WHOLE, "one at a time has the log, so it decides no more"),
+        Row(_V.SUCCEED, Result.OK, (_S.CUT,), _S.CUT, "what it decided elsewhere does not come here"),
+        Row(_V.COPY, Result.OK, (_S.OPEN, _S.CUT), _S.CUT, "what it decides from then on is not in the copy"),
+        Row(_V.COPY, Result.OK, (_S.WHOLE,), _S.WHOLE, "all of its decisions are in the copy"),
+        Row(_V.TRUST, Result.OK, (_S.CUT,), _S.WHOLE, "then nothing of it is missing"),
+    ),
+    {
+        **dict.fromkeys(((state, _V.NOTE) for state in _S if state is not _S.UNKNOWN), Code.XAER_DUPID),
+        **dict.fromkeys(((_S.UNKNOWN, verb) for verb in _V if verb is not _V.NOTE), Code.XAER_NOTA),
+        **dict.fromkeys(((state, _V.CLOSE) for state in (_S.WHOLE, _S.CUT)), Code.XAER_PROTO),
+        **dict.fromkeys(((state, _V.TRUST) for state in (_S.OPEN, _S.WHOLE)), Code.XAER_PROTO),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnations:
+    """What a log knows at one moment: those `noted`, oldest first, and the number `counted` up to which it was opened
+    by versions that counted their openings."""
+
+    noted: Mapping[bytes, Standing] = field(default_factory=lambda: MappingProxyType({}))
+    counted: int = 0
+
+    @property
+    def cut(self) -> tuple[bytes, ...]:
+        """Those about which a copy presumes nothing."""
+        return tuple(incarnation for incarnation, standing in self.noted.items() if standing is Standing.CUT)
+
+    def why_not(self, incarnation: Incarnation) -> str | None:
+        """Why the absence of a decision of this incarnation says nothing; None when it says that there is none."""
+        if isinstance(incarnation, int):
+            if incarnation <= self.counted:
+                return None
+            return (
+                f"it was made at opening {incarnation}, and this log knows openings up to {self.counted}: an old copy, "
+                "which can't know what was decided since"
+            )
+        standing = self.noted.get(incarnation, Standing.UNKNOWN)
+        if standing is Standing.UNKNOWN:
+            return (
+                f"it was made by incarnation {incarnation.hex()}, which is not noted in this log: an old copy, which "
+                "can't know what was decided since"
+            )
+        if standing is Standing.CUT:
+            return (
+                f"it was made by incarnation {incarnation.hex()}, which was at work when this copy was made, "
+                "and the copy can't know what was decided since. If it is the newest that there is: "
+                f"xabridge recover run --newest {incarnation.hex()}"
+            )
+        return None
+
+
+def succeeded(noted: Mapping[bytes, Standing], *, copied: bool) -> dict[bytes, Standing]:
+    """What is known when a log is opened again that knew `noted`; `copied`: it is a copy, made by nobody knows whom."""
+    verbs = (IncarnationVerb.COPY, IncarnationVerb.SUCCEED) if copied else (IncarnationVerb.SUCCEED,)
+    known = dict(list(noted.items())[-MOST + 1 :])
+    for verb in verbs:
+        known = {one: advance(INCARNATION, standing, verb) for one, standing in known.items()}
+    return known
+
+
+def copy_of(noted: Mapping[bytes, Standing]) -> dict[bytes, Standing]:
+    """What a copy knows that is made of a log that knows `noted`."""
+    return {one: advance(INCARNATION, standing, IncarnationVerb.COPY) for one, standing in noted.items()}
+
+
+def trusted(incarnations: Incarnations, incarnation: bytes) -> Standing:
+    """What is known of an incarnation of which an operator says that nothing is missing; ValueError where something
+    never was, or this log can't know."""
+    standing = incarnations.noted.get(incarnation, Standing.UNKNOWN)
+    if INCARNATION.refusal(standing, IncarnationVerb.TRUST) is not None:
+        cut = ", ".join(one.hex() for one in incarnations.cut) or "none"
+        raise ValueError(
+            f"incarnation {incarnation.hex()} was not at work when this copy of the log was made (that was: {cut}): "
+            "there is nothing to take its word for"
+        )
+    return advance(INCARNATION, standing, IncarnationVerb.TRUST)
+
+
+def warning_of(place: object, incarnations: Incarnations, before: Mapping[bytes, Standing]) -> str | None:
+    """What to tell when a log is opened at `place` that has turned out to be a copy since it knew `before`."""
+    new = [one for one in incarnations.cut if before.get(one) is not Standing.CUT]
+    if not new:
+        return None
+    names = ", ".join(one.hex() for one in new)
+    return (
+        f"{place}: this decision log is a copy, made while incarnation {names} was at work. What that decided since is "
+        "not here, so its branches without a decision are left alone. If this copy is the newest that there is (it was "
+        "moved to another disk after a crash, say), tell so: xabridge recover run --newest "
+        f"{new[-1].hex()}"
+    )
