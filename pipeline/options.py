@@ -36,6 +36,7 @@ SHARED: Final[Mapping[str, str]] = {
     "pipeline": "the pipeline's name, for good: no other pipeline of this log may have it",
     "log": "URL of the database that keeps its decisions (default: the configuration's)",
     "config": "the configuration file (default: ./xabridge.toml where there is one)",
+    "adopt": "the query whose pipeline this one takes over, with a new checkpoint: its id",
     "resource.NAME": "open string of the resource NAME, instead of the configuration's",
     "outage_timeout": f"seconds that a broker or a database may be away before a batch fails (default {OUTAGE_S:g})",
 }
@@ -208,7 +209,8 @@ class _Given:
             name.removeprefix(_RESOURCE): url for name, url in self._options.items() if name.startswith(_RESOURCE)
         }
         settings = settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
-        return replace(settings, outage_s=self.seconds("outage_timeout", OUTAGE_S))
+        outage_s = self.seconds("outage_timeout", OUTAGE_S)
+        return replace(settings, adopt=self.text("adopt") or "", outage_s=outage_s)
 
     def text(self, option: str) -> str | None:
         value = self._options.get(option.lower())

@@ -40,6 +40,8 @@ SERVICES: Final[dict[str, type[CommandLink | ManagementLink]]] = {
 def attach(connection: BrokerConnection, session: Session, pointer: Pointer) -> Link | None:
     """Answers a peer's attach; the link, or None where it was refused."""
     try:
+        if connection.attaching is not None and connection.attaching.cut:
+            raise refused(Code.XAER_INVAL, "the name of a link, and an address, must not hold the character NUL")
         if len(session.links) >= connection.node.limits.links:
             told = f"a session may have {connection.node.limits.links} links"
             raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)

@@ -66,7 +66,7 @@ class Broker:
         permissions = config.permissions
         anonymous = config.anonymous
         if permissions is None and (users is not None or config.client_ca is not None):
-            permissions, self.notice = open_to_users()
+            permissions, self.notice = open_to_users(config.hosts)
         elif permissions is None:
             permissions, self.notice = open_to_this_machine(config.hosts)
             anonymous = True

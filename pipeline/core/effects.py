@@ -32,10 +32,32 @@ class FindEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class FindEpochOf:
-    """Answer: the EpochRow that goes by this global transaction now, or None."""
+class FindPlanned:
+    """Answer: Planned, the epochs that go by this global transaction now."""
 
     gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FindLater:
+    """Answer: the EpochRows that the query's source at this place has read since this epoch."""
+
+    query: str
+    place: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindWaiting:
+    """Answer: the EpochRows of this query (of any: None) that read something and that Spark is not known to have
+    logged."""
+
+    query: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FindKnown:
+    """Answer: Known, which query has the pipeline, and the last decided batch of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +89,8 @@ class Plan:
     gtrid: bytes
     tries: int
     source: str
+    query: str
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +119,24 @@ class Bind:
     query: str
     batch: int
     gtrid: bytes
+    offsets: str
+
+
+@dataclass(frozen=True, slots=True)
+class BindQuery:
+    """The pipeline is this query's, in this start of it, which reads these sources. Answer: None."""
+
+    query: str
+    run: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NameEpochs:
+    """These epochs were read by this query; tables of before did not say so. Answer: None."""
+
+    query: str
+    epochs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,30 +148,31 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The branches of an epoch that these words name are finished. Answer: frozenset of all such words."""
+    """The branches of a global transaction that these words name are finished. Answer: frozenset of all such words."""
 
-    epoch: int
+    gtrid: bytes
     words: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
 class FindIsolation:
-    """Answer: the Isolation, or None where nothing is suspected."""
+    """Answer: the Isolation, or None where nothing was ever suspected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Isolate:
-    """The next try is planned so; None: nothing is suspected any more. Answer: None."""
+    """The next try is planned so. Answer: None."""
 
-    isolation: Isolation | None
+    isolation: Isolation
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The try failed with so many messages, or EXCUSED. Answer: None."""
+    """The try failed with so many messages of the source at `place`, or EXCUSED. Answer: None."""
 
     gtrid: bytes
     messages: int
+    place: int = -1
 
 
 # --- the log -----------------------------------------------------
@@ -210,7 +253,10 @@ Effect: TypeAlias = (
     | Pause
     | Standing
     | FindEpoch
-    | FindEpochOf
+    | FindPlanned
+    | FindLater
+    | FindWaiting
+    | FindKnown
     | FindUnlogged
     | FindBatch
     | Allot
@@ -219,6 +265,8 @@ Effect: TypeAlias = (
     | Replayed
     | Sink
     | Bind
+    | BindQuery
+    | NameEpochs
     | Log
     | Finished
     | FindIsolation

@@ -2,7 +2,9 @@
 
 gtrid   a `Gtrid` of the pipeline's log: the pipeline's name, the log, the incarnation, and as sequence the epoch in
         the upper 48 bits and in the lower 16 which try at it this is
-bqual   src/INDEX                      what a source partition took: the same in each attempt at it
+bqual   src/EPOCH/INDEX                what a source partition took: the same in each attempt at it. The sources of a
+                                       query have epochs of their own in one global transaction. (Before: src/INDEX,
+                                       for the one source that there was.)
         snk/PARTITION/TASK/RANDOM      what one attempt of a task writes: no other attempt ever has it
         snk/key/0/RANDOM               rows by key, which the driver upserts for all tasks
         exc/RANDOM                     nothing: it stands for a failure that is not the messages' fault
@@ -60,9 +62,9 @@ def epoch_of(gtrid: bytes) -> int:
     return Gtrid.decode(gtrid).sequence >> TRY_BITS
 
 
-def source_xid(gtrid: bytes, index: int) -> Xid:
+def source_xid(gtrid: bytes, epoch: int, index: int) -> Xid:
     """The branch of a source partition."""
-    return Xid(FORMAT_ID, gtrid, _SOURCE + b"%d" % index)
+    return Xid(FORMAT_ID, gtrid, _SOURCE + b"%d/%d" % (epoch, index))
 
 
 def sink_xid(gtrid: bytes, partition: int, task: int, random: bytes) -> Xid:
@@ -107,7 +109,13 @@ def is_sink(xid: Xid) -> bool:
 
 def source_index(xid: Xid) -> int:
     """The source partition of a branch."""
-    return int(xid.bqual[len(_SOURCE) :])
+    return int(xid.bqual.rpartition(b"/")[2])
+
+
+def source_epoch(xid: Xid) -> int:
+    """The epoch whose source partition it is."""
+    epoch, slash, _ = xid.bqual[len(_SOURCE) :].partition(b"/")
+    return int(epoch) if slash else epoch_of(xid.gtrid)
 
 
 def word(branch: Branch) -> str:

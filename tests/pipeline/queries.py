@@ -6,19 +6,21 @@ in seconds, from a while after 1970 on.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import pipeline
+from pipeline.fronts import LISTENER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 def numbered(rows: DataFrame) -> DataFrame:
@@ -41,6 +43,11 @@ def copied(rows: DataFrame) -> DataFrame:
 def copied_rows(rows: DataFrame) -> DataFrame:
     """Each message is a row."""
     return numbered(rows).select("id", "text")
+
+
+def scattered(rows: DataFrame) -> DataFrame:
+    """Each message is a row, written by one of 200 tasks."""
+    return copied_rows(rows).repartition(200)
 
 
 def copied_body(rows: DataFrame) -> DataFrame:
@@ -214,3 +221,55 @@ def built(spark: SparkSession, source: dict[str, str]) -> list[str]:
 def taken(spark: SparkSession, source: dict[str, str]) -> list[dict[str, Any]]:
     """What a batch read shows; nothing is decided."""
     return [row.asDict(recursive=True) for row in spark.read.format("amqp").options(**source).load().collect()]
+
+
+def several(
+    spark: SparkSession, sources: list[dict[str, str]], sink: dict[str, str], checkpoint: str, restarts: int = 0
+) -> dict[str, Any]:
+    """A query over several sources, which are united."""
+    errors: list[str] = []
+    while True:
+        rows = [copied(spark.readStream.format("amqp").options(**source).load()) for source in sources]
+        writer = functools.reduce(DataFrame.union, rows).writeStream.format("xa").options(**sink)
+        running = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        try:
+            running.awaitTermination()
+        except StreamingQueryException as error:
+            errors.append(str(error))
+            if len(errors) > restarts:
+                raise
+            continue
+        return {"errors": errors}
+
+
+def misused(spark: SparkSession, how: str, source: dict[str, str], shared: dict[str, str], checkpoint: str) -> str:
+    """How a query fails that writes in `foreachBatch` what it must not."""
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        session = rows.sparkSession
+        if how == "epoch of another pipeline":
+            with pipeline.epoch(session, batch_id, {**shared, "pipeline": "another"}) as epoch:
+                epoch.write(rows, table="shop:rows")
+        if how == "two epochs":
+            for _ in range(2):
+                with pipeline.epoch(session, batch_id, shared) as epoch:
+                    epoch.write(rows, table="shop:rows")
+        if how == "job that writes":
+            rows.write.format("xa").options(**shared, table="shop:rows").mode("append").save()
+        if how == "job that reads":
+            session.read.format("amqp").options(**source).load().collect()
+
+    rows = copied_rows(spark.readStream.format("amqp").options(**source).load())
+    if how == "job beside the stream":
+        rows = rows.join(copied_rows(spark.read.format("amqp").options(**source).load()).select("id"), "id")
+    running = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+    if how == "unannounced":
+        spark.streams.removeListener(getattr(spark, LISTENER))
+    try:
+        running.trigger(availableNow=True).start().awaitTermination()
+    except StreamingQueryException as error:
+        return str(error)
+    finally:
+        if how == "unannounced":
+            spark.streams.addListener(getattr(spark, LISTENER))
+    return "it was not refused"

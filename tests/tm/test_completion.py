@@ -307,7 +307,7 @@ def test_one_prepared_branch_decides_by_its_own_commit(code: Code) -> None:
     elif code in ALONE:
         check(stage, [*SOLO, f"note: a {code.name}"], ALONE[code][0], decided=True, state=GlobalState.HEURISTIC)
     elif code is NOTA:
-        check(stage, [*SOLO, "note: a XA_HEURHAZ"], V.HAZARD, decided=True, state=GlobalState.HEURISTIC)
+        check(stage, [*SOLO, "held?", "note: a XA_HEURHAZ"], V.HAZARD, decided=True, state=GlobalState.HEURISTIC)
     else:  # it may be committed, or prepared still: recovery has to know that it is to be committed
         committed(stage, [*SOLO, "force: a", "commit, again: a", "ended"])
 

@@ -158,18 +158,18 @@ class Journal:
             _LOGGER.warning("%s was not closed; its last forced record ends at %d", self._files, contents.end)
         for generation in generations[:-1]:
             self._files.remove(segment_name(generation))
-        self._succeed(is_copy(self._files, contents.header))
+        self._succeed(contents.header)
         self._move(b"".join(self.state.records()), 0)
 
-    def _succeed(self, copy: bool) -> None:
+    def _succeed(self, header: Header) -> None:
         """Notes the new incarnation, and what its opening tells of the former ones."""
         state = self.state
         before = dict(state.noted)
         if not before:  # of a version that counted: what it opened, up to here, is all there is in this log
-            state.counted = self._header.openings
+            state.counted = header.openings
         state.noted.clear()
-        state.noted.update(succeeded(before, copied=copy))
-        warning = warning_of(self._files, state.incarnations, before)
+        state.noted.update(succeeded(before, copied=is_copy(self._files, header)))
+        warning = warning_of(self._files, state.incarnations, before if header.identity else {})
         if warning is not None:
             _LOGGER.warning("%s", warning)
         state.noted[self.incarnation] = Standing.OPEN

@@ -41,7 +41,7 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
     files = files or PosixFiles(directory)
     damage = ""
     for _ in range(ATTEMPTS):
-        generations = _generations(files)
+        generations = generations_in(files)
         if not generations:
             raise LogMissing(f"{files}: there is no decision log here")
         state = LogState()
@@ -55,7 +55,7 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
                 raise
             damage = str(error)
             continue
-        if generations[-1] in _generations(files):
+        if generations[-1] in generations_in(files):
             return LogImage(
                 header.node,
                 header.log_id,
@@ -73,7 +73,8 @@ def _known(state: LogState, openings: int, *, copied: bool) -> Incarnations:
     return Incarnations(noted, state.counted if noted else openings)
 
 
-def _generations(files: Files) -> list[int]:
+def generations_in(files: Files) -> list[int]:
+    """The generations of the segments, in ascending order; none where there is no folder."""
     try:
         return segment_generations(files.names())
     except FileNotFoundError:

@@ -22,7 +22,7 @@ KEYED = ("product", "total", "note")
 
 
 def _plan(stage: Stage) -> SinkPlan:
-    return stage.writer().plan()
+    return stage.writer().plan(streaming=False)
 
 
 def _written(stage: Stage, plan: SinkPlan, *writes: tuple[Any, ...]) -> None:

@@ -6,19 +6,24 @@ closed the second time, with a decision of each opening, and a heuristic outcome
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.tm.log.disk import Disk
-from tests.tm.log.samples import decision
-from tm.log import FileLog, LogError
+from tests.tm.log.samples import decision, heuristic
+from tm.log import FileLog, LogError, LogMissing, read_log
+from tm.log.backup import back_up
 from tm.log.incarnations import INCARNATION, MOST, Incarnations, IncarnationVerb, Standing, succeeded
 from tm.log.opening import look_at_log, open_log
+from tm.log.segment import encode_frame, read_segment
 from tm.log.sql import SqlLog
 from xa import Gtrid
 
@@ -133,7 +138,7 @@ def test_a_copy_that_is_trusted_presumes_again() -> None:
     first = FileLog("", NODE, segment_size=SMALL, files=disk)
     copy = disk.copied()
     log = FileLog("", NODE, segment_size=SMALL, files=copy)
-    assert log.incarnations.cut == (first.incarnation,)
+    assert log.incarnations.why_not(first.incarnation) is not None
     log.trust(first.incarnation)
     assert not log.incarnations.cut
     log = FileLog("", NODE, segment_size=SMALL, files=copy.crashed(random.Random(1)))
@@ -172,7 +177,7 @@ def test_a_copy_of_a_database_presumes_nothing_about_what_was_open(tmp_path: Pat
         pytest.skip("the file system of the temporary folder has no identities of files")
     first.decide(decision(2))
     copy = SqlLog(f"sqlite:///{tmp_path}/copy.db", NODE, take_over=True)
-    assert copy.incarnations.cut == (first.incarnation,)
+    assert copy.incarnations.why_not(first.incarnation) is not None
     assert list(copy.decisions()) == [decision(1)]
     copy.trust(first.incarnation)
     assert not copy.incarnations.cut
@@ -182,6 +187,112 @@ def test_a_copy_of_a_database_presumes_nothing_about_what_was_open(tmp_path: Pat
     assert not first.held(), "another one has taken the node"
     same.close()
     first.close()
+
+
+# --- backups ----------------------------------------------------------------------------------------------------------
+def test_a_backup_beside_a_manager_at_work(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FileLog(tmp_path / "log", NODE, segment_size=SMALL).close()
+    log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
+    log.decide(decision(1))
+    log.note_heuristic(heuristic(1))
+    made = back_up(tmp_path / "log", tmp_path / "copy")
+    assert (made.node, made.log_id, made.decisions, made.heuristics) == (NODE, log.log_id, 1, 1)
+    assert made.cut == (log.incarnation,)
+    log.decide(decision(2))
+    log.close()
+    image = read_log(tmp_path / "copy")
+    assert image.incarnations.cut == (log.incarnation,)
+    assert image.decisions == (decision(1),)
+    caplog.clear()
+    for warned in (True, False):
+        copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
+        assert copy.log_id == log.log_id
+        assert list(copy.decisions()) == [decision(1)]
+        assert list(copy.heuristics()) == [heuristic(1)]
+        assert copy.incarnations.cut == (log.incarnation,)
+        told = [record for record in caplog.records if "is a copy" in record.message]
+        if copy._journal._header.identity:
+            assert bool(told) == warned, "once"
+        copy.close()
+        caplog.clear()
+    copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
+    copy.trust(log.incarnation)
+    assert not copy.incarnations.cut
+    copy.close()
+
+
+def test_a_backup_of_a_closed_log_lacks_nothing(tmp_path: Path) -> None:
+    log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
+    log.close()
+    assert back_up(tmp_path / "log", tmp_path / "copy").cut == ()
+    copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
+    assert copy.incarnations.why_not(log.incarnation) is None
+    copy.close()
+
+
+def test_a_backup_of_a_backup_knows_what_that_lacks(tmp_path: Path) -> None:
+    log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
+    back_up(tmp_path / "log", tmp_path / "copy")
+    log.close()
+    assert back_up(tmp_path / "copy", tmp_path / "second").cut == (log.incarnation,)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_backup_of_a_log_of_a_former_version(tmp_path: Path, *, closed: bool) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    name = "segment-0000000000000002"
+    shutil.copy(FORMER / name, folder)
+    if closed:  # as that version closed it: with an empty frame
+        octets = bytearray((folder / name).read_bytes())
+        contents = read_segment(bytes(octets))
+        frame = encode_frame(contents.header.mark, contents.end, b"")
+        octets[contents.end : contents.end + len(frame)] = frame
+        (folder / name).write_bytes(octets)
+    back_up(folder, tmp_path / "copy")
+    copy = FileLog(tmp_path / "copy", NODE, segment_size=SMALL)
+    assert openings(copy) == [1, 2]
+    assert copy.incarnations.why_not(1) is None
+    assert (copy.incarnations.why_not(2) is None) == closed, "a process of that version may be at work with it"
+    copy.close()
+
+
+def test_a_backup_while_the_log_moves_on(tmp_path: Path) -> None:
+    """Each copy has every decision that was durable before, and is readable."""
+    log = FileLog(tmp_path / "log", NODE, segment_size=SMALL)
+    stop = threading.Event()
+    durable: list[int] = []
+
+    def work() -> None:
+        for sequence in itertools.count():
+            log.decide(decision(sequence))
+            durable.append(sequence)
+            if stop.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        for number in range(10):
+            least = len(durable)
+            back_up(tmp_path / "log", tmp_path / f"copy{number}")
+            told = read_log(tmp_path / f"copy{number}").decisions
+            assert [made.gtrid for made in told] == [decision(sequence).gtrid for sequence in range(len(told))]
+            assert len(told) >= least
+        stop.set()
+        working.result()
+    log.close()
+
+
+def test_a_backup_overwrites_nothing(tmp_path: Path) -> None:
+    FileLog(tmp_path / "log", NODE, segment_size=SMALL).close()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "file").touch()
+    for destination in (tmp_path / "there", tmp_path / "there" / "file", tmp_path / "log"):
+        with pytest.raises(LogError, match="is there already"):
+            back_up(tmp_path / "log", destination)
+    with pytest.raises(LogMissing):
+        back_up(tmp_path / "nothing", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 # --- how many ---------------------------------------------------------------------------------------------------------
