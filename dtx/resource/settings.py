@@ -14,6 +14,11 @@ class Limits:
     notices."""
 
     connections: int = 1000
+    connections_per_user: int = 1000
+    operator_connections: int = 10
+    """Of these, kept for identities that may manage the broker."""
+    strangers: int = 200
+    """Peers that have not opened their connection yet, beside those."""
     sessions: int = 64
     links: int = 256
     transactions: int = 256
@@ -71,6 +76,9 @@ class Settings:
     idle_timeout_s: float = 60.0
     handshake_s: float = 15.0
     """How long a peer may take to say who it is and to open the connection."""
+    wrong_password_s: float = 0.25
+    """How long whoever gave a wrong password waits for the answer; twice as long for each further one from the same
+    address, up to 5 s."""
     branch_timeout_s: int = 600
     """A branch that is not prepared by then becomes rollback-only, unless set-timeout says otherwise."""
     local_timeout_s: int = 600

@@ -10,6 +10,8 @@ A streaming query is known by the id that stands in its checkpoint. When it star
 3. Another query has it, so this one has a new checkpoint, or is another application. It is refused, unless it names the
    query that it follows (the option `adopt`): the old checkpoint then counts as lost. What it had decided is finished,
    and what it had not is given back to the queues.
+
+A query that has another pipeline is refused, so that renaming one loses nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +44,11 @@ def check(pipeline: str, query: Query, known: Known) -> None:
             f'option adopt = "{owner}": nothing is read twice, and the state of a stateful query begins anew. For '
             "another query, use a pipeline of its own"
         )
+    if known.elsewhere:
+        raise PipelineError(
+            f"query {query.id} has pipeline {known.elsewhere[0]!r}, and its checkpoint names what that one has read "
+            f"and decided: start it as that pipeline again. Pipeline {pipeline!r} needs a checkpoint of its own"
+        )
     last = known.decided.get(query.id)
     if last is not None and last.batch > query.planned:
         raise EpochGone(
@@ -52,7 +59,7 @@ def check(pipeline: str, query: Query, known: Known) -> None:
 
 def bind(own: Own, query: Query, sources: Sequence[str], resources: Collection[str]) -> Steps[None]:
     """Binds the pipeline to this start of the query, as the module's docstring says. PipelineError: it can't."""
-    known: Known = yield FindKnown()
+    known: Known = yield FindKnown(query.id)
     check(own.pipeline, query, known)
     if known.bound is None:
         yield from _named(known.decided)

@@ -77,7 +77,7 @@ def bind(
     """
     entrance = Entrance(settings.log, settings.pipeline, sleep=sleep)
     with _told():
-        row, known = entrance.look()
+        row, known = entrance.look(query.id)
         bound = known.bound
         if row is not None and bound is not None and row.driver == driver:
             if bound.run == query.run and bound.incarnation == row.incarnation:

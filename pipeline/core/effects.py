@@ -57,7 +57,9 @@ class FindWaiting:
 
 @dataclass(frozen=True, slots=True)
 class FindKnown:
-    """Answer: Known, which query has the pipeline, and the last decided batch of each."""
+    """Answer: Known, which query has the pipeline when this one asks for it, and the last decided batch of each."""
+
+    query: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,12 @@ class Entrance:
         self._sleep = sleep
         self._clock = clock
 
-    def look(self) -> tuple[PipelineRow | None, Known]:
-        """Who has the pipeline, and what is known of its queries; nobody is disturbed."""
+    def look(self, query: str) -> tuple[PipelineRow | None, Known]:
+        """Who has the pipeline, and what is known of it when this query asks; nobody is disturbed."""
 
         def read(database: Database) -> tuple[PipelineRow | None, Known]:
             try:
-                return read_pipeline(database, self._pipeline), read_known(database, self._pipeline)
+                return read_pipeline(database, self._pipeline), read_known(database, self._pipeline, query)
             finally:
                 database.engine.dispose()
 

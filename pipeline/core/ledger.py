@@ -124,11 +124,12 @@ class QueryRow:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a pipeline when a query asks for it: the query that has it, and the last micro-batch of each
-    query that ever wrote under its name: of those that are decided."""
+    """What is known of a pipeline when a query asks for it: the query that has it, the last micro-batch of each query
+    that ever wrote under its name (of those that are decided), and the other pipelines that this query has."""
 
     bound: QueryRow | None
     decided: Mapping[str, BatchRow]
+    elsewhere: tuple[str, ...] = ()
 
 
 class Ledger:
@@ -172,9 +173,9 @@ class Ledger:
         of_query = () if query is None else (EPOCH.c.query == query,)
         return self._epochs(EPOCH.c.logged.is_(False), EPOCH.c.source != "", *of_query)
 
-    def known(self) -> Known:
-        """What is known of the pipeline. TakenOver: it is another one's."""
-        found = self._told(lambda: read_known(self._database, self.pipeline))
+    def known(self, query: str = "") -> Known:
+        """What is known of the pipeline when this query asks. TakenOver: it is another one's."""
+        found = self._told(lambda: read_known(self._database, self.pipeline, query))
         self.standing()  # after reading: nobody has changed it until here
         return found
 
@@ -407,8 +408,8 @@ def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
         )
 
 
-def read_known(database: Database, pipeline: str) -> Known:
-    """What is known of a pipeline when a query asks for it."""
+def read_known(database: Database, pipeline: str, query: str) -> Known:
+    """What is known of a pipeline when this query asks for it."""
     asked = select(QUERY.c.query, QUERY.c.run, QUERY.c.incarnation).where(QUERY.c.pipeline == pipeline)
     states = (GtridState.COMMITTED.value, GtridState.DONE.value)
     batches = (
@@ -416,10 +417,12 @@ def read_known(database: Database, pipeline: str) -> Known:
         .join(GTRIDS, GTRIDS.c.gtrid == BATCH.c.gtrid)
         .where(BATCH.c.pipeline == pipeline, GTRIDS.c.state.in_(states))
     )
+    others = select(QUERY.c.pipeline).where(QUERY.c.query == query, QUERY.c.pipeline != pipeline)
     with database.engine.connect() as connection:
         row = connection.execute(asked).one_or_none()
+        elsewhere = tuple(connection.execute(others.order_by(QUERY.c.pipeline)).scalars())
         decided = {one.query: _batch_row(one) for one in connection.execute(batches)}
-    return Known(None if row is None else QueryRow(*row), decided)
+    return Known(None if row is None else QueryRow(*row), decided, elsewhere)
 
 
 def unannounced(pipeline: str) -> str:

@@ -144,7 +144,7 @@ _PERFORM: Final[dict[type, Callable[[Shell, Any], Any]]] = {
     effects.FindPlanned: lambda shell, effect: shell.ledger.planned(effect.gtrid),
     effects.FindLater: lambda shell, effect: shell.ledger.later(effect.query, effect.place, effect.epoch),
     effects.FindWaiting: lambda shell, effect: shell.ledger.waiting(effect.query),
-    effects.FindKnown: lambda shell, _: shell.ledger.known(),
+    effects.FindKnown: lambda shell, effect: shell.ledger.known(effect.query),
     effects.FindUnlogged: lambda shell, effect: shell.ledger.unlogged(effect.upto),
     effects.FindBatch: lambda shell, effect: shell.ledger.batch(effect.query),
     effects.Allot: lambda shell, _: shell.ledger.allot(),

@@ -213,6 +213,17 @@ def test_another_query_of_the_driver_does_not_take_the_pipeline(stage: Stage) ->
         reader.latest(Offset())
 
 
+def test_a_pipeline_that_was_renamed_is_refused(stage: Stage) -> None:
+    """Its checkpoint names what was decided under the other name, and the other name's log knows it."""
+    stage.put(ROWS)
+    reader = stage.reader()
+    stage.batch(reader, Offset(), 0)
+    stage.pipeline = "renamed"
+    with pytest.raises(PipelineError, match=r"query q has pipeline 'orders'.*start it as that pipeline again"):
+        stage.start(stage.source(), query=Query("q", "run", 0))
+    stage.start(stage.source(), query=Query("other", "run", -1))
+
+
 # --- the checkpoint ---------------------------------------------------------------------------------------------------
 def test_a_checkpoint_one_batch_old_is_refused_when_the_query_starts(stage: Stage) -> None:
     stage.put(ROWS)

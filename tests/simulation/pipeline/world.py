@@ -186,8 +186,11 @@ class World:
         self.queued = 0
         self.keyed = self.random.random() < 0.5
         self.shuffled = self.random.random() < 0.3
+        self.brokers = self.random.choice((BROKERS, BROKERS[:1]))
+        """What this query reads."""
         chosen = self.random.sample(range(INPUTS), 2) if self.random.random() < 0.4 else []
-        self.poison, self.unreadable = set(chosen[:1]), set(chosen[1:])
+        self.unreadable = set(chosen[1:])
+        self.poison = set(chosen[:1]) if len(self.brokers) == 1 else set()  # of several sources none is isolated
 
     # --- running --------------------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -262,7 +265,7 @@ class World:
     def _put(self, count: int) -> None:
         for _ in range(count):
             if self.queued < INPUTS:
-                self.places[self.random.choice(BROKERS)].queue.append(self.queued)
+                self.places[self.random.choice(self.brokers)].queue.append(self.queued)
                 self.queued += 1
 
     def _actor(self, name: str, steps: Steps) -> int:
@@ -329,9 +332,9 @@ class World:
             if number not in checkpoint.done and number >= 0:
                 offsets = checkpoint.offsets[number]
             else:
-                starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in BROKERS]
+                starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in self.brokers]
                 ends: list[int] = []
-                for place, (broker, start) in enumerate(zip(BROKERS, starts, strict=True)):
+                for place, (broker, start) in enumerate(zip(self.brokers, starts, strict=True)):
                     yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
                     latest = self.cores.latest(Origin(checkpoint.query, place), start, broker, ("orders",))
                     ends.append((yield from self._core("latest", latest, incarnation)))
@@ -351,7 +354,7 @@ class World:
         own = self.cores.own("p", self.book.log_id, incarnation)
         if checkpoint.adopt == self.checkpoint.query:
             self.checkpoint.given_up = True
-        yield from self._core("bind", self.cores.bind(own, query, BROKERS, PLACES), incarnation)
+        yield from self._core("bind", self.cores.bind(own, query, self.brokers, PLACES), incarnation)
         return incarnation
 
     def _bound(self, query: str) -> None:
@@ -392,7 +395,7 @@ class World:
     def _batch(self, driver: str, checkpoint: Checkpoint, number: int, offsets: Offsets, incarnation: int) -> Steps:
         own = self.cores.own("p", self.book.log_id, incarnation)
         parts: list[SourcePartition] = []
-        for place, (broker, (start, end)) in enumerate(zip(BROKERS, offsets, strict=True)):
+        for place, (broker, (start, end)) in enumerate(zip(self.brokers, offsets, strict=True)):
             if start == end:
                 continue
             yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
@@ -593,8 +596,13 @@ class World:
             self.told.setdefault(part.xid, []).append(read)
         return read
 
-    @staticmethod
-    def _browse(place: Place, xid: Xid) -> list[int]:
+    def _judged(self, effect: taking.Judge, aside: int) -> taking.Judged:
+        """What the task makes of what it took."""
+        numbers = [int(octets) for _, some in effect.taken for octets in some]
+        bad = [at for at, number in enumerate(numbers) if number in self.unreadable and at >= aside]
+        return self.cores.judge(aside, bad, len(numbers), max(len(numbers) - aside, 0) - len(bad))
+
+    def _browse(self, place: Place, xid: Xid) -> list[int]:
         branch = place.prepared.get(xid)
         if branch is None:
             raise BatchRefused("gone")
@@ -750,7 +758,7 @@ class World:
                 return book.later(query, place, epoch)
             case effects.FindWaiting(query):
                 return book.waiting(query)
-            case effects.FindKnown():
+            case effects.FindKnown(_):
                 return book.known(incarnation)
             case effects.FindUnlogged(upto):
                 return book.unlogged(upto)
