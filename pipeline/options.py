@@ -209,8 +209,7 @@ class _Given:
             name.removeprefix(_RESOURCE): url for name, url in self._options.items() if name.startswith(_RESOURCE)
         }
         settings = settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
-        outage_s = self.seconds("outage_timeout", OUTAGE_S)
-        return replace(settings, adopt=self.text("adopt") or "", outage_s=outage_s)
+        return replace(settings, adopt=self.text("adopt") or "", outage_s=self.seconds("outage_timeout", OUTAGE_S))
 
     def text(self, option: str) -> str | None:
         value = self._options.get(option.lower())

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pipeline.core.ledger import Ledger
-    from pipeline.core.planning import Reading
     from pipeline.core.resources import Resources
     from pipeline.core.values import Batch, Query, Settings, SinkReport, Source
     from tm.resources import Resource
@@ -147,8 +146,9 @@ class Reader:
         self._resolve()
         source = self._source
         with _told():
-            steps = planning.latest(self._origin, start.epoch, source.resource, source.queues, self._settings.outage_s)
-            epoch = self._shell.run(steps)
+            epoch = self._shell.run(
+                planning.latest(self._origin, start.epoch, source.resource, source.queues, self._settings.outage_s)
+            )
             if epoch == start.epoch:  # who has lost the pipeline hears of it, and does not wait for messages for ever
                 self._shell.ledger.standing()
         if limit is not None:
@@ -212,7 +212,7 @@ class Reader:
         last = self._shell.ledger.known().decided.get(self._origin.query)
         return -1 if last is None else last.batch - again
 
-    def _partition(self, epoch: int, index: int, planned: Reading, decided: int) -> SourcePartition:
+    def _partition(self, epoch: int, index: int, planned: planning.Reading, decided: int) -> SourcePartition:
         rows, count = planned.rows, len(planned.xids)
         share = 0 if planned.again else rows // count + (index < rows % count)
         source = self._source
@@ -226,12 +226,12 @@ class Reader:
             self._settings.url(source.resource),
             queues,
             share,
-            self._origin.query,
-            decided,
-            planned.aside,
-            source.text,
-            source.bad_records,
-            self._settings.outage_s,
+            query=self._origin.query,
+            decided=decided,
+            aside=planned.aside,
+            text=source.text,
+            bad_records=source.bad_records,
+            outage_s=self._settings.outage_s,
         )
 
     def plan_job(self) -> Sequence[SourcePartition]:
@@ -291,9 +291,9 @@ class Writer:
             epoch,
             shell.own.incarnation,
             self._settings.resources,
-            decided,
-            query,
-            self._settings.outage_s,
+            decided=decided,
+            query=query,
+            outage_s=self._settings.outage_s,
         )
 
     def _query(self, shell: Shell) -> str:
@@ -346,7 +346,8 @@ class Writer:
         return decided
 
     def abort(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> None:
-        """Rolls the micro-batch back, unless it is decided. Spark calls it right after a commit that raised."""
+        """Rolls the micro-batch back, unless it is decided. Spark calls it right after a commit that raised, too. A
+        task that failed has reported None: only then may a message be to blame, as a commit notes that itself."""
         del batch  # the log and the resource managers know better
         written = bool(reports) and None not in reports
         with _told():

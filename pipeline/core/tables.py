@@ -145,15 +145,6 @@ SOURCE: Final = Table(
     Column("source", Text, nullable=False),
     Column("process", String(255), nullable=False),
 )
-ISOLATION: Final = Table(
-    "xabridge_pipeline_isolation",
-    METADATA,
-    Column("pipeline", String(32), primary_key=True),
-    Column("gtrid", LargeBinary(64), nullable=False),
-    Column("suspects", BigInteger, nullable=False),
-    Column("aside", BigInteger, nullable=False),
-    Column("failed", BigInteger, nullable=False),
-)
 
 
 def upgrade(database: Database) -> None:

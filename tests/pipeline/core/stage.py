@@ -141,11 +141,7 @@ class Stage:
 
     # --- what is there ----------------------------------------------------------------------------------------------
     def put(
-        self,
-        bodies: Iterable[str],
-        queue: str = "orders",
-        broker: EmbeddedBroker | None = None,
-        errors: str = "strict",
+        self, bodies: Iterable[str], queue: str = "orders", broker: EmbeddedBroker | None = None, errors: str = "strict"
     ) -> None:
         """Messages that wait."""
         rm = AmqpResource()

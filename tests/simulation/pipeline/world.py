@@ -1,13 +1,15 @@
 """A pipeline in a world of models: Spark as far as the core can tell, executors, two brokers, a database, and a book.
 
-The query reads from both brokers, and writes to one of them and to the database. Every effect of every actor is a step;
-which actor makes the next one is drawn. Drivers die before and after any effect of theirs, attempts fail, come late and
-run twice, tasks of one source begin before another one is planned, replies are lost, places are away for a while, a
-commit raises and is aborted, other drivers take the pipeline. Checkpoints are restored from before, or deleted and made
-anew, with and without saying so. Then that ends, the checkpoint is run to its end, and the checker looks.
+The query reads from both brokers, or from one, and writes to one of them and to the database. Every effect of every
+actor is a step; which actor makes the next one is drawn. Drivers die before and after any effect of theirs, attempts
+fail, come late and run twice, tasks of one source begin before another one is planned, replies are lost, places are
+away for a while, a commit raises and is aborted, other drivers take the pipeline. Checkpoints are restored from before,
+or deleted and made anew, with and without saying so. Then that ends, the checkpoint is run to its end, and the checker
+looks.
 
 In some worlds rows are written by key, so that tasks stage them and the driver upserts; or they are shuffled to more
-tasks than a place has room for; and some inputs are poison, on which the user's code fails, or nobody can read them.
+tasks than a place has connections; and some inputs can't be read by anybody, or are poison: the user's code fails on
+them.
 """
 
 from __future__ import annotations
@@ -45,15 +47,16 @@ BUDGET = 1_000
 """Steps with faults."""
 DEATHS = (0.01, 0.003, 0.001)
 """How often somebody dies before a step, and after it, in one schedule and another: a batch takes a hundred steps."""
+RESTARTS = 60
 LIMIT = 60_000
 """Steps in all; what is not done by then never will be."""
 BROKERS = ("broker", "second")
 """What the query reads: a source at each."""
 SINKS = ("broker", "shop")
-SHUFFLED = 5
-RESTARTS = 60
-KEYED = TableTarget("shop", "rows", ("id",))
 PLACES = ("broker", "second", "shop")
+WRITERS = 5
+"""Tasks that rows are shuffled to."""
+KEYED = TableTarget("shop", "rows", ("id",))
 
 
 class Crash(Exception):
@@ -190,7 +193,7 @@ class World:
         """What this query reads."""
         chosen = self.random.sample(range(INPUTS), 2) if self.random.random() < 0.4 else []
         self.unreadable = set(chosen[1:])
-        self.poison = set(chosen[:1]) if len(self.brokers) == 1 else set()  # of several sources none is isolated
+        self.poison = set(chosen[:1])
 
     # --- running --------------------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -243,14 +246,13 @@ class World:
         self._sweep()
 
     def _run_to_its_end(self, checkpoint: Checkpoint) -> None:
-        """A query that fails on poison is started again, until nothing is left but poison of which nothing is
-        proven."""
+        """Until nothing is left to do but poison that nothing is proven of, and the query fails on that."""
         for _ in range(RESTARTS if self.poison and not self.faults else 1):
             before = len(self.trace)
             driver = self._drive(checkpoint)
             while driver in self.actors and self.steps < LIMIT:
                 self._step()
-            if not any(line.startswith(f"driver-{driver}") and "ends: Failed" in line for line in self.trace[before:]):
+            if not any(f"driver-{driver} ends: Failed" in line for line in self.trace[before:]):
                 return
             checkpoint = self.checkpoint
 
@@ -399,8 +401,9 @@ class World:
             if start == end:
                 continue
             yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
-            origin = Origin(checkpoint.query, place)
-            planning = self.cores.plan(own, origin, start, end, broker, PARTITIONS, PARTITIONS * SHARE, BROKERS)
+            planning = self.cores.plan(
+                own, Origin(checkpoint.query, place), start, end, broker, PARTITIONS, 2 * PARTITIONS, BROKERS
+            )
             planned = yield from self._core("plan", planning, incarnation)
             known = yield Do("known", lambda: self.book.known(incarnation))
             last = known.decided.get(checkpoint.query)
@@ -423,14 +426,14 @@ class World:
         token = [] if parts else [f"nodata-{checkpoint.query}-{number}"]
         self.tokens.update(token)
         tasks = [self._task(index, part, plan, token) for index, part in enumerate(parts)]
+        tasks = tasks or [self._task(0, None, plan, token)]
         rows: list[int] = []
-        if self.shuffled and tasks:
+        if self.shuffled and parts:
             yield from self._job(tasks)
             rows = sorted(row for task in tasks if task.report is not None for row in task.report[1])
             if all(task.report is not None for task in tasks):
-                texts = list(map(str, rows))
-                tasks = [self._task(index, None, plan, texts[index::SHUFFLED]) for index in range(SHUFFLED)]
-        tasks = tasks or [self._task(0, None, plan, token)]
+                shares = [list(map(str, rows[index::WRITERS])) for index in range(WRITERS)]
+                tasks = [self._task(index, None, plan, share) for index, share in enumerate(shares)]
         yield from self._job(tasks)
         reports = [task.report[0] for task in tasks if task.report is not None]
         rows = rows or sorted(row for task in tasks if task.report is not None for row in task.report[1])
@@ -440,8 +443,8 @@ class World:
             yield Do("join", lambda: self.book.join(driver, joined))
             yield from self._core("commit", self.cores.commit(sink, plan, batch, reports, PLACES), joined, raises=True)
         except (Failed, PipelineError, LogError):
-            written = all(task.report is not None for task in tasks)
             yield Do("join", lambda: self.book.join(driver, joined))
+            written = all(task.report is not None for task in tasks)
             yield from self._core("abort", self.cores.abort(plan, PLACES, written=written), joined)
             self.settled.add(gtrid)
             raise
@@ -526,7 +529,7 @@ class World:
         if not self.poison.isdisjoint(int(row) for row in rows if row.isdecimal()):
             raise Failed("the user's code")
         mine = self.cores.sink_xid(plan.gtrid, index, attempt, b"%d" % attempt)
-        staged: tuple[Staged, ...] = ()
+        staged: tuple[Any, ...] = ()
         branches = tuple(Branch(name, mine) for name in (SINKS[:1] if self.keyed else SINKS))
         if self.keyed:
             answer = yield Do("stage", partial(self._stage, plan.gtrid, attempt, rows))
@@ -559,18 +562,12 @@ class World:
         verbs: list[Callable[[], Any]] = [
             lambda: broker.start(xid, actor),
             lambda: broker.end(xid, actor),
-            lambda: self._prepare(broker, xid),
+            lambda: broker.prepare(xid),
         ]
         for verb in verbs:
             answer = yield Do("excuse", partial(self._reached, "broker", verb))
             if isinstance(answer, XaError):
                 return
-
-    def _judged(self, part: SourcePartition, taken: taking.Taken) -> taking.Judged:
-        numbers = [int(octets) for _, some in taken for octets in some]
-        bad = [place for place, number in enumerate(numbers) if number in self.unreadable and place >= part.aside]
-        told = max(len(numbers) - part.aside, 0) - len(bad)
-        return self.cores.judge(part.aside, bad, len(numbers), told)
 
     def _read(self, part: SourcePartition) -> Steps:
         steps = self.cores.take(part.xid, part.queues, part.share)
@@ -581,15 +578,14 @@ class World:
             except StopIteration as end:
                 taken = end.value
                 break
-            if isinstance(effect, taking.Judge):
-                answer = self._judged(part, effect.taken)
-            else:
-                answer = yield At(part.resource, effect)
+            answer = (
+                self._judged(effect, part.aside)
+                if isinstance(effect, taking.Judge)
+                else (yield At(part.resource, effect))
+            )
         place = self.places[part.resource]
         if taken is None:
             read = yield Do("browse", lambda: self._browse(place, part.xid))
-            if not self.unreadable.isdisjoint(read):
-                raise BatchRefused("adopted, and it was not judged what it took")
         else:
             read = [int(octets) for _, some in taken for octets in some]
         if part.xid in place.prepared:
@@ -607,7 +603,10 @@ class World:
         if branch is None:
             raise BatchRefused("gone")
         given_back = branch.judged.failed | branch.judged.released
-        return [number for at, number in enumerate(branch.taken) if at not in given_back]
+        told = [number for at, number in enumerate(branch.taken) if at not in given_back]
+        if not self.unreadable.isdisjoint(told):
+            raise BatchRefused("adopted, and it was not judged what it took")
+        return told
 
     # --- effects --------------------------------------------------------------------------------------------------
     def _perform(self, actor: Actor, effect: Any) -> Any:
@@ -695,7 +694,7 @@ class World:
                 return None
         return self._written(effect, incarnation)
 
-    def _upsert(self, gtrid: bytes, staged: tuple[Staged, ...]) -> Any:
+    def _upsert(self, gtrid: bytes, staged: Any) -> Any:
         """The driver's branch at the shop, and the rows of these attempts."""
         place, xid = self.places["shop"], upsert_xid(gtrid, b"%d" % self.steps)
         rows = [row for one in staged for row in place.staged.get((gtrid, one.attempt), ["gone"])]
@@ -831,17 +830,15 @@ class World:
 
     def _miscounted(self) -> list[str]:
         """Of what works nothing is counted, and nothing is dead or left; what can't be read is dead in the end."""
-        suspect = self.poison | self.unreadable
-        dead = {number for place in self.places.values() for number in place.dead}
-        counted = {number for place in self.places.values() for number in place.counts}
-        left = {number for place in self.places.values() for number in place.queue}
+        brokers, suspect = [self.places[name] for name in self.brokers], self.poison | self.unreadable
+        dead = {number for broker in brokers for number in broker.dead}
         wrong = []
         if not self.unreadable <= dead:
             wrong.append(f"can't be read, and is not dead: {self.unreadable - dead}")
-        if counted - suspect:
-            wrong.append(f"counted: {counted - suspect}")
+        if counted := [number for broker in brokers for number in broker.counts if number not in suspect]:
+            wrong.append(f"counted: {counted}")
         if dead - suspect:
             wrong.append(f"dead: {dead - suspect}")
-        if left - self.poison:
-            wrong.append(f"still queued: {left - self.poison}")
+        if left := {number for broker in brokers for number in broker.queue} - self.poison:
+            wrong.append(f"still queued: {left}")
         return wrong
