@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 
 from tests.tm.log.disk import Disk
@@ -30,6 +31,7 @@ from xa import Gtrid
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.postgres import Postgres
     from tm.log import DecisionLog
 
 FORMER = Path(__file__).parent / "former"
@@ -323,3 +325,35 @@ def test_the_table_of_an_incarnation_is_total() -> None:
         for verb in IncarnationVerb:
             legal = INCARNATION.refusal(standing, verb) is None
             assert legal == any((standing, verb) == (at, by) for at, by, *_ in INCARNATION.transitions())
+
+
+# --- where a log in PostgreSQL is --------------------------------------------------------------------------------
+def test_a_log_that_was_restored_into_another_cluster_is_a_copy(postgres: Postgres) -> None:
+    url = postgres.create_database()
+    first = SqlLog(url, NODE)
+    assert first._database.place().isdecimal()
+    first.decide(decision(1))
+    with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
+        connection.execute("UPDATE xabridge_place SET place = '4711'")
+    restored = SqlLog(url, NODE, take_over=True)
+    assert restored.incarnations.cut == (first.incarnation,)
+    assert list(restored.decisions()) == [decision(1)]
+    restored.close()
+    again = SqlLog(url, NODE)
+    assert again.incarnations.cut == (first.incarnation,)
+    assert again.incarnations.why_not(restored.incarnation) is None
+    again.close()
+    first.close()
+
+
+def test_a_user_without_rights_has_a_log_as_well(postgres: Postgres) -> None:
+    url = postgres.create_database()
+    with psycopg.connect(url.replace("postgresql+psycopg", "postgresql"), autocommit=True) as connection:
+        connection.execute("CREATE ROLE keeper LOGIN")
+        connection.execute("GRANT CREATE ON SCHEMA public TO keeper")
+        connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM public")
+    for _ in range(2):
+        log = SqlLog(url.replace("postgres@", "keeper@"), NODE)
+        assert log._database.place() == ""
+        assert not log.incarnations.cut
+        log.close()
