@@ -227,7 +227,7 @@ class Resource:
                 raise xa_error(Code.XAER_RMFAIL, f"{self.name} is closed")
             wait_s = self._retry_at - self._clock()
             if wait_s > 0 and not now:
-                raise xa_error(Code.XAER_RMFAIL, f"{self.why} (next try in {wait_s:.1f} s)")
+                raise xa_error(Code.XAER_RMFAIL, f"{self.why} (next try in {max(wait_s, 0.1):.1f} s)")
             try:
                 self.rm.open(self.url, self.rmid)
                 self.identity = self.rm.identity
