@@ -194,6 +194,12 @@ class Batch:
         self.queues_deleted: list[int] = []
         self.octets = 0
 
+    @property
+    def takes_space(self) -> bool:
+        """Whether the store grows by it. What only retires, places, decides or forgets takes next to nothing, and in
+        the end frees; so does a branch that is prepared to retire."""
+        return bool(self.enqueues or self.payloads or self.chunks or self.queues)
+
     @classmethod
     def merged(cls, group: Iterable[Batch]) -> Batch:
         """One batch that tells what these tell, in their order."""
