@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= 2
 
-.PHONY: help setup demo test check bench docs lock artemis clean
+.PHONY: help setup demo test check bench docs lock artemis sqlalchemy-2.0 clean
 
 help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
 	@echo "make docs    the generated parts of docs/"
 	@echo "make lock    the locked versions anew, from pyproject.toml"
+	@echo "make sqlalchemy-2.0  the tests of sessions with SQLAlchemy 2.0, from .sqlalchemy-2.0/"
 	@echo "make artemis ActiveMQ Artemis, into .artemis/, for the tests against it (needs Maven and Java)"
 
 setup: $(STAMP)
@@ -53,9 +54,15 @@ lock:
 	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --group dev --all-extras \
 	  --custom-compile-command "make lock" -o requirements.lock pyproject.toml
 
+sqlalchemy-2.0: setup
+	$(BIN)/python -m pip install --quiet --upgrade --target .sqlalchemy-2.0 'sqlalchemy[asyncio]==2.0.*'
+	PYTHONPATH=.sqlalchemy-2.0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q tests/tm/test_zope.py \
+	  $(addprefix tests/rm_db/test_,first_use.py two_tasks.py session_postgres.py engines.py engines_async.py \
+	  async_postgres.py async_sqlite.py deciding.py mariadb.py)
+
 artemis:
 	mvn -q -B -f tests/interop/artemis/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.artemis
 	@echo "now: XABRIDGE_ARTEMIS=.artemis $(BIN)/python -m pytest tests/interop/test_artemis.py"
 
 clean:
-	rm -rf .venv .demo .bench .artemis .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .bench .artemis .sqlalchemy-2.0 .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ missing.
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
@@ -15,10 +16,12 @@ from pyspark import TaskContext
 
 from pipeline.core import Attempt, Batch, Offset, PipelineError
 from pipeline.core.driver import Reader, Writer
-from pipeline.core.identity import process_id
+from pipeline.listener import Listener, bind_query, driver_of, execution_of, jvm_of, offsets_of, parts_of
 from pipeline.options import SHARED, shared_settings, sink_options, source_options
-from pipeline.sink import QUERY, XaSink
-from pipeline.source import AmqpSource
+from pipeline.parts import Parts
+from pipeline.sink import XaSink
+from pipeline.source import QUERY, AmqpSource
+from pipeline.start import intercept
 from pipeline.writing import TaskWriter, layout
 
 if TYPE_CHECKING:
@@ -27,27 +30,31 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipeline.core import SinkPlan, SinkReport
+    from pipeline.core import Settings, SinkPlan, SinkReport
     from pipeline.core.driver import Decided
 
 WRITES: Final = 1 << 20
 """So many partitions has a write at most: the partitions of an epoch's writes are told apart by it."""
 REPORT: Final = "report binary"
+LISTENER: Final = "_xabridge_listener"
+"""The attribute of a session that keeps its listener."""
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the formats `amqp` and `xa` known to `spark`."""
+    """Makes the formats `amqp` and `xa` known to `spark`, and has a listener say which pipeline a query belongs to.
+    `start()` checks queries that write `xa`. PipelineError: a session of Spark Connect."""
+    jvm_of(spark)
     spark.dataSource.register(AmqpSource)
     spark.dataSource.register(XaSink)
+    if not hasattr(spark, LISTENER):
+        listener = Listener(spark)
+        spark.streams.addListener(listener)
+        setattr(spark, LISTENER, listener)
+    intercept(epoch)
 
 
-def driver_of(spark: SparkSession) -> str:
-    """The driver that `spark` is: its Java process. PipelineError: a session of Spark Connect, whose driver is
-    somewhere else."""
-    jvm = getattr(spark, "_jvm", None)
-    if jvm is None:
-        raise PipelineError("a session of Spark Connect has its driver elsewhere: use the formats amqp and xa instead")
-    return process_id(int(jvm.java.lang.ProcessHandle.current().pid()))
+_DECIDED: Final[dict[str, tuple[str, int]]] = {}
+"""The last micro-batch of each query that an epoch in this process has decided, with the start of the query."""
 
 
 class Epoch:
@@ -73,11 +80,13 @@ class Epoch:
         self._plan: SinkPlan | None = None
         self._reports: list[SinkReport] = []
         self._writes = 0
+        self._run = ""
         self.decided: Decided | None = None
         """What became of it; None as long as it is not decided."""
 
     def __enter__(self) -> Self:
         settings = shared_settings(self._options)
+        self._bind(settings)
         self._writer = Writer(settings, driver_of(self._spark))
         try:
             self._plan = self._writer.plan()
@@ -85,6 +94,31 @@ class Epoch:
             self._writer.close()
             raise
         return self
+
+    def _bind(self, settings: Settings) -> None:
+        """The query's sources have to be of this pipeline: it was bound to them when the query started. A query that
+        reads none of ours is bound now."""
+        query = self._batch.query
+        execution = execution_of(self._spark, query)
+        if execution is None:
+            raise PipelineError(f"epoch: query {query} does not run any more")
+        self._run = str(execution.runId())
+        if _DECIDED.get(query) == (self._run, self._batch.number):
+            raise PipelineError(
+                f"epoch: batch {self._batch.number} of query {query} is decided: a micro-batch has one epoch. Write "
+                "everything that it writes in one block"
+            )
+        self._batch = replace(self._batch, offsets=offsets_of(self._spark, execution, self._batch.number))
+        parts = parts_of(self._spark, execution)
+        for source in parts.sources:
+            if (source.settings.pipeline, source.settings.log) != (settings.pipeline, settings.log):
+                raise PipelineError(
+                    f"epoch: the query reads {source.source} as pipeline {source.settings.pipeline!r}, and the epoch "
+                    f"is of pipeline {settings.pipeline!r}, or has another log: what is read and written is decided "
+                    "together, so give them the same options pipeline and log"
+                )
+        if not parts.sources:
+            bind_query(self._spark, execution, settings, parts)
 
     def write(self, rows: DataFrame, **options: str) -> int:
         """Runs a job that writes `rows`, and prepares what it wrote; how many rows there were. `options` are those of
@@ -109,16 +143,18 @@ class Epoch:
             if kind is None:
                 self.decided = self._commit(self._writer, plan)
             else:
-                self._writer.abort(plan, self._batch, self._reports)
+                self._writer.abort(plan, self._batch, [*self._reports, None])  # what was to come has failed
         finally:
             self._writer.close()
 
     def _commit(self, writer: Writer, plan: SinkPlan) -> Decided:
         try:
-            return writer.commit(plan, self._batch, self._reports)
+            decided = writer.commit(plan, self._batch, self._reports)
         except BaseException:
             writer.abort(plan, self._batch, self._reports)  # unless it is decided
             raise
+        _DECIDED[self._batch.query] = self._run, self._batch.number
+        return decided
 
 
 def _task(writer: TaskWriter, first: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -148,8 +184,10 @@ def run_jobs(
     transform: Callable[[DataFrame], DataFrame] = lambda rows: rows,
 ) -> int:
     """Without streaming: reads what there is, writes what `transform` makes of it, decides; again, until there is
-    nothing to read. How many jobs that were. Options are those of the formats `amqp` and `xa`."""
+    nothing to read. How many jobs that were. Options are those of the formats `amqp` and `xa`. PipelineError: they do
+    not belong together."""
     options = source_options(source)
+    Parts((options,), sink_options(sink)).settings()
     reader = Reader(options.settings, options.source, driver_of(spark), streaming=False)
     jobs = 0
     try:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final, Literal
 
 from pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
-from pipeline.core.values import ROWS_PER_BATCH
+from pipeline.core.functions import function_named
+from pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
 from pipeline.settings import settings_from
 from xa import check_node
 
@@ -35,7 +36,9 @@ SHARED: Final[Mapping[str, str]] = {
     "pipeline": "the pipeline's name, for good: no other pipeline of this log may have it",
     "log": "URL of the database that keeps its decisions (default: the configuration's)",
     "config": "the configuration file (default: ./xabridge.toml where there is one)",
+    "adopt": "the query whose pipeline this one takes over, with a new checkpoint: its id",
     "resource.NAME": "open string of the resource NAME, instead of the configuration's",
+    "outage_timeout": f"seconds that a broker or a database may be away before a batch fails (default {OUTAGE_S:g})",
 }
 SOURCE: Final[Mapping[str, str]] = {
     **SHARED,
@@ -44,6 +47,7 @@ SOURCE: Final[Mapping[str, str]] = {
     "partitions": f"tasks that read in parallel (default {PARTITIONS})",
     "maxRowsPerBatch": f"most messages of one micro-batch (default {ROWS_PER_BATCH})",
     "body": "binary (default) or text: what the column body is",
+    "bad_records": "module:function, called with each message (column -> value): says why it is bad, or nothing",
 }
 SINK: Final[Mapping[str, str]] = {
     **SHARED,
@@ -95,8 +99,20 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
         queues,
         given.number("partitions", PARTITIONS, MAX_PARTITIONS),
         given.number("maxRowsPerBatch", ROWS_PER_BATCH),
+        body == "text",
+        _function(given, "bad_records"),
     )
     return SourceOptions(settings, source, "text" if body == "text" else "binary")
+
+
+def _function(given: _Given, option: str) -> str:
+    """The name of a function that can be imported here."""
+    name = given.text(option) or ""
+    try:
+        function_named(name)
+    except PipelineError as error:
+        raise given.wrong(option, str(error)) from error
+    return name
 
 
 def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SinkOptions:
@@ -192,7 +208,8 @@ class _Given:
         resources = {
             name.removeprefix(_RESOURCE): url for name, url in self._options.items() if name.startswith(_RESOURCE)
         }
-        return settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
+        settings = settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
+        return replace(settings, adopt=self.text("adopt") or "", outage_s=self.seconds("outage_timeout", OUTAGE_S))
 
     def text(self, option: str) -> str | None:
         value = self._options.get(option.lower())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.core.naming import TRY_BITS, is_sink, is_source, is_upsert, source_index
+from pipeline.core.naming import TRY_BITS, epoch_of, is_sink, is_source, is_upsert, source_epoch, source_index
 from tm.cli.origins import Origin
 from xa import Gtrid, Xid
 
@@ -20,7 +20,9 @@ def describe(xid: Xid) -> Origin | None:
 
 def _branch(xid: Xid) -> str:
     if is_source(xid):
-        return f"what source partition {source_index(xid)} took"
+        epoch = source_epoch(xid)
+        of_another = f" for epoch {epoch}, decided with it" if epoch != epoch_of(xid.gtrid) else ""
+        return f"what source partition {source_index(xid)} took{of_another}"
     if is_upsert(xid):
         return "rows by key"
     _, partition, task, *_ = xid.bqual.decode("ascii", "replace").split("/")

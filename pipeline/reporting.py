@@ -102,7 +102,8 @@ def as_json(found: PipelineStatus, last: int) -> dict[str, Any]:
         "log_id": found.log_id.hex(),
         "incarnation": found.incarnation,
         "driver": {"id": found.driver, "alive": is_alive(found.driver) if found.driver else None},
-        "reader": found.reader,
+        "query": found.query,
+        "sources": [{"reads": source, "process": process} for source, process in found.sources],
         "taken_at": found.taken_at,
         "epochs": [
             {
@@ -135,6 +136,9 @@ def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
         yield from paragraph(
             f"driver {printable(found.driver)} ({_LIVES[is_alive(found.driver)]}), since {taken}", "  "
         )
+    if found.query:
+        reads = listed([printable(source) for source, _ in found.sources])
+        yield from paragraph(f"query {printable(found.query)}{f', reads {reads}' if reads else ''}", "  ")
     yield ""
     prepared, orphans = _prepared(found), _orphans(found)
     yield _row(_HEAD)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -23,6 +23,8 @@ from pipeline.core import Attempt, Batch, BatchRefused, PipelineError
 from pipeline.core.driver import Writer
 from pipeline.core.identity import driver_id
 from pipeline.options import sink_options
+from pipeline.source import QUERY
+from pipeline.start import COMPLETE, check_mode
 from pipeline.writing import TaskWriter, layout
 
 if TYPE_CHECKING:
@@ -34,9 +36,6 @@ if TYPE_CHECKING:
     from pipeline.core import Settings, SinkPlan, SinkReport
     from pipeline.options import SinkOptions
     from pipeline.writing import Layout
-
-QUERY: Final = "sql.streaming.queryId"
-"""The local property with the id of the query, which stands in its checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,8 @@ class XaSink(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> XaStreamWriter:
         """As Spark calls it, for each micro-batch, and again to commit or abort. `overwrite`: output mode complete."""
         options = sink_options(self.options)
-        if overwrite and options.table is not None and not options.table.key:
-            raise PipelineError(
-                f"table {options.table.resource}:{options.table.table}: output mode complete gives every row again "
-                "with each micro-batch; name the columns that tell rows apart by the option key, or use another mode"
-            )
+        if overwrite:
+            check_mode(options, COMPLETE)
         return XaStreamWriter(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> XaBatchWriter:
@@ -89,6 +85,8 @@ def _writer(settings: Settings, driver: str) -> Writer:
 class _Planned:
     """A writer that makes its plan when it is pickled."""
 
+    streaming = True
+
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
@@ -98,7 +96,7 @@ class _Planned:
         if self._tasks is None:
             rows = tuple((field.name, field.dataType.simpleString()) for field in self._schema.fields)
             fitting = _fitting(self._options, rows)
-            self._tasks = TaskWriter(fitting, self.decider().plan())
+            self._tasks = TaskWriter(fitting, self.decider().plan(streaming=self.streaming))
         return {"_options": self._options, "_schema": self._schema, "_tasks": self._tasks}
 
     def decider(self) -> Writer:
@@ -112,9 +110,11 @@ class _Planned:
         context = TaskContext.get()
         if context is None:
             raise PipelineError("format xa: this is no task of Spark's")
+        query = context.getLocalProperty(QUERY) or ""
+        self._tasks.plan.check(query)
         attempt = Attempt(context.partitionId(), context.taskAttemptId())
         report = self._tasks.write(iterator, attempt)
-        return Written(report, self._tasks.plan, context.getLocalProperty(QUERY) or "")
+        return Written(report, self._tasks.plan, query)
 
 
 class XaStreamWriter(_Planned, DataSourceStreamArrowWriter):
@@ -135,6 +135,8 @@ class XaStreamWriter(_Planned, DataSourceStreamArrowWriter):
 
 class XaBatchWriter(_Planned, DataSourceArrowWriter):
     """The writer of a job without streaming."""
+
+    streaming = False
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """As Spark calls it, in a task."""
@@ -162,8 +164,9 @@ def give_up(writer: Writer, messages: Sequence[WriterCommitMessage | None], numb
     """Rolls back what the tasks have written, unless it is decided. Where no task has come so far, what is planned now
     is what failed."""
     written = [message for message in messages if isinstance(message, Written)]
-    plan = written[0].plan if written else writer.plan()
-    writer.abort(plan, _batch(written[0], number) if written else None, [one.report for one in written])
+    plan = written[0].plan if written else writer.plan(streaming=number is not None)
+    reports = [message.report if isinstance(message, Written) else None for message in messages]
+    writer.abort(plan, _batch(written[0], number) if written else None, reports)
 
 
 def _batch(written: Written, number: int | None) -> Batch | None:

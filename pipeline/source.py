@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from pipeline.core import SourcePartition
     from pipeline.options import SourceOptions
 
+QUERY: Final = "sql.streaming.queryId"
+"""The local property with the id of the query, which stands in its checkpoint."""
+BATCH: Final = "streaming.sql.batchId"
+"""The local property with the number of the micro-batch."""
 ALL: Final = 1_000_000_000
 """As many rows as nobody has."""
 
@@ -81,7 +86,7 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _reader(self) -> Reader:
-        """Takes the pipeline for this driver, the first time."""
+        """Asks which query the source belongs to, the first time."""
         if self._planner is None:
             self._planner = Reader(self._options.settings, self._options.source, driver_id())
         return self._planner
@@ -105,11 +110,10 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._counts:
             return reader.latest(begin, rows).as_json()
         reader.logged(begin)
-        left = reader.available() if self._left is None else self._left
-        rows = min(left, rows or self._options.source.rows)
-        end = reader.latest(begin, rows) if rows else begin
-        self._left = left - rows
-        return end.as_json()
+        planned = reader.planned_rows()
+        self._left = reader.available() if self._left is None else max(self._left - planned, 0)
+        rows = min(self._left, rows or self._options.source.rows)
+        return (reader.latest(begin, rows) if rows else begin).as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """As Spark calls it: twice where the query uses the stream twice, and both times it is the same epoch."""
@@ -157,9 +161,19 @@ def rows_of(partition: InputPartition, schema: StructType) -> Iterator[pa.Record
     """The rows of a partition, as Arrow."""
     if not isinstance(partition, Part) or partition.part is None:
         return
+    partition.part.check(*_running())
     columns = to_arrow_schema(schema, timezone="UTC")
     for messages in read(partition.part):
         yield batch_of(messages, columns)
+
+
+def _running() -> tuple[str, int | None]:
+    """The query and the micro-batch that this task works for, as far as Spark says so."""
+    context = TaskContext.get()
+    if context is None:
+        return "", None
+    number = context.getLocalProperty(BATCH)
+    return context.getLocalProperty(QUERY) or "", None if number is None else int(number)
 
 
 def _rows(limit: ReadLimit) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+from base64 import b64encode
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Final
@@ -172,7 +173,7 @@ def _printable(array: pa.Array) -> pa.Array:
 
 
 def _json(value: Any, kind: pa.DataType) -> str:
-    return json.dumps(_plain(value, kind), default=str, ensure_ascii=False)
+    return json.dumps(_plain(value, kind), default=str, ensure_ascii=False)  # dates, decimals
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
@@ -180,9 +181,11 @@ def _plain(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     if pa.types.is_map(kind):
-        return {str(key): _plain(one, kind.item_type) for key, one in value}
+        return {str(_plain(key, kind.key_type)): _plain(one, kind.item_type) for key, one in value}
     if pa.types.is_struct(kind):
         return {field.name: _plain(value[field.name], field.type) for field in kind}
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return [_plain(one, kind.value_type) for one in value]
+    if isinstance(value, bytes):  # as Spark's to_json has it
+        return b64encode(value).decode("ascii")
     return value

@@ -6,22 +6,30 @@ tasks with it, and writes the rows of one attempt on branches of its own, which 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from pipeline.core import Attempt, PipelineError, SinkReport
+from pipeline.core import Attempt, BatchRefused, PipelineError, SinkReport
+from pipeline.core.outages import Patience
 from pipeline.core.task import SinkTask
 from pipeline.rows import COLUMNS, RECEIVED, SENT, messages_of
 from pipeline.tables import check_rows, csv_of, look_up
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import pyarrow as pa
 
     from pipeline.core import AddressTarget, SinkPlan, TableTarget
     from pipeline.options import SinkOptions
     from pipeline.tables import Table
+
+
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+KEPT: Final = 128 << 20
+"""Octets of a task's rows that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,32 @@ def _list(rows: Mapping[str, str]) -> str:
     return ", ".join(rows)
 
 
+class _Rows:
+    """The rows of a task: they come once, and are kept, as far as there is room, to be written again after an
+    outage."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = iter(batches)
+        self._kept: list[pa.RecordBatch] = []
+        self._octets = 0
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        yield from self._kept
+        for batch in self._batches:
+            if not len(batch):
+                continue
+            self._octets += batch.nbytes
+            if self._octets <= KEPT:
+                self._kept.append(batch)
+            else:
+                self._kept.clear()
+            yield batch
+
+    def again(self) -> bool:
+        """Whether they can be had again, from the first one on."""
+        return self._octets <= KEPT
+
+
 @dataclass(frozen=True, slots=True)
 class TaskWriter:
     """Writes the rows of one attempt of one task."""
@@ -95,11 +129,18 @@ class TaskWriter:
             for _ in batches:
                 pass
             return SinkReport(attempt.partition, attempt.task, self.plan.gtrid, ())
-        with SinkTask(self.plan, attempt) as task:
-            for batch in batches:
-                if len(batch):
-                    self._write(task, batch)
-            return task.prepare()
+        patience = Patience(self.plan.outage_s)
+        rows = _Rows(batches)
+        while True:
+            try:
+                with SinkTask(self.plan, attempt) as task:
+                    for batch in rows:
+                        self._write(task, batch)
+                    return task.prepare()
+            except BatchRefused as error:
+                if not error.outage or not rows.again() or not patience.wait():
+                    raise
+                logger.warning("partition %d is written again: %s", attempt.partition, error)
 
     def _write(self, task: SinkTask, batch: pa.RecordBatch) -> None:
         if self.layout.table is not None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from dtx.protocol.commands import MAX_PAGE, Fence, Found, Prepare, Recover
 from dtx.protocol.conditions import RefusedError
-from dtx.protocol.links import branch_address
+from dtx.protocol.decoding import decode_from
+from dtx.protocol.links import DEPTH, branch_address
 from dtx.protocol.replies import Recovered
 from rm_amqp.bulk import READ
 from rm_amqp.connected import refusal_error
@@ -19,7 +20,7 @@ from rm_amqp.loss import AllInUse, ConnectionLost, TimedOut
 from xa import FORMAT_ID, NULL_XID, Code, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterator
 
     from rm_amqp.core import Steps
     from rm_amqp.links import Taker
@@ -35,12 +36,14 @@ LOOKED: Final = 1
 class Coordinating(EndingLate):
     """One resource manager instance, as `rm_amqp.resource` completes it."""
 
-    def prepare_kept(self, xid: Xid, rmid: int) -> Code:
+    def prepare_kept(self, xid: Xid, rmid: int, failed: Collection[int] = (), released: Collection[int] = ()) -> Code:
         """As `prepare`, and a branch that holds nothing is prepared durably as well: XA_OK instead of XA_RDONLY. Its
-        xid stays taken until it is committed or rolled back."""
+        xid stays taken until it is committed or rolled back. Of what it gathered, by the places from 0, `failed`
+        messages are available again when it commits, with their delivery-count raised, and `released` ones without."""
         standing = self._enter("prepare", rmid, 0)
+        prepare = Prepare(xid, keep=True, failed=tuple(sorted(failed)), released=tuple(sorted(released)))
         try:
-            code = self._carry_out(standing, "prepare", Prepare(xid, keep=True), xid)
+            code = self._carry_out(standing, "prepare", prepare, xid)
         except XaError as error:
             self._decided("prepare", xid, error.code)
             raise
@@ -78,6 +81,21 @@ class Coordinating(EndingLate):
                 return found
             after = page.in_doubt[-1]
 
+    def holds(self, gtrid: bytes, rmid: int) -> dict[Xid, int]:
+        """How many messages each prepared branch of a global transaction has taken out of queues."""
+        standing = self._enter("recover", rmid, 0)
+        found: dict[Xid, int] = {}
+        after = NULL_XID
+        while True:
+            command = Recover(after, MAX_PAGE, gtrid, (Found.PREPARED,), details=True)
+            page = self._reply(standing, "recover", command, None)
+            if not isinstance(page, Recovered):
+                raise xa_error(Code.XAER_RMERR, "recover: the broker answered something else")
+            found |= {one.xid: sum(held.retired for held in one.holdings) for one in page.details}
+            if not page.more or not page.in_doubt:
+                return {xid: count for xid, count in found.items() if xid.gtrid == gtrid}
+            after = page.in_doubt[-1]
+
     def retired(self, xid: Xid, rmid: int, page: int = READ) -> Iterator[list[bytes]]:
         """The messages that a prepared branch takes, in their order, as octets, `page` at a time. XAER_NOTA: there is
         no such branch."""
@@ -92,8 +110,15 @@ class Coordinating(EndingLate):
             reading.close()
 
     def count(self, address: str, rmid: int) -> int:
-        """How many messages are available at an address now. They are all read for it."""
-        return sum(len(page) for page in self._read("browse", address, rmid, READ, None))
+        """How many messages are available at an address now."""
+        reading = self._read("browse", DEPTH + address, rmid, LOOKED, None)
+        try:
+            (octets,) = next(reading)
+        finally:
+            reading.close()
+        _, start = decode_from(octets, 1)
+        number, _ = decode_from(octets, start)
+        return int(number)
 
     def _read(self, verb: str, address: str, rmid: int, page: int, xid: Xid | None) -> Generator[list[bytes]]:
         """Reads an address over a channel of its own, so that the thread of control may be at work meanwhile."""

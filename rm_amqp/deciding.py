@@ -23,7 +23,7 @@ from rm_amqp.pool import Pool
 from rm_amqp.reporting import diagnosed_decider, seen
 from rm_amqp.settings import parse
 from rm_amqp.standing import Scan
-from rm_amqp.token_log import Attempt, TokenLog, WornTokenError
+from rm_amqp.token_log import Attempt, TokenLog, WornTokenError, patience
 from rm_amqp.token_queues import TokenBusyError
 from rm_amqp.tokens import ID_SIZE, Founding, TooManyLeasesError, WrongTokenError
 from xa import (
@@ -126,7 +126,8 @@ class DecidingBroker(LocalBranches):
         channel = seat.channel
         assert isinstance(channel, LocalChannel)  # noqa: S101 — the pool's select makes no others
         try:
-            founding = seat.line.run(founded(channel, own, deadline))
+            until_s = patience(self._clock(), settings, deadline)
+            founding = seat.line.run(founded(channel, own, until_s, deadline))
         except RefusedError as error:
             self.pool.discard(seat)
             raise _unusable_queues(error, settings.token_queue, own.slots) from None

@@ -15,7 +15,8 @@ A founding brings its lease token with it, in the same transaction. That token i
  2. Browse the queues of the lease tokens. A token that was used (generation 1 and more) names the founding that counts.
  3. Otherwise browse the founding queue once more. If both browses have shown the same, these were all the foundings at
     one moment between the two.
- 4. Take the lease tokens of all these foundings. If one of them was used after all, its founding counts.
+ 4. Take the lease tokens of all these foundings, and whatever else their queues have. If a token was used after all,
+    its founding counts.
  5. Holding all of them, unused: the founding with the smallest founder counts. In one transaction retire all of these
     tokens, and send the smallest one's anew, as generation 1.
 
@@ -91,7 +92,7 @@ class Elect:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for PAUSE_S; TokenBusyError where there is no time left. `why` is what was in the way."""
+    """Wait for PAUSE_S; `why` is what was in the way. Whoever has no time left gives up here."""
 
     why: str
 
@@ -150,11 +151,14 @@ def _contest(foundings: Foundings) -> Generator[Effect, Any, Founding | bytes | 
     held: set[bytes] = set()
     for slot in lease_slots(foundings):
         wanted = {founder for founder, founding in locks.items() if founding.lease_slot == slot}
-        while not wanted <= held:
-            token = yield Take(slot, _wait_s(wanted, held))
-            if token is None:
+        while True:
+            missing = not wanted <= held
+            token: Token | None = yield Take(slot, _wait_s(wanted, held) if missing else 0.0)
+            if token is None and missing:
                 yield LetGo()
                 return None
+            if token is None:
+                break
             if token.used:
                 yield LetGo()
                 return counting(foundings, [token])

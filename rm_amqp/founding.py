@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from rm_amqp.tokens import Founding
 
 
-def founded(channel: LocalChannel, own: Founding, deadline: float) -> Steps[Founding]:
+def founded(channel: LocalChannel, own: Founding, until_s: float, deadline: float) -> Steps[Founding]:
     """The founding that counts, for everybody who uses these queues; `own` is what is founded where nobody has.
 
-    RefusedError: the queues can't be used. TokenBusyError: not now. WrongTokenError: they hold something else. Whatever
-    it raises, tokens may be held: the connection has to go.
+    RefusedError: the queues can't be used. TokenBusyError: it could not be told until `until_s`. WrongTokenError: they
+    hold something else. Whatever it raises, tokens may be held: the connection has to go.
     """
     electing = elected(own)
     held: list[HeldToken] = []
@@ -32,6 +32,8 @@ def founded(channel: LocalChannel, own: Founding, deadline: float) -> Steps[Foun
         except StopIteration as over:
             founding: Founding = over.value
             return founding
+        if isinstance(effect, Pause) and channel.core.clock() >= until_s:
+            raise TokenBusyError(f"nobody can say yet which founding of {channel.tokens.name} counts: {effect.why}")
         answer = yield from _perform(effect, channel, held, deadline)
 
 
@@ -56,8 +58,6 @@ def _perform(effect: Effect, channel: LocalChannel, held: list[HeldToken], deadl
             while held:
                 yield from queues.release(held.pop())
         case Pause():
-            if core.clock() + PAUSE_S >= deadline:
-                raise TokenBusyError(f"nobody can say yet which founding of {queues.name} counts: {effect.why}")
             yield from until(core, lambda: False, core.clock() + PAUSE_S)
     return None
 

@@ -16,6 +16,8 @@ from cproton_ffi import ffi  # type: ignore[import-not-found]
 from proton import Array, Described, Message
 
 from rm_amqp.engine import LIB
+from rm_amqp.refusals import refusals
+from xa import Code, xa_error
 
 APPLICATION_PROPERTIES: Final = b"\x00\x53\x74"
 VALUE: Final = b"\x00\x53\x77"
@@ -42,7 +44,7 @@ class _LongWayError(Exception):
 
 # --- writing --------------------
 def encoded(message: Any) -> bytes:
-    """The octets of a proton.Message; proton's exceptions where it is none."""
+    """The octets of a proton.Message. XaMisuse: it holds a value that can't be sent, which is named."""
     short = type(message) is Message and not message.instructions and not message.annotations
     if short:
         try:
@@ -55,7 +57,13 @@ def encoded(message: Any) -> bytes:
             return b"".join((_head(message), *pieces))
         except (_LongWayError, ValueError, struct.error):
             pass
-    return bytes(message.encode())
+    try:
+        return bytes(message.encode())
+    except Exception as error:
+        for what in ("body", "properties"):
+            for why in refusals(f"the message's {what}", getattr(message, what, None)):
+                raise xa_error(Code.XAER_INVAL, f"work: {why}") from error
+        raise
 
 
 def _section(message: Any) -> bytes:
@@ -152,8 +160,8 @@ def decoded(octets: bytes) -> Message:
 
 
 def _decode(message: Message, octets: bytes) -> Message:
-    """The long way. proton's binaries are views of memory that goes with the message: they get memory of their own, for
-    whoever keeps a body and not its message."""
+    """The long way. proton's binaries are views of memory that goes with the message: they become bytes, for whoever
+    keeps a body and not its message."""
     message.decode(octets)
     message.body, message.properties = _kept(message.body), _kept(message.properties)
     message.annotations, message.instructions = _kept(message.annotations), _kept(message.instructions)
@@ -162,7 +170,7 @@ def _decode(message: Message, octets: bytes) -> Message:
 
 def _kept(value: Any) -> Any:
     if isinstance(value, memoryview):
-        return memoryview(bytes(value))
+        return bytes(value)
     if isinstance(value, dict):
         items = [(_kept(key), _kept(item)) for key, item in value.items()]
         value.clear()
@@ -236,13 +244,14 @@ _CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False}
 _COMPOUNDS: Final = frozenset({0x45, 0xC0, 0xC1, 0xD0, 0xD1})
 
 
-def _text(octets: bytes, at: int, stop: int, string: bool) -> str | memoryview:
+def _text(octets: bytes, at: int, stop: int, string: bool) -> str | bytes:
     if stop > len(octets):
         raise _LongWayError
+    if not string:
+        return octets[at:stop]
     if 2 * (stop - at) > len(octets):  # nearly all of the message: not copied once more
-        view = memoryview(octets)[at:stop]
-        return str(view, "utf-8") if string else view
-    return octets[at:stop].decode() if string else memoryview(octets[at:stop])
+        return str(memoryview(octets)[at:stop], "utf-8")
+    return octets[at:stop].decode()
 
 
 def _read_compound(octets: bytes, at: int, constructor: int, depth: int) -> tuple[Any, int]:

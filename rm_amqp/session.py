@@ -7,11 +7,13 @@ available again, in its old place, with its delivery-count raised.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from proton import Message, MessageException
 
 from dtx.protocol.conditions import RefusedError
+from dtx.protocol.messages import read_header, with_header, with_message_annotations
+from dtx.protocol.values import Symbol, Timestamp, Ulong
 from rm_amqp.aio import run_async
 from rm_amqp.association import REJECT, RELEASE, modify
 from rm_amqp.bulk import BROWSED
@@ -21,9 +23,9 @@ from rm_amqp.messages import decoded, encoded
 from xa import ROLLBACK_CODES, Code, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-    from rm_amqp.association import Association
+    from rm_amqp.association import Association, Held
     from rm_amqp.bulk import BulkChannel
     from rm_amqp.channel import Channel
     from rm_amqp.core import Steps
@@ -133,6 +135,12 @@ class Session:
         """Refuses a received message for good when the branch is committed; the broker dead-letters it."""
         self._decide(message, REJECT)
 
+    def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
+        """Sends a received message to an address, as it came but with `x-opt-dead-…` message annotations beside its own
+        and no time to live, and takes it, when the branch is committed. Annotations that end in -ms are times,
+        milliseconds since 1970."""
+        self._work(self._dead_letter(message, address, annotations), later=True)
+
     def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:
         """Gives a received message back when the branch is committed, with a delivery counted as `failed`, or not to
         be delivered here any more."""
@@ -175,18 +183,26 @@ class Session:
     def _send(self, address: str, octets: bytes) -> Operation[None]:
         return lambda channel, association: channel.send(address, octets, association, self._patience())
 
+    def _dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> Operation[None]:
+        told: dict[Symbol, Any] = {
+            Symbol(f"x-opt-dead-{name.removesuffix('-ms')}"): _annotation(name, value)
+            for name, value in annotations.items()
+        }
+
+        def steps(channel: Channel, association: Association | None) -> Steps[None]:
+            octets = _held(channel, association, message).arrived.octets
+            octets = with_header(octets, read_header(octets), delivery_count=0, ttl_ms=None)
+            yield from channel.send(address, with_message_annotations(octets, told), association, self._patience())
+
+        return steps
+
     def _browser(self, address: str) -> Operation[Receiver]:
         return lambda channel, association: channel.browser(address, association, self._patience())
 
     def _decide(self, message: Message, outcome: bytes) -> None:
         def steps(channel: Channel, association: Association | None) -> Steps[None]:
             yield from ()
-            channel.check_work(association)
-            held = association.held.get(id(message)) if association is not None else None
-            if held is None:
-                told = "work: this message was not received here, or its outcome is told already"
-                raise xa_error(Code.XAER_PROTO, told)
-            held.outcome = outcome
+            _held(channel, association, message).outcome = outcome
 
         self._work(steps, later=True)
 
@@ -250,6 +266,10 @@ class AsyncSession:
         """As Session says."""
         await self._session.work_async(self._session._send(address, encoded(message)))  # noqa: SLF001
 
+    async def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
+        """As Session says."""
+        await self._session.work_async(self._session._dead_letter(message, address, annotations))  # noqa: SLF001
+
     async def browse(self, address: str) -> AsyncIterator[Message]:
         """As Session says."""
         session = self._session
@@ -299,6 +319,21 @@ def _taken(channel: Channel, association: Association | None, arrived: Arrived, 
         raise
     association.hold(arrived, message)
     return message
+
+
+def _annotation(name: str, value: str | int) -> Any:
+    if isinstance(value, str):
+        return value
+    return Timestamp(value) if name.endswith("-ms") else Ulong(value)
+
+
+def _held(channel: Channel, association: Association | None, message: Message) -> Held:
+    """A message whose outcome is not told yet."""
+    channel.check_work(association)
+    held = association.held.get(id(message)) if association is not None else None
+    if held is None:
+        raise xa_error(Code.XAER_PROTO, "work: this message was not received here, or its outcome is told already")
+    return held
 
 
 def _branch_of(association: Association | None) -> Association:

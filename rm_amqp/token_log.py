@@ -62,6 +62,11 @@ class Attempt:
     asked: bool = False
 
 
+def patience(now_s: float, settings: Settings, deadline: float) -> float:
+    """Until when a call that began at `now_s` waits for a token; some time is left to say that there is none."""
+    return min(deadline, now_s + min(HOLD_WAIT_S, settings.timeout_s / 2))
+
+
 class TokenLog:
     """The decisions of one place, as one resource manager instance reaches them."""
 
@@ -227,4 +232,4 @@ class TokenLog:
         return token
 
     def _patience(self, deadline: float) -> float:
-        return min(deadline, self._clock() + min(HOLD_WAIT_S, self._settings.timeout_s / 2))
+        return patience(self._clock(), self._settings, deadline)

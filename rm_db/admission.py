@@ -15,6 +15,7 @@ from rm_db.refusal import busy, managers, over
 from rm_db.statements import ENDS, WRITES, classify
 from rm_db.turn import Turn, on_event_loop
 from rm_db.wire import IDLE, ConnectionLost, Steps
+from rm_db.work import ENDED
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Admission:
             if reply.failure is not None:
                 work.misused = f"BEGIN failed: {reply.failure}"
         if wire.status == IDLE and wire.alive:
-            work.misused = work.misused or "a statement of the session has ended the transaction"
+            work.misused = work.misused or ENDED
             raise xa_error(Code.XAER_PROTO, work.misused, work.xid)
         work.used = True
 

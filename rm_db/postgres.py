@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Final
 from rm_db.address import Address
 from rm_db.diagnosing import diagnose_postgres
 from rm_db.gid import decode_gid, encode_gid
-from rm_db.reporting import REPORT, read_report
+from rm_db.reporting import LOCKED, REPORT, read_locks, read_report
 from rm_db.resource import DatabaseResource
 from rm_db.server import Facts, PgServer
 from rm_db.sqlstate import (
     COMMIT_PREPARED,
+    FEATURE_NOT_SUPPORTED,
     INSUFFICIENT_PRIVILEGE,
     OBJECT_IN_USE,
     ROLLBACK_PREPARED,
@@ -48,16 +49,12 @@ _GID: Final = "encode(decode(replace(p.gid, chr(92), repeat(chr(92), 2)), 'escap
 
 _SCAN: Final = "SELECT {gid} FROM pg_prepared_xacts p WHERE {mine} ORDER BY p.prepared, p.gid"
 _EXISTS: Final = "SELECT FROM pg_prepared_xacts p WHERE p.gid = '{gid}' AND p.database = current_database()"
+_DATABASES: Final = "SELECT p.database, current_database() FROM pg_prepared_xacts p WHERE p.gid = '{gid}'"
 _OWNER: Final = "SELECT quote_ident(p.owner) FROM pg_prepared_xacts p WHERE p.gid = '{gid}' AND {mine}"
 
 _LIST: Final = """
 SELECT {gid}, p.database, p.owner, to_char(p.prepared AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
-       coalesce({mine}, false),
-       (SELECT string_agg(DISTINCT l.mode || ' on ' || l.relation::regclass, chr(10))
-          FROM pg_locks x JOIN pg_locks l ON l.virtualtransaction = x.virtualtransaction
-         WHERE x.locktype = 'transactionid' AND x.transactionid = p.transaction AND x.pid IS NULL
-           AND l.locktype = 'relation'
-           AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database()))
+       coalesce({mine}, false), p.transaction::text
   FROM pg_prepared_xacts p ORDER BY p.prepared, p.gid
 """
 
@@ -117,7 +114,15 @@ class PostgresResource(DatabaseResource[PgServer]):
 
     def _commit_prepared(self, xid: Xid) -> Steps[Code]:
         self._find("commit", BranchVerb.COMMIT, xid)
-        yield from self._finish("commit", COMMIT_PREPARED, xid, self._command_of(b"COMMIT PREPARED", xid))
+        command = self._command_of(b"COMMIT PREPARED", xid)
+
+        def committed(wire: Wire) -> Steps[Failure | None]:
+            failure = yield from command(wire)
+            if failure is not None and failure.sqlstate == FEATURE_NOT_SUPPORTED:
+                failure = yield from self._of_another_database(wire, failure, xid)
+            return failure
+
+        yield from self._finish("commit", COMMIT_PREPARED, xid, committed)
         return Code.XA_OK
 
     def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
@@ -179,6 +184,18 @@ class PostgresResource(DatabaseResource[PgServer]):
 
         return told
 
+    def _of_another_database(self, wire: Wire, failure: Failure, xid: Xid) -> Steps[Failure]:
+        """The same failure, with the name of the database that has the branch."""
+        reply = yield from wire.exchange(_DATABASES.format(gid=xid).encode("ascii"))
+        if reply.failure is not None or not reply.rows():
+            return failure
+        theirs, ours = ((octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0])
+        message = (
+            f"{failure.message} · the branch is prepared in the database {theirs}, and this resource is the database "
+            f"{ours}: give the resource a URL of {theirs}, or commit it by hand there"
+        )
+        return Failure(failure.sqlstate, message)
+
     def _end_of_preparation(self, wire: Wire, xid: Xid) -> Steps[bool]:
         """The server may be about to prepare the branch for a connection that was given up: terminates the process
         that does, and waits for its end; whether there was one."""
@@ -223,8 +240,8 @@ class PostgresResource(DatabaseResource[PgServer]):
         return self._page(self._reports, self._report, rmid, flags, count)
 
     def _report(self) -> Steps[list[InDoubtBranch]]:
-        reply = yield from self._opened.command(REPORT.format(gid=_GID, mine=self._mine).encode())
-        return list(read_report(reply.rows()))
+        reply = yield from self._opened.command(f"{REPORT.format(gid=_GID, mine=self._mine)};{LOCKED}".encode())
+        return list(read_report(reply.rows(), read_locks(reply.rows(1))))
 
     def diagnose(self, open_string: str) -> Diagnosis:
         """As `xa.diagnosis.Diagnosing` says."""
@@ -237,14 +254,17 @@ class PostgresResource(DatabaseResource[PgServer]):
         return self._run(control, self._list(everybodys=everybodys))
 
     def _list(self, *, everybodys: bool) -> Steps[list[PreparedTransaction]]:
-        reply = yield from self._opened.command(_LIST.format(gid=_GID, mine=self._mine).encode())
+        reply = yield from self._opened.command(f"{_LIST.format(gid=_GID, mine=self._mine)};{LOCKED}".encode())
+        locks = read_locks(reply.rows(1))
         listed = []
         for row in reply.rows():
-            gid_hex, database, owner, prepared_at, mine, *holds = ((octets or b"").decode() for octets in row)
+            gid_hex, database, owner, prepared_at, mine, transaction = ((octets or b"").decode() for octets in row)
             gid = bytes.fromhex(gid_hex)
             xid = decode_gid(gid)
             if everybodys or (mine == "t" and xid is not None):
-                held = tuple(filter(None, holds[0].split("\n")))
+                held = tuple(
+                    sorted({f"{mode} on {name}" for _, _, _, mode, name in locks.get(transaction.encode(), ())})
+                )
                 at = datetime.fromisoformat(prepared_at)
                 listed.append(PreparedTransaction(gid, xid, database, owner, at, mine == "t", held))
         return listed

@@ -46,6 +46,7 @@ ROLLED_BACK: Final[dict[str, Code]] = {
 
 COMMIT_PREPARED: Final[dict[str, Code]] = {
     UNDEFINED_OBJECT: Code.XAER_NOTA,
+    FEATURE_NOT_SUPPORTED: Code.XAER_INVAL,  # the gid is another database's: no later try helps
     "": Code.XA_RETRY,
 }
 """COMMIT PREPARED failed: whatever the reason, the branch stays prepared."""

@@ -54,6 +54,10 @@ _VOTE_HINTS: Final = {
     OUT_OF_MEMORY: "raise max_prepared_transactions, and look for orphans with xabridge recover list",
     DUPLICATE_OBJECT: "another transaction has this xid, and xids must be unique",
 }
+ENDED: Final = (
+    "a statement of the session has ended the transaction, which only the transaction manager may: what came before it "
+    "may be committed already"
+)
 SETTLED: Final = "recovery has settled this transaction as rolled back, before it was decided"
 _FAILED_BEFORE: Final = Failure("25P02", "the transaction had failed before")
 
@@ -169,7 +173,7 @@ class PgWork:
         if wire.pipelined or wire.status == ACTIVE:
             return xa_error(Code.XA_RBPROTO, "a statement, COPY, stream or pipeline was not finished", self.xid)
         if wire.status == IDLE:
-            return xa_error(Code.XA_RBPROTO, "a statement of the session ended the transaction", self.xid)
+            return xa_error(Code.XA_RBPROTO, ENDED, self.xid)
         return None
 
     def prepare(self, gid: bytes) -> Steps[Code]:

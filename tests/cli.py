@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 def parsed(argv: Sequence[str]) -> Any:
     """What `xabridge argv` would run with; SystemExit where it is no command."""
-    return make_parser().parse_args(argv)
+    return make_parser(whole=True).parse_args(argv)

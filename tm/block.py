@@ -18,38 +18,32 @@ if TYPE_CHECKING:
 
 _BEFORE_WITH: Final = opcode.opmap.get("BEFORE_WITH")
 """The instruction that enters a block; interpreters without it (3.14) don't tell."""
+_CACHE: Final = opcode.opmap.get("CACHE", 0)
+"""What stands behind an instruction that the interpreter specialises."""
 _CODE_UNIT: Final = 2
 _MOST_HANDLERS: Final = 100
 
 
 class Block:
-    """The block that is being entered by the caller of the function that makes this one."""
+    """The block that the caller of the function that makes this one enters now, or with its next instruction."""
 
-    __slots__ = ("_entered_at", "_frame")
+    __slots__ = ("_at", "_frame")
 
     def __init__(self) -> None:
-        frame = sys._getframe(2)  # noqa: SLF001 — there is no other way to one's caller
-        self._frame: FrameType | None = frame
-        self._entered_at = frame.f_lasti
-
-    def forget(self) -> None:
-        """The frame, and what it holds, is not needed any more."""
-        self._frame = None
+        self._frame: FrameType = sys._getframe(2)  # noqa: SLF001 — there is no other way to one's caller
+        self._at = self._frame.f_lasti
 
     def was_left(self) -> bool:
-        """Whether it is known that the block is not executed any more."""
+        """Whether it is known that the block is not executed, nor going to be."""
         frame = self._frame
-        if frame is None:
-            return False
         code = frame.f_code
-        if code.co_code[self._entered_at] != _BEFORE_WITH:
-            return False  # entered by a function, ExitStack say: where that block is nobody knows
-        handler = _handler_at(code, self._entered_at + _CODE_UNIT)
+        entered_at = _entered_at(code.co_code, self._at)
+        handler = None if entered_at is None else handler_at(code, entered_at + _CODE_UNIT)
         if handler is None:
             return False
         at: int | None = frame.f_lasti
         for _ in range(_MOST_HANDLERS):
-            at = None if at is None else _handler_at(code, at)
+            at = None if at is None else handler_at(code, at)
             if at is None:
                 return True
             if at == handler:
@@ -57,7 +51,18 @@ class Block:
         return False
 
 
-def _handler_at(code: CodeType, offset: int) -> int | None:
+def _entered_at(instructions: bytes, at: int) -> int | None:
+    """Where the block is entered: at this instruction or, behind a call, at the next. None: by a function, ExitStack
+    say; where that block is nobody knows."""
+    if instructions[at] == _BEFORE_WITH:
+        return at
+    at += _CODE_UNIT
+    while at < len(instructions) and instructions[at] == _CACHE:
+        at += _CODE_UNIT
+    return at if at < len(instructions) and instructions[at] == _BEFORE_WITH else None
+
+
+def handler_at(code: CodeType, offset: int) -> int | None:
     """Where an exception goes that is raised by the instruction at `offset`."""
     for start, end, target in _exception_table(code):
         if start <= offset < end:

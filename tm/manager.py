@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from weakref import WeakSet
 
+from tm.block import Block
 from tm.config import Configuration, configuration_from
 from tm.consumer import Consumer
 from tm.driver import Driver
@@ -30,7 +31,7 @@ from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.states import FINAL
 from tm.telemetry import opentelemetry
 from tm.transaction import Transaction
-from tm.uninterrupted import UninterruptedCalls
+from tm.uninterrupted import UninterruptedCalls, interruptible
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import incarnation_prefix
 
@@ -230,6 +231,8 @@ class TransactionManager:
         transaction = Transaction(self, gtrid, self._clock(), timeout_s, self._decider)
         transaction.outer = outer
         transaction.waits = waits
+        if interruptible():
+            transaction.entered_by(Block())
         try:
             self._live[gtrid] = transaction
             if self._recorder is not None and not waits:

@@ -37,6 +37,11 @@ logger = logging.getLogger("xabridge.tm.recovery")
 
 PAGE: Final = 1000
 FIRST_RETRY_S: Final = 0.2
+REST: Final = 20.0
+LONGEST_REST_S: Final = 60.0
+"""Between two passes that nobody asked for it rests so many times as long as the last one had the processor, though no
+longer than this: where a hundred thousand decisions wait for a resource that is away, looking through them takes no
+more than a twentieth of a processor."""
 _NOTHING: Final[Gone] = MappingProxyType({})
 
 
@@ -97,6 +102,7 @@ class Recoverer:
             self._wanted.clear()
             if self._stopping:
                 return
+            began = time.thread_time()
             try:
                 clean = self.run_once().clean
             except LogError as error:
@@ -105,8 +111,9 @@ class Recoverer:
             except Exception as error:  # noqa: BLE001 — there will be another pass
                 self._told.failed(error)
                 clean = False
-            again_s = FIRST_RETRY_S if woken else min(pause_s * 2, interval_s)
-            pause_s = interval_s if clean else again_s
+            took_s = time.thread_time() - began
+            before_s = FIRST_RETRY_S / 2 if woken else pause_s
+            pause_s = interval_s if clean else pause_after(before_s, interval_s, took_s)
 
     # --- a pass ---------------------------------------------------------------------------------------------
 
@@ -278,6 +285,12 @@ class Recoverer:
             return xa_error(Code.XAER_RMERR, f"its record of {named(effect.gtrid)} can't be read: {error}")
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
             return resource.heard(raised, "settle")
+
+
+def pause_after(pause_s: float, interval_s: float, took_s: float) -> float:
+    """How long to wait after a pass that was not clean, before which the pause was `pause_s` and which had the
+    processor for `took_s`."""
+    return max(min(pause_s * 2, interval_s), min(REST * took_s, LONGEST_REST_S))
 
 
 def decisions_in(resource: Resource, node: str) -> dict[bytes, Decision]:

@@ -374,6 +374,10 @@ class Transaction:
             self._guard.__exit__()
         return True
 
+    def entered_by(self, block: Block | None) -> None:
+        """For whoever begins it: it ends with this block, which may be left by an interruption."""
+        self._block = block
+
     def end_if_left(self) -> bool:
         """Rolls back a transaction whose block was left by an interruption, before its end could begin; whether it did.
         It is nobody's."""
@@ -472,8 +476,7 @@ class Transaction:
     # --- blocks -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        if interruptible():
-            self._block = Block()
+        self.entered_by(Block() if interruptible() else None)
         return self
 
     def __exit__(

@@ -162,7 +162,8 @@ class UninterruptedCalls:
             calls.put(None)
         if not left:
             for thread in threads:
-                thread.join()
+                if thread.ident is not None:  # its start may have been interrupted
+                    thread.join()
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -176,8 +177,8 @@ class UninterruptedCalls:
             self._idle.get_nowait()
         except Empty:
             thread = threading.Thread(target=self._carry_out, name="xabridge-uninterrupted", daemon=True)
+            self._threads.append(thread)  # first: one too many is told to end, not one too few
             thread.start()
-            self._threads.append(thread)
         self._calls.put(call)
         return call
 

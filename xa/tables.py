@@ -257,6 +257,7 @@ class BranchVerb(Member):
 S0, S1, S2 = BranchState.S0, BranchState.S1, BranchState.S2
 S3, S4, S5 = BranchState.S3, BranchState.S4, BranchState.S5
 _V: Final = BranchVerb
+_NOT_NOW: Final = "design: not now, no effect; nothing is presumed of a branch that could not be asked"
 _NO_ROLLBACK_ONLY: Final = "design, rule 1: a rollback-only branch answers with a rollback code, never XA_OK"
 BRANCH: Final = Machine(
     "branch",
@@ -292,6 +293,7 @@ BRANCH: Final = Machine(
         Row(_V.PREPARE, RDONLY, (S2,), S0, "6-4"),
         Row(_V.PREPARE, RB, (S2,), S0, "6-4"),
         Row(_V.PREPARE, RMERR, (S2,), S2, "6-4"),
+        Row(_V.PREPARE, RETRY, (S2,), S2, _NOT_NOW),
         Row(_V.PREPARE, RB, (S4,), S0, _NO_ROLLBACK_ONLY),
         Row(_V.COMMIT, OK, (S3,), S0, "6-4"),
         Row(_V.COMMIT, RMERR, (S3,), S0, "6-4: the work was rolled back"),
@@ -306,9 +308,11 @@ BRANCH: Final = Machine(
         Row(_V.ROLLBACK, OK, (S2, S3, S4), S0, "6-4"),
         Row(_V.ROLLBACK, RB, (S2, S3, S4), S0, "6-4"),
         Row(_V.ROLLBACK, RMERR, (S2, S3, S4), S0, "6-4"),
+        Row(_V.ROLLBACK, RETRY, (S3,), S3, _NOT_NOW),
         Row(_V.ROLLBACK, HEUR, (S3, S4, S5), S5, "6-4"),
         Row(_V.FORGET, OK, (S5,), S0, "6-4"),
         Row(_V.FORGET, RMERR, (S5,), S5, "6-4"),
+        Row(_V.FORGET, RETRY, (S5,), S5, _NOT_NOW),
         Row(_V.LOSE, OK, (S1, S2, S4), S4, "design, rule 1"),
         Row(_V.EXPIRE, OK, (S1, S2, S4), S4, "design, rule 2: never a prepared one"),
         Row(_V.DECIDE, OK, (S3,), S5, "design, rule 3"),

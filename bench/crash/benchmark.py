@@ -6,7 +6,7 @@ left_in_doubt                  prepared branches that recovery left behind
 violations                     each of these in words, with the fault or the seed that shows it again
 bank                           the same of several nodes that move money (`bench.crash.bank`): rounds, transfers,
                                transactions, by_fault; and what its auditor found: money, lost, duplicated, split,
-                               misled, left, violations
+                               misled, left, stuck, violations
 
 --rounds sets how many storms there are of each, --seed which, --part leaves the other part out. Broken off (Ctrl+C),
 it tells of the rounds that were over.

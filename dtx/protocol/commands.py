@@ -24,6 +24,7 @@ from dtx.protocol.composites import (
     kind_name,
     nested,
     plain,
+    several,
     standard,
 )
 from dtx.protocol.values import Described, Uint
@@ -31,6 +32,7 @@ from xa import NULL_XID, Xid
 
 MAX_TXN_ID: Final = 32
 MAX_PAGE: Final = 1000
+MAX_PLACES: Final = 1_000_000
 NULL_FORMAT: Final = 0xFFFF_FFFF
 """The format of the null XID, −1, as an uint."""
 
@@ -88,10 +90,16 @@ class End:
 @dataclass(frozen=True, slots=True)
 class Prepare:
     """Asks for the vote. With `keep` a branch that holds nothing is prepared durably as well, instead of a
-    read-only vote that leaves nothing behind: its xid stays taken until it is committed or rolled back."""
+    read-only vote that leaves nothing behind: its xid stays taken until it is committed or rolled back.
+
+    Messages that were sent settled have no other way to get an outcome than `accepted`: of those that the branch
+    retires, by their places from 0, `failed` ones are available again when it commits, with their delivery-count
+    raised, and `released` ones without."""
 
     xid: Xid = NULL_XID
     keep: bool = False
+    failed: tuple[int, ...] = ()
+    released: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +194,7 @@ def _same(value: Any) -> Any:
 BOOLEAN: Final = plain("boolean", bool, bool)
 UINT: Final = plain("uint", Uint, int)
 BINARY: Final = plain("binary", bytes, _same)
+PLACES: Final = several(UINT, MAX_PLACES)
 TXN_ID: Final = plain("txn-id", bytes, _same, _txn_id_check)
 
 XID_TYPE: Final = composite(
@@ -287,7 +296,17 @@ CONTROL: Final = Catalog.of(DECLARE, DISCHARGE, END)
 _ANY_XID: Final = Field("xid", XID, absent=NULL_XID)
 _THE_XID: Final = Field("xid", NAMED_XID, mandatory=True)
 COORDINATION: Final = Catalog.of(
-    composite(Prepare, "prepare", 0x10, (_ANY_XID, Field("keep", BOOLEAN, absent=False))),
+    composite(
+        Prepare,
+        "prepare",
+        0x10,
+        (
+            _ANY_XID,
+            Field("keep", BOOLEAN, absent=False),
+            Field("failed", PLACES, absent=()),
+            Field("released", PLACES, absent=()),
+        ),
+    ),
     composite(Commit, "commit", 0x11, (_ANY_XID, Field("one-phase", BOOLEAN, absent=False))),
     composite(Rollback, "rollback", 0x12, (_ANY_XID,)),
     composite(Forget, "forget", 0x13, (_THE_XID,)),

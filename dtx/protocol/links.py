@@ -34,6 +34,9 @@ _BRANCH: Final = "$branch/"
 BRANCH_WORK: Final = ("all", "retired", "posted")
 """What a browse of a branch may ask for."""
 
+DEPTH: Final = "$depth/"
+"""Before the name of a queue: the source of one message, whose body is how many messages are available there now."""
+
 TXN_ID: Final = "txn-id"
 """The key in a flow's properties: what the link acquires from now on belongs to this transaction."""
 
@@ -44,7 +47,7 @@ ORIGIN_WORK: Final = "x-xabridge-work"
 
 def branch_address(xid: Xid, work: str = "all") -> str:
     """The source address that browses what a prepared branch holds: all of it, or the messages that it
-    retires, or those that it posts."""
+    retires as accepted, or those that it posts."""
     if work not in BRANCH_WORK:
         raise ValueError(f"{work!r}: a branch's work is one of {', '.join(BRANCH_WORK)}")
     return f"{_BRANCH}{work}/{xid}"

@@ -62,6 +62,10 @@ ServerConversation: TypeAlias = "Generator[bytes | Compute, Any, Verdict]"
 ClientConversation: TypeAlias = "Generator[bytes | Compute, Any, None]"
 
 
+RESERVED: Final = frozenset({"anonymous", "*"})
+"""Names that stand for nobody in particular and for everybody, in a server's table of permissions."""
+
+
 class Verifiers(Protocol):
     """What a server knows of its users."""
 
@@ -83,6 +87,8 @@ def anonymous_server() -> Verdict:
 def external_server(initial: bytes, certified: str | None) -> Verdict:
     """The identity that the TLS certificate gave; the peer may repeat it, and name no other."""
     asked = initial.decode("utf-8", "replace")
+    if certified in RESERVED:
+        return Verdict(None, reason=f"the certificate's common name is {certified!r}, which is nobody's")
     if certified is None:
         return Verdict(None, reason="EXTERNAL without a client certificate that names an identity")
     if asked not in {"", certified}:

@@ -141,6 +141,16 @@ def with_delivery_annotations(octets: bytes, annotations: dict[Symbol, Any]) -> 
     return octets[:at] + section + octets[end:]
 
 
+def with_message_annotations(octets: bytes, annotations: dict[Symbol, Any]) -> bytes:
+    """The message with these message annotations beside those that it has; WireError where it has something else in
+    their place."""
+    found = _sections_of(octets)
+    merged = _value(octets, found, MESSAGE_ANNOTATIONS, dict) | annotations
+    before = max((found[code][1] for code in (HEADER, DELIVERY_ANNOTATIONS) if code in found), default=0)
+    behind = found[MESSAGE_ANNOTATIONS][1] if MESSAGE_ANNOTATIONS in found else before
+    return octets[:before] + encode(Described(Ulong(MESSAGE_ANNOTATIONS), merged)) + octets[behind:]
+
+
 def _sections(octets: bytes) -> dict[int, tuple[int, int]]:
     """Where the value of each section begins and ends."""
     found: dict[int, tuple[int, int]] = {}

@@ -74,13 +74,15 @@ class EndSeen:
 @dataclass(frozen=True, slots=True)
 class AttachSeen:
     """A link endpoint attaches: from now on its frames carry `channel` and `handle`. `default_outcome` is
-    that of its source: what is applied to deliveries that end without an outcome."""
+    that of its source: what is applied to deliveries that end without an outcome. `cut`: its name, or an address,
+    holds the character NUL, where proton cuts it."""
 
     channel: int
     handle: int
     name: str
     receiver: bool
     default_outcome: Described | None = None
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +162,14 @@ def _begin(channel: int, given: Fields) -> BeginSeen:
 
 def _attach(channel: int, given: Fields) -> AttachSeen:
     name, handle, receiver = given.mandatory(0, str), given.mandatory(1, Uint), given.mandatory(2, bool)
-    source = given.optional(5, Described)
-    terminus = source.value if source is not None and isinstance(source.value, list) else []
-    default = terminus[8] if len(terminus) > 8 else None
-    return AttachSeen(channel, handle, name, receiver, default if isinstance(default, Described) else None)
+    source, target = (_terminus(given.optional(index, Described)) for index in (5, 6))
+    default = source[8] if len(source) > 8 else None
+    cut = any("\0" in text for text in (name, *source[:1], *target[:1]) if isinstance(text, str))
+    return AttachSeen(channel, handle, name, receiver, default if isinstance(default, Described) else None, cut)
+
+
+def _terminus(given: Described | None) -> list[Any]:
+    return given.value if given is not None and isinstance(given.value, list) else []
 
 
 def _flow(channel: int, given: Fields) -> FlowSeen | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dtx.protocol import mechanisms
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.mechanisms import Compute, Identity, Verdict
+from dtx.protocol.plain import plain
 from dtx.protocol.sasl_layer import SASL_HEADER, Frame, SaslError, SaslLayer, State, item
 from dtx.protocol.values import Array, Symbol, Ubyte
 
@@ -141,7 +142,7 @@ class SaslServer(SaslLayer):
         additional = [verdict.additional] if verdict.additional else []
         self._send(Frame.OUTCOME, Ubyte(code), *additional)
         if verdict.identity is None:
-            raise SaslError(f"{self.mechanism}: {verdict.reason}")
+            raise SaslError(f"{plain(self.mechanism, 40)}: {verdict.reason}")
         self.identity = verdict.identity
         self.state = State.DONE
 
@@ -178,7 +179,7 @@ class ClientPolicy:
             hint = "; PLAIN would tell the password to everybody on the way: use TLS, or allow it"
         elif not self.user:
             hint = "; give a user and password, or a client certificate"
-        raise SaslError(f"the server offers {', '.join(offered) or 'nothing'}{hint}")
+        raise SaslError(f"the server offers {plain(', '.join(offered)) or 'nothing'}{hint}")
 
 
 class SaslClient(SaslLayer):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
-from dtx.protocol.links import COORDINATION, MANAGEMENT, RESERVED, parse_branch_address
+from dtx.protocol.links import COORDINATION, DEPTH, MANAGEMENT, RESERVED, parse_branch_address
 from dtx.protocol.values import Described, Symbol, Ulong
-from dtx.resource.browsers import BranchBrowser, QueueBrowser
+from dtx.resource.browsers import BranchBrowser, DepthLink, QueueBrowser
 from dtx.resource.consumers import OutgoingLink
 from dtx.resource.coordinator import ControlLink
 from dtx.resource.demarcation import unauthorized
@@ -40,6 +40,8 @@ SERVICES: Final[dict[str, type[CommandLink | ManagementLink]]] = {
 def attach(connection: BrokerConnection, session: Session, pointer: Pointer) -> Link | None:
     """Answers a peer's attach; the link, or None where it was refused."""
     try:
+        if connection.attaching is not None and connection.attaching.cut:
+            raise refused(Code.XAER_INVAL, "the name of a link, and an address, must not hold the character NUL")
         if len(session.links) >= connection.node.limits.links:
             told = f"a session may have {connection.node.limits.links} links"
             raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
@@ -108,6 +110,9 @@ def _sender(connection: BrokerConnection, session: Session, pointer: Pointer) ->
             told = f"only a prepared branch can be read, this one is {branch.state.value}"
             raise refused(Code.XAER_PROTO, told, xid)
         return BranchBrowser(connection, session, pointer, branch, work)
+    if address.startswith(DEPTH):
+        counted = _queue(connection, address.removeprefix(DEPTH), Action.CONSUME)
+        return DepthLink(connection, session, pointer, counted)
     queue = _queue(connection, address, Action.CONSUME)
     if LIB.pn_terminus_get_distribution_mode(remote) == LIB.PN_DIST_MODE_COPY:
         return QueueBrowser(connection, session, pointer, queue)

@@ -8,6 +8,7 @@ take their turn. Timers and lost connections never touch a prepared branch.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from dtx.protocol.conditions import Condition, Refusal, refused
@@ -137,6 +138,9 @@ class Registry:
         self._resource = resource
         self._branches: dict[Xid, Branch] = {}
         self._in_doubt: list[Xid] = []
+        self._of_user: Counter[str] = Counter()
+        self._dead: dict[str, dict[Xid, Branch]] = {}
+        """By owner: rollback-only branches with which nobody is associated, in the order in which they became so."""
         self.holders = Holders()
 
     # -- opening
@@ -161,6 +165,7 @@ class Registry:
             else:
                 self.holders.add(branch)
             self._branches[branch.xid] = branch
+            self._of_user[branch.owner] += 1
         self._in_doubt = sorted(self._branches)
 
     # -- finding
@@ -211,13 +216,18 @@ class Registry:
         known = self._branches.get(xid)
         if known is not None:
             raise refused(Code.XAER_DUPID, f"the branch exists already, it is {known.state.value}", xid)
-        if len(self._branches) >= self._resource.limits.branches:
+        limits = self._resource.limits
+        if self._of_user[owner] >= limits.branches_per_user and not self._forget_dead(owner):
+            told = f"{owner or 'anonymous'} has {self._of_user[owner]} branches, as many as a user may have"
+            raise refused(Code.XAER_RMERR, told, xid, Condition.RESOURCE_LIMIT)
+        if len(self._branches) >= limits.branches and not any(map(self._forget_dead, tuple(self._dead))):
             told = f"there are {len(self._branches)} branches"
             raise refused(Code.XAER_RMERR, told, xid, Condition.RESOURCE_LIMIT)
         branch = Branch(self, xid, owner, Work(self._resource.limits, self._resource.unstored))
         branch.since_ms = self._resource.clock.wall_ms()
         branch.move(BranchVerb.START)
         self._branches[xid] = branch
+        self._of_user[owner] += 1
         self.set_timeout(branch, 0)
         return branch
 
@@ -246,7 +256,17 @@ class Registry:
     def undo(self, branch: Branch) -> None:
         """Undoes the work of a branch that is not prepared; it is remembered for a while."""
         self.undo_now(branch)
+        self._dead.setdefault(branch.owner, {})[branch.xid] = branch
         self._after(self._resource.settings.rollback_only_s, branch, self._let_go)
+
+    def _forget_dead(self, owner: str) -> bool:
+        """Forgets the oldest rollback-only branch of `owner` that nobody works for; whether there was one."""
+        for branch in self._dead.get(owner, {}).values():
+            if branch.state is BranchState.S4 and not branch.associations and branch.waiting is None:
+                branch.move(BranchVerb.ROLLBACK)
+                self.remove(branch)
+                return True
+        return False
 
     def _let_go(self, branch: Branch) -> None:
         """Nobody came to hear that the branch is rollback-only; presumed abort says the same."""
@@ -271,7 +291,15 @@ class Registry:
 
     def remove(self, branch: Branch) -> None:
         """The branch is gone."""
-        self._branches.pop(branch.xid, None)
+        if self._branches.pop(branch.xid, None) is not None:
+            self._of_user[branch.owner] -= 1
+            if not self._of_user[branch.owner]:
+                del self._of_user[branch.owner]
+        dead = self._dead.get(branch.owner)
+        if dead is not None:
+            dead.pop(branch.xid, None)
+            if not dead:
+                del self._dead[branch.owner]
         self.holders.drop(branch)
         if branch.timer is not None:
             branch.timer.cancel()

@@ -13,12 +13,15 @@ import logging
 import os
 import ssl
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.sasl import SaslServer, ServerPolicy
+from dtx.resource.admission import Admission
 from dtx.resource.connection import BrokerConnection
 from dtx.resource.credentials import Credentials
+from dtx.resource.log_lines import StrangersLines
 from dtx.resource.node import Node
 from dtx.resource.permissions import open_to_this_machine, open_to_users
 from dtx.store.sql import SqlStore
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger("xabridge.broker")
 GOODBYE_S: Final = 5.0
+MAX_EARLY: Final = 64 * 1024
 MANY_PEERS: Final = 4
 """From so many on it is worth a further turn of the loop to gather what a turn has for the store and for them."""
 
@@ -66,7 +70,7 @@ class Broker:
         permissions = config.permissions
         anonymous = config.anonymous
         if permissions is None and (users is not None or config.client_ca is not None):
-            permissions, self.notice = open_to_users()
+            permissions, self.notice = open_to_users(config.hosts)
         elif permissions is None:
             permissions, self.notice = open_to_this_machine(config.hosts)
             anonymous = True
@@ -78,6 +82,9 @@ class Broker:
         self.open_peers: set[PeerProtocol] = set()
         self._paused: set[PeerProtocol] = set()
         self._flushing = False
+        settings = config.settings
+        self.admission = Admission(self.node.limits, permissions, clock.monotonic, settings.wrong_password_s)
+        self.lines = StrangersLines(clock.monotonic)
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stop = asyncio.Event()
@@ -91,7 +98,7 @@ class Broker:
         for address, context in [(one, None) for one in self.config.listen] + [
             (one, tls) for one in self.config.listen_tls
         ]:
-            server = await self._loop.create_server(lambda: PeerProtocol(self), address.host, address.port, ssl=context)
+            server = await self._loop.create_server(partial(PeerProtocol, self, context), address.host, address.port)
             self._servers.append(server)
             for socket in server.sockets:
                 host, port = socket.getsockname()[:2]
@@ -188,6 +195,7 @@ class Broker:
     def left(self, peer: PeerProtocol) -> None:
         """A peer's socket is closed."""
         self.open_peers.discard(peer)
+        self.admission.leaves(peer)
         if not self.open_peers:
             self._gone.set()
 
@@ -203,15 +211,21 @@ class Broker:
 
 
 class PeerProtocol(asyncio.Protocol):
-    """One peer's socket: SASL first, then AMQP."""
+    """One peer's socket: TLS first, where there is a context for it, then SASL, then AMQP."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
         self._broker = broker
+        self._tls = tls
+        self._encrypting: asyncio.Task[None] | None = None
+        self._early = b""
+        """What came behind the TLS handshake before this end was ready for it."""
         self._transport: asyncio.Transport | None = None
+        self.host = ""
+        self._is_in = False
         self._sasl: SaslServer | None = None
         self._connection: BrokerConnection | None = None
         self._handshake: asyncio.TimerHandle | None = None
-        self._address = ""
+        self.address = ""
         self._reading = True
 
     # -- asyncio
@@ -220,32 +234,80 @@ class PeerProtocol(asyncio.Protocol):
         broker = self._broker
         transport = cast("asyncio.Transport", transport)
         self._transport = transport
-        self._address = _shown(transport.get_extra_info("peername"))
-        if len(broker.open_peers) >= broker.node.limits.connections or broker.failure is not None:
-            LOG.warning("%s: refused, there are %d connections", self._address, len(broker.open_peers))
+        peername = transport.get_extra_info("peername")
+        self.address = _shown(peername)
+        self.host = str(peername[0]) if isinstance(peername, tuple) and peername else ""
+        if broker.failure is not None or broker.admission.full:
+            broker.lines.warn("%s: refused, every connection is taken", self.address)
             transport.abort()
             return
+        goes = broker.admission.comes(self)
+        if isinstance(goes, PeerProtocol):
+            broker.lines.warn("%s: dropped, too many peers have not said who they are", goes.address)
+            goes.abort()
         broker.open_peers.add(self)
-        encrypted = transport.get_extra_info("ssl_object")
+        loop = asyncio.get_running_loop()
+        self._handshake = loop.call_later(broker.config.settings.handshake_s, self._too_slow)
+        if self._tls is None:
+            self._greet(None)
+        else:
+            transport.pause_reading()
+            self._encrypting = loop.create_task(self._encrypt(transport, self._tls))
+
+    async def _encrypt(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        settings, encrypted = self._broker.config.settings, None
+        try:
+            encrypted = await asyncio.get_running_loop().start_tls(
+                transport, self, tls, server_side=True, ssl_handshake_timeout=settings.handshake_s
+            )
+        except (OSError, ssl.SSLError) as error:
+            self._broker.lines.warn("%s: no TLS: %s", self.address, error)
+            return
+        finally:
+            if encrypted is None:  # also when it took too long, and the task was cancelled
+                transport.abort()
+                self._broker.left(self)
+        if encrypted is None:
+            return
+        self._transport = encrypted
+        self._greet(encrypted.get_extra_info("ssl_object"))
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
+
+    def _greet(self, encrypted: Any) -> None:
         self._sasl = SaslServer(
-            broker.policy,
+            self._broker.policy,
             encrypted=encrypted is not None,
             certified=_certified(encrypted),
             nonce=os.urandom,
         )
-        self._handshake = asyncio.get_running_loop().call_later(broker.config.settings.handshake_s, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
         """As asyncio.Protocol says."""
         if self._connection is not None:
             self._connection.received(data)
+            if not self._is_in and self._connection.opened:
+                self._come_in(self._connection)
             self._broker.flush_soon()
             if self._broker.node.overloaded and self._reading:
                 self.pause_reading()
                 self._broker.pause(self)
         elif self._sasl is not None:
-            self._sasl.feed(data)
-            self._go_on()
+            if not self._sasl.failed:
+                self._sasl.feed(data)
+                self._go_on()
+        else:
+            self._early += data
+            if len(self._early) > MAX_EARLY:
+                self.abort()
+
+    def _come_in(self, connection: BrokerConnection) -> None:
+        self._is_in = True
+        told = self._broker.admission.refusal(self, connection.identity)
+        if told is not None:
+            self._broker.lines.warn("%s, %s: refused, %s", self.address, connection.identity, told)
+            connection.close(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As asyncio.Protocol says."""
@@ -275,18 +337,21 @@ class PeerProtocol(asyncio.Protocol):
         if sasl is None or transport is None:
             return
         octets = sasl.output()
+        if sasl.failed:
+            self._broker.lines.warn("%s: %s", self.address, sasl.failure)
+            delay_s = self._broker.admission.failed(self.host) if sasl.mechanism else 0.0
+            self.pause_reading()
+            asyncio.get_running_loop().call_later(delay_s, self._say_no, octets)
+            return
         if octets:
             transport.write(octets)
-        if sasl.failed:
-            LOG.warning("%s: %s", self._address, sasl.failure)
-            transport.close()
-        elif sasl.computation is not None:
+        if sasl.computation is not None:
             self.pause_reading()
             future = asyncio.get_running_loop().run_in_executor(None, sasl.computation)
             future.add_done_callback(self._computed)
         elif sasl.done and sasl.identity is not None:
             self._sasl = None
-            self._connection = BrokerConnection(self._broker.node, sasl.identity, self._address)
+            self._connection = BrokerConnection(self._broker.node, sasl.identity, self.address)
             self._broker.peers[self._connection] = self
             if sasl.rest:
                 self.data_received(sasl.rest)
@@ -297,9 +362,17 @@ class PeerProtocol(asyncio.Protocol):
             self.resume_reading()
             self._go_on()
 
+    def _say_no(self, octets: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(octets)
+            self._transport.close()
+
     def _too_slow(self) -> None:
         if self._connection is None or not self._connection.opened:
-            LOG.warning("%s: no open connection after %s s", self._address, self._broker.config.settings.handshake_s)
+            waited_s = self._broker.config.settings.handshake_s
+            self._broker.lines.warn("%s: no open connection after %s s", self.address, waited_s)
+            if self._encrypting is not None:
+                self._encrypting.cancel()
             self.abort()
 
     # -- for the broker

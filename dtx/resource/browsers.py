@@ -7,9 +7,10 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.encoding import encode
 from dtx.protocol.links import ORIGIN_QUEUE, ORIGIN_WORK
-from dtx.protocol.messages import read_header, with_delivery_annotations, with_header
-from dtx.protocol.values import Symbol
+from dtx.protocol.messages import VALUE, read_header, with_delivery_annotations, with_header
+from dtx.protocol.values import Described, Symbol, Ulong
 from dtx.resource.engine import LIB, Pointer, open_delivery, send
 from dtx.resource.link import Link
 from dtx.resource.queues import State
@@ -206,7 +207,9 @@ class BranchBrowser(BrowsingLink):
         work: str,
     ) -> None:
         super().__init__(connection, session, pointer)
-        retired = [held.entry for held in branch.work.retired.values()] if work != "posted" else []
+        retired = [held.entry for held in branch.work.retired.values() if work == "all" or held.taken]
+        if work == "posted":
+            retired = []
         posted = list(branch.work.posts) if work != "retired" else []
         self._branch = branch
         self._left = deque([(entry, "retired") for entry in retired] + [(entry, "posted") for entry in posted])
@@ -237,3 +240,37 @@ class BranchBrowser(BrowsingLink):
         """As Link says."""
         super().gone()
         self._left.clear()
+
+
+class DepthLink(Link):
+    """Sends one message: how many are available in a queue. Those that have expired since the last look count."""
+
+    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue) -> None:
+        super().__init__(connection, session, pointer)
+        self._queue = queue
+        self._told = False
+
+    def flow_event(self) -> None:
+        """As Link says."""
+        if not self._told and LIB.pn_link_credit(self.pointer) > 0:
+            self._told = True
+            self.delivery_count += 1
+            delivery = open_delivery(self.pointer, b"0")
+            send(self.pointer, encode(Described(Ulong(VALUE), Ulong(self._queue.available))))
+            LIB.pn_link_advance(self.pointer)
+            LIB.pn_delivery_settle(delivery)
+            self.connection.node.touch(self.connection)
+        if LIB.pn_link_get_drain(self.pointer):
+            self.connection.draining[self] = None
+
+    def drain(self) -> None:
+        """As Link says."""
+        if not LIB.pn_link_get_drain(self.pointer):
+            self.connection.draining.pop(self, None)
+        elif self.sent_all:
+            self.connection.draining.pop(self, None)
+            self.delivery_count += LIB.pn_link_drained(self.pointer)
+
+    def gone(self) -> None:
+        """As Link says."""
+        self.connection.draining.pop(self, None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
 from dtx.protocol.replies import Result as Told
+from dtx.resource.outcomes import FAILED, GIVEN_BACK
 from dtx.resource.resource import not_stored
 from dtx.store.contract import Batch
 from xa import Code
@@ -18,16 +19,23 @@ from xa.machine import Result
 from xa.tables import BranchState, BranchVerb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from dtx.protocol.commands import Prepare
     from dtx.protocol.replies import Reply
     from dtx.resource.branches import Branch, Registry
+    from dtx.resource.outcomes import Outcome
     from dtx.resource.resource import Resource
     from dtx.store.contract import NotStored
 
     Answer = Callable[[Reply], None]
 
 HEURISTIC: Final = {True: Code.XA_HEURCOM, False: Code.XA_HEURRB}
+
+
+def given_back(prepare: Prepare) -> dict[int, Outcome]:
+    """The outcomes that a prepare gives to retired messages, by their places."""
+    return dict.fromkeys(prepare.released, GIVEN_BACK) | dict.fromkeys(prepare.failed, FAILED)
 
 
 class Completion:
@@ -37,8 +45,10 @@ class Completion:
         self._resource = resource
         self._registry = registry
 
-    def prepare(self, branch: Branch, answer: Answer, *, keep: bool) -> None:
-        """The vote, forced before `answer` hears XA_OK."""
+    def prepare(
+        self, branch: Branch, answer: Answer, *, keep: bool, given_back: Mapping[int, Outcome] | None = None
+    ) -> None:
+        """The vote, forced before `answer` hears XA_OK. `given_back`: outcomes of retired messages, by their places."""
         branch.legal(BranchVerb.PREPARE)
         self._check_ended(branch)
         if branch.state is BranchState.S4:
@@ -51,6 +61,9 @@ class Completion:
             self._give_up(branch, BranchVerb.PREPARE, answer)
             return
         branch.work.let_go_undecided()
+        if given_back and not branch.work.give_back(given_back):
+            told = f"the branch retires {len(branch.work.retired)} messages; {max(given_back)} is no place among them"
+            raise refused(Code.XAER_INVAL, told, branch.xid)
         if branch.work.empty and not keep:
             branch.move(BranchVerb.PREPARE, Result.RDONLY)
             self._registry.remove(branch)

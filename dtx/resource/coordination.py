@@ -25,6 +25,7 @@ from dtx.protocol.conditions import Condition, RefusedError, refused
 from dtx.protocol.replies import Details, Holding, Recovered, Timeout
 from dtx.protocol.replies import Result as Told
 from dtx.resource.branches import UNPREPARED
+from dtx.resource.completion import given_back
 from dtx.resource.demarcation import unauthorized
 from dtx.resource.grammar import VERBS
 from xa import Code
@@ -76,13 +77,16 @@ class DtxCoordination:
     def end_and_prepare(
         self,
         context: DistributedContext,
+        identity: Identity,
         session: DtxDemarcation,
         answer: Answer,
         *,
         keep: bool,
     ) -> None:
-        """Ends an association and prepares its branch, in one exchange."""
+        """Ends an association and prepares its branch, in one exchange, where `identity` may coordinate it."""
         try:
+            if not self._permissions.may_coordinate(identity, context.branch.owner):
+                raise unauthorized(identity, context.branch.xid)
             session.end(context, AssociationVerb.END)
         except RefusedError as error:
             answer(error.refusal)
@@ -107,7 +111,7 @@ class DtxCoordination:
         def operation() -> None:
             match command:
                 case Prepare():
-                    done.prepare(branch, answer, keep=command.keep)
+                    done.prepare(branch, answer, keep=command.keep, given_back=given_back(command))
                 case Commit():
                     done.commit(branch, answer, one_phase=command.one_phase)
                 case Rollback():
@@ -168,16 +172,17 @@ class DtxCoordination:
 
     # -- fences
     def _fence(self, command: Fence, identity: Identity, answer: Answer) -> None:
+        if not self._permissions.may_coordinate(identity, identity.name):
+            raise refused(Code.XAER_RMERR, f"{identity} may set no fence", condition=Condition.UNAUTHORIZED)
+        for_all = self._permissions.may_coordinate_all(identity)
+        if command.lift:
+            self._fences.lift(command.format_id, command.gtrid, identity.name, answer, for_all=for_all)
+            return
         owners = {branch.owner for branch in self._registry.of(command.format_id, command.gtrid)}
-        known = self._fences.owner(command.format_id, command.gtrid)
-        owners.add(identity.name if known is None else known)
         if not all(self._permissions.may_coordinate(identity, owner) for owner in owners):
             told = f"{identity} may not coordinate this global transaction"
             raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
-        if command.lift:
-            self._fences.lift(command.format_id, command.gtrid, answer)
-        else:
-            self._fences.put(command.format_id, command.gtrid, identity.name, answer)
+        self._fences.put(command.format_id, command.gtrid, identity.name, answer, for_all=for_all)
 
 
 def describe(branch: Branch) -> Details:

@@ -152,7 +152,11 @@ class ControlLink(ReceivingLink):
             if not isinstance(context, DistributedContext):
                 raise refused(Code.XAER_PROTO, "a local transaction is discharged, not ended")
             self._node.coordination.end_and_prepare(
-                context, self.session.demarcation, lambda reply: self._tell(awaited, reply), keep=end.keep
+                context,
+                self.connection.identity,
+                self.session.demarcation,
+                lambda reply: self._tell(awaited, reply),
+                keep=end.keep,
             )
             return
         verb = AssociationVerb.END

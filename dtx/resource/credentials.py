@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from dtx.protocol.mechanisms import RESERVED
 from dtx.protocol.scram import ITERATIONS, ScramError, Verifier, saslprep
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 SALT_OCTETS: Final = 16
 DECOY_OCTETS: Final = 32
-RESERVED: Final = frozenset({"anonymous", "*"})
-"""Names that stand for nobody in particular and for everybody, in the table of permissions."""
 
 
 class CredentialsError(Exception):

@@ -76,7 +76,7 @@ class DtxDemarcation:
         elif start.join:
             context = self._join(start.xid, txn_id, control)
         else:
-            self._fences.check(start.xid)
+            self._fences.check(start.xid, self._identity.name)
             branch = self._registry.make(start.xid, self._identity.name)
             context = DistributedContext(self._resource, txn_id, control, branch)
             branch.associations.append(context)

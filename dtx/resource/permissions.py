@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.protocol.mechanisms import RESERVED
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -84,6 +86,8 @@ class Permissions:
 
     def _of(self, identity: Identity) -> list[Rule]:
         names = (ANONYMOUS,) if identity.is_anonymous else (identity.name, EVERYBODY)
+        if identity.name in RESERVED:  # of a certificate, say: nobody is called so
+            names = (EVERYBODY,)
         return [self._rules[name] for name in names if name in self._rules]
 
     def may(self, identity: Identity, action: Action, address: str) -> bool:
@@ -94,6 +98,10 @@ class Permissions:
         """Whether `identity` may complete, see and read a branch of `owner`, the name of an identity."""
         granted = {rule.coordinate for rule in self._of(identity)}
         return Coordination.ALL in granted or (Coordination.OWN in granted and identity.name == owner)
+
+    def may_coordinate_all(self, identity: Identity) -> bool:
+        """Whether `identity` may complete everybody's branches."""
+        return any(rule.coordinate is Coordination.ALL for rule in self._of(identity))
 
     def may_manage(self, identity: Identity) -> bool:
         """Whether `identity` may use the management node."""
@@ -149,8 +157,14 @@ def open_to_this_machine(hosts: Sequence[str]) -> tuple[Permissions, str]:
     return Permissions({ANONYMOUS: EVERYTHING}), notice
 
 
-def open_to_users() -> tuple[Permissions, str]:
+def open_to_users(hosts: Sequence[str]) -> tuple[Permissions, str]:
     """The table of a broker that knows who its peers are, and was told nothing else of them; and the sentence that
-    says so."""
+    says so. PermissionsError where others than this machine could reach it."""
+    reachable = [host for host in hosts if not is_loopback(host)]
+    if reachable:
+        raise PermissionsError(
+            f"no permissions are configured, and the broker listens on {', '.join(reachable)}: every user could do "
+            "everything. Configure [broker.permissions.NAME] for each user, or listen on 127.0.0.1"
+        )
     notice = "no permissions are configured: whoever shows who they are may do everything"
     return Permissions({EVERYBODY: EVERYTHING}), notice

@@ -146,6 +146,11 @@ class Queue:
         return len(self._entries)
 
     @property
+    def available(self) -> int:
+        """Messages that nobody holds."""
+        return len(self._entries) - self.held
+
+    @property
     def consumers(self) -> int:
         """Consumers that could take a message now."""
         return len(self._willing)

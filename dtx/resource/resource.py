@@ -197,8 +197,12 @@ class Resource:
             queue.delete()
 
     def _dead_letter(self, queue: Queue) -> Queue | None:
-        name = queue.settings.dead_letter
-        if not name or name == queue.name or not queue.lasting:
+        before, star, behind = queue.settings.dead_letter.partition("*")
+        if not queue.lasting or (star and queue.name.startswith(before) and queue.name.endswith(behind)):
+            return None  # it is one of dead letters itself
+        room = MAX_NAME - len(before) - len(behind)
+        name = f"{before}{queue.name[:room]}{behind}" if star else before
+        if not name or name == queue.name:
             return None
         target = self.queues.get(name)
         if target is None and self._lasting < self.limits.queues:

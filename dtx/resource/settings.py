@@ -14,6 +14,11 @@ class Limits:
     notices."""
 
     connections: int = 1000
+    connections_per_user: int = 1000
+    operator_connections: int = 10
+    """Of these, kept for identities that may manage the broker."""
+    strangers: int = 200
+    """Peers that have not opened their connection yet, beside those."""
     sessions: int = 64
     links: int = 256
     transactions: int = 256
@@ -28,7 +33,10 @@ class Limits:
     """Deliveries that one link may hold: a consumer's, or those of a sender that is to settle first."""
     queues: int = 10_000
     branches: int = 100_000
+    branches_per_user: int = 20_000
+    """Prepared and unprepared ones. Rollback-only branches that nobody works for make room when a limit is reached."""
     fences: int = 100_000
+    fences_per_user: int = 50_000
     transaction_messages: int = 100_000
     transaction_octets: int = 256 * MEGABYTE
     """What one transaction may post before it is prepared or committed; and retire, counted in messages."""
@@ -46,12 +54,12 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
     """How a queue treats its messages. `dead_letter` is the name of the queue that takes what was rejected,
-    or was delivered `max_deliveries` times in vain; empty: what was rejected is dropped, nothing else
-    is."""
+    or was delivered `max_deliveries` times in vain, with * for the name of the queue itself; empty: what was
+    rejected is dropped, nothing else is."""
 
     max_depth: int = 1_000_000
     max_deliveries: int = 10
-    dead_letter: str = "dead-letter"
+    dead_letter: str = "*.dead"
     ttl_ms: int = 0
 
 
@@ -68,10 +76,14 @@ class Settings:
     idle_timeout_s: float = 60.0
     handshake_s: float = 15.0
     """How long a peer may take to say who it is and to open the connection."""
+    wrong_password_s: float = 0.25
+    """How long whoever gave a wrong password waits for the answer; twice as long for each further one from the same
+    address, up to 5 s."""
     branch_timeout_s: int = 600
     """A branch that is not prepared by then becomes rollback-only, unless set-timeout says otherwise."""
     local_timeout_s: int = 600
-    rollback_only_s: int = 3600
-    """How long a rollback-only branch is remembered for the one who is to hear of it."""
+    rollback_only_s: int = 60
+    """How long a rollback-only branch is remembered for the one who is to hear why. Forgotten, it is unknown, which
+    means rolled back as well."""
     fence_s: int = 7 * 24 * 3600
     """How long a fence stands."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.replies import ACCEPTED
 from dtx.resource.outcomes import FAILED, TAKEN, Outcome, decode_outcomes, encode_outcomes
 from dtx.resource.queues import Effect, Entry, State
 from xa import Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from dtx.resource.settings import Limits
     from dtx.store.contract import Batch
@@ -59,6 +60,11 @@ class Retirement:
         self.delivery = delivery
         self.default = default
         self.acquired = acquired
+
+    @property
+    def taken(self) -> bool:
+        """Whether a commit takes the message out of its queue for good."""
+        return (self.outcome or self.default).code == ACCEPTED
 
 
 class Unstored:
@@ -128,6 +134,16 @@ class Work:
         self.retired[retirement.entry.number] = retirement
 
     # -- preparing
+    def give_back(self, outcomes: Mapping[int, Outcome]) -> bool:
+        """Messages that were sent settled are not taken: each by its place among those that are retired. False, and
+        nothing is changed: there is no such place, or the controller said itself what becomes of the message."""
+        retired = list(self.retired.values())
+        if max(outcomes) >= len(retired) or any(retired[place].delivery is not None for place in outcomes):
+            return False
+        for place, outcome in outcomes.items():
+            retired[place].outcome = outcome
+        return True
+
     def write_prepare(self, batch: Batch) -> tuple[list[int], list[tuple[int, bytes]]]:
         """Writes the posted messages; what the branch enqueues and dequeues, as the store is to be told.
         What lives in memory only is not told: it ends with its connection, prepared or not."""

@@ -14,14 +14,30 @@ Commit:
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pipeline.core.effects import Abort, Bind, FindBatch, FindEpochOf, Log, Look, Replayed, Scan, Standing, Upsert
-from pipeline.core.errors import BatchRefused, PipelineError
+from pipeline.core.effects import (
+    Abort,
+    Bind,
+    Count,
+    Failed,
+    FindBatch,
+    FindPlanned,
+    Log,
+    Look,
+    Replayed,
+    Scan,
+    Standing,
+    Upsert,
+)
+from pipeline.core.errors import BatchRefused, EpochGone, PipelineError
 from pipeline.core.finishing import DECIDED, Swept, carry_out, fence, scan, settle, tell
-from pipeline.core.naming import is_source
-from pipeline.core.planning import undecidable
+from pipeline.core.isolation import EXCUSED
+from pipeline.core.naming import is_excuse, is_source
+from pipeline.core.outages import patiently
+from pipeline.core.planning import OLDER, check_whole, undecidable
 from tm.effects import Force
 from tm.log import Branch, Decision, LogError
 from tm.log.sql_states import GtridState
@@ -29,10 +45,10 @@ from tm.verdicts import Verb
 from xa import XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pipeline.core.finishing import Steps
-    from pipeline.core.ledger import BatchRow, EpochRow, PipelineRow
+    from pipeline.core.ledger import BatchRow, PipelineRow, Planned
     from pipeline.core.naming import Own
     from pipeline.core.values import Batch, SinkPlan, SinkReport
     from tm.log.sql_gtrids import Entry
@@ -55,31 +71,48 @@ def commit(
     own: Own, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport], resources: Collection[str]
 ) -> Steps[Outcome]:
     """As the module's docstring says. BatchRefused: it is not decided, and has to be run again."""
+    try:
+        return (yield from _commit(own, plan, batch, reports, resources))
+    except PipelineError as error:
+        if not (isinstance(error, BatchRefused) and error.of_rows):
+            with suppress(LogError):  # then nothing is noted of this try, or nothing is noted any more by this driver
+                yield Failed(plan.gtrid, EXCUSED)
+        raise
+
+
+def _commit(
+    own: Own, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport], resources: Collection[str]
+) -> Steps[Outcome]:
+    if batch is not None and batch.query != plan.query:
+        raise PipelineError(
+            f"{_name(plan, batch)} was planned for query {plan.query}, and query {batch.query} wrote it"
+        )
     before = yield from _decided_before(plan, batch)
     if before is not None:
         return (yield from _discard(own, plan, before, resources))
     standing: PipelineRow = yield Standing()
     entry: Entry | None = yield Look(plan.gtrid)
-    row: EpochRow | None = yield FindEpochOf(plan.gtrid)
+    planned: Planned = yield FindPlanned(plan.gtrid)
     if (
         plan.decided
         or entry is None
         or entry.state is not GtridState.ACTIVE
         or standing.gtrid != plan.gtrid
-        or row is None
+        or not planned.epochs
     ):
         raise _not_at_work(plan, batch, entry, standing)
+    yield from check_whole(own, plan.query, plan.gtrid)
     reported = [branch for report in reports for branch in report.branches]
     reported += yield from _upserted(plan, reports, resources)
-    decision = Decision(plan.gtrid, (yield from _prepared(plan, row, reported, resources)))
+    decision = Decision(plan.gtrid, (yield from _prepared(plan, planned, reported, resources)))
     if batch is not None:
-        yield Bind(batch.query, batch.number, plan.gtrid)
+        yield Bind(batch.query, batch.number, plan.gtrid, batch.offsets)
     refused: LogError | None = yield Force(decision)
     if refused is not None:
         raise undecidable(_name(plan, batch), refused) from refused
     outcome = Outcome(decision, before=False)
     try:
-        yield from _after(plan, row, outcome, resources, logged=batch is None or not row.source)
+        yield from _after(plan, planned, outcome, resources, logged=batch is None or not planned.sources)
     except LogError as error:
         logger.warning("%s is decided; what could not be finished is left to recovery: %s", _name(plan, batch), error)
     return outcome
@@ -87,21 +120,36 @@ def commit(
 
 def _decided_before(plan: SinkPlan, batch: Batch | None) -> Steps[Decision | None]:
     """The decision of the batch, if it has one."""
-    gtrid = plan.gtrid
+    gtrid, offsets = plan.gtrid, ""
     if batch is not None:
         bound: BatchRow | None = yield FindBatch(batch.query)
         if bound is not None and bound.batch > batch.number:
-            raise PipelineError(
+            raise EpochGone(
                 f"batch {batch.number} of query {batch.query} was decided long ago (the last one is {bound.batch}): "
-                "the checkpoint is older than the decision log (a backup?). Start with a new checkpoint"
+                f"{OLDER}"
             )
         if bound is None or bound.batch != batch.number:
             return None
-        gtrid = bound.gtrid
+        gtrid, offsets = bound.gtrid, bound.offsets
         if gtrid != plan.gtrid:  # an earlier attempt at it: it never will be decided, unless it is
             yield Abort(gtrid)
     entry: Entry | None = yield Look(gtrid)
-    return entry.decision if entry is not None and entry.state in DECIDED else None
+    if entry is None or entry.decision is None or entry.state not in DECIDED:
+        return None
+    if batch is not None and gtrid != plan.gtrid:
+        yield from _check_same(plan, batch, entry.decision, offsets)
+    return entry.decision
+
+
+def _check_same(plan: SinkPlan, batch: Batch, decision: Decision, offsets: str) -> Steps[None]:
+    """The batch was decided before under another global transaction, which is right for one that reads nothing of ours:
+    it is planned anew each time. EpochGone: this one or that one has, or it reads something else of others."""
+    planned: Planned = yield FindPlanned(plan.gtrid)
+    ours = planned.sources or any(is_source(branch.xid) for branch in decision.branches)
+    if ours or (offsets and batch.offsets and offsets != batch.offsets):
+        raise EpochGone(
+            f"batch {batch.number} of query {batch.query} was decided, with other messages than now: {OLDER}"
+        )
 
 
 def _not_at_work(plan: SinkPlan, batch: Batch | None, entry: Entry | None, standing: PipelineRow) -> PipelineError:
@@ -127,7 +175,7 @@ def _upserted(plan: SinkPlan, reports: Sequence[SinkReport], resources: Collecti
         _check_configured(name, resources)
     if any(report.staged and report.gtrid != plan.gtrid for report in reports):
         raise BatchRefused("rows by key are of another attempt: the batch has to be run again")
-    answer: tuple[Branch, ...] | BatchRefused = yield Upsert(plan.gtrid, staged)
+    answer: tuple[Branch, ...] | BatchRefused = yield from patiently(Upsert(plan.gtrid, staged), plan.outage_s)
     if isinstance(answer, BatchRefused):
         raise answer
     return answer
@@ -139,13 +187,13 @@ def _check_configured(name: str, resources: Collection[str]) -> None:
 
 
 def _prepared(
-    plan: SinkPlan, row: EpochRow, reported: Sequence[Branch], resources: Collection[str]
+    plan: SinkPlan, planned: Planned, reported: Sequence[Branch], resources: Collection[str]
 ) -> Steps[tuple[Branch, ...]]:
     """What the decision names; BatchRefused where it is not all prepared."""
     prepared: dict[str, frozenset[Xid]] = {}
-    for resource in sorted({branch.resource for branch in reported} | ({row.source} if row.source else set())):
+    for resource in sorted({branch.resource for branch in reported} | set(planned.sources)):
         _check_configured(resource, resources)
-        told: frozenset[Xid] | XaError = yield Scan(resource)
+        told: frozenset[Xid] | XaError = yield from patiently(Scan(resource), plan.outage_s)
         if isinstance(told, XaError):
             raise BatchRefused(f"{resource} can't be asked what is prepared: {told.message}")
         prepared[resource] = told
@@ -155,17 +203,23 @@ def _prepared(
         what = "of another attempt" if strange else "not prepared any more"
         names = ", ".join(f"{branch.xid} on {branch.resource}" for branch in (strange or missing)[:3])
         raise BatchRefused(f"{len(strange or missing)} branches are {what} ({names}): the batch has to be run again")
-    mine = [xid for xid in prepared.get(row.source, ()) if xid.gtrid == plan.gtrid and is_source(xid)]
-    sources = [Branch(row.source, xid) for xid in sorted(mine, key=lambda xid: xid.bqual)]
+    sources = [
+        Branch(resource, xid)
+        for resource in planned.sources
+        for xid in sorted(prepared[resource], key=lambda xid: xid.bqual)
+        if xid.gtrid == plan.gtrid and is_source(xid)
+    ]
     return (*sources, *reported)
 
 
-def _after(plan: SinkPlan, row: EpochRow, outcome: Outcome, resources: Collection[str], *, logged: bool) -> Steps[None]:
+def _after(
+    plan: SinkPlan, planned: Planned, outcome: Outcome, resources: Collection[str], *, logged: bool
+) -> Steps[None]:
     """Step 6; `logged`: there is nothing to wait for."""
     if logged:
-        yield Log((row.epoch,))
-        row = replace(row, logged=True)
-    outcome.left = yield from carry_out(outcome.decision, row, resources)
+        yield Log(tuple(row.epoch for row in planned.epochs))
+        planned = planned.as_logged()
+    outcome.left = yield from carry_out(outcome.decision, planned, resources)
     yield from fence(plan.gtrid, resources)
     swept = Swept()
     found = yield from scan(resources, swept)
@@ -181,25 +235,46 @@ def _discard(own: Own, plan: SinkPlan, decision: Decision, resources: Collection
         found = yield from scan(resources, swept)
         yield from settle(plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
         outcome.swept, outcome.left = swept.rolled_back, swept.left
-    row: EpochRow | None = yield FindEpochOf(decision.gtrid)
-    outcome.left += yield from carry_out(decision, row, resources)
+    planned: Planned = yield FindPlanned(decision.gtrid)
+    outcome.left += yield from carry_out(decision, planned, resources)
     standing: PipelineRow = yield Standing()
     if standing.again == own.incarnation and standing.gtrid == decision.gtrid:
         yield Replayed()
     return outcome
 
 
-def abort(plan: SinkPlan, resources: Collection[str]) -> Steps[bool]:
-    """Rolls the batch back; False: it is decided, and was left alone."""
+def abort(plan: SinkPlan, resources: Collection[str], *, worked: bool = False) -> Steps[bool]:
+    """Rolls the batch back; False: it is decided, and was left alone. `worked`: every task had prepared what it wrote,
+    so that no message is to blame."""
     if plan.decided:
         return False
     state: GtridState = yield Abort(plan.gtrid)
     if state in DECIDED:
         return False
     yield from fence(plan.gtrid, resources)
-    found = yield from scan(resources, Swept())
-    yield from tell(Verb.ROLLBACK, found.get(plan.gtrid, ()))
+    swept = Swept()
+    mine = (yield from scan(resources, swept)).get(plan.gtrid, [])
+    planned: Planned = yield FindPlanned(plan.gtrid)
+    # of several sources nobody can tell whose message it was
+    excused = (
+        worked or bool(swept.unreachable) or len(planned.epochs) > 1 or any(is_excuse(branch.xid) for branch in mine)
+    )
+    messages = 0 if excused else (yield from _taken(plan.gtrid, mine))
+    yield from tell(Verb.ROLLBACK, mine)
+    if messages:
+        yield Failed(plan.gtrid, messages)
     return True
+
+
+def _taken(gtrid: bytes, prepared: Sequence[Branch]) -> Steps[int]:
+    """How many messages the batch has read, as far as can be told."""
+    messages = 0
+    for resource in sorted({branch.resource for branch in prepared if is_source(branch.xid)}):
+        told: Mapping[Xid, int] | XaError = yield Count(resource, gtrid)
+        if isinstance(told, XaError):
+            return 0
+        messages += sum(count for xid, count in told.items() if is_source(xid))
+    return messages
 
 
 def _name(plan: SinkPlan, batch: Batch | None) -> str:

@@ -1,12 +1,12 @@
 """Decoding: AMQP messages into columns, by the hundred thousand: what is frequent is read without detour over values.
 
-A message that nobody can read is told all the same, or it would keep its pipeline from going on: its body is its
-octets, its content type UNREADABLE, and it has nothing else.
+A message that nobody can read, or that a function of the user's names bad, is left out, and its place is noted.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -29,11 +29,10 @@ from dtx.protocol.values import Symbol
 from pipeline.core.messages import Messages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from dtx.protocol.messages import Header
 
-UNREADABLE: Final = "application/vnd.xabridge.unreadable"
 SHORT: Final = 3
 """Where the value of a message's first section begins, where its descriptor has its short form."""
 NORMAL: Final = 4
@@ -87,27 +86,69 @@ class _Columns:
         return Messages(self.body, self.address, **self._others)
 
 
-def decoded(messages: Iterable[tuple[str | None, bytes]], chunk: int) -> Iterator[Messages]:
+@dataclass(slots=True)
+class Sorting:
+    """Which messages are left out: those at the first `aside` places; those that can't be read (with `text`, those
+    whose body is no UTF-8 either); and those of which `is_bad` says why. `bad`: place → why, of the latter two."""
+
+    aside: int = 0
+    text: bool = False
+    is_bad: Callable[[Mapping[str, Any]], object] | None = None
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+def decoded(
+    messages: Iterable[tuple[str | None, bytes]], chunk: int, sorting: Sorting | None = None
+) -> Iterator[Messages]:
     """Messages by columns, at most `chunk` at a time. Each comes with the queue that it was taken from, or None where
     its delivery annotations tell it, as in a browse of a branch."""
-    source = iter(messages)
-    while True:
+    kept = sorting if sorting is not None else Sorting()
+    numbered = enumerate(messages)
+    for _ in islice(numbered, kept.aside):
+        pass
+    while some := list(islice(numbered, chunk)):
         columns = _Columns()
-        for address, octets in islice(source, chunk):
-            _read(octets, address, columns)
-        if not len(columns):
-            return
-        yield columns.messages()
+        places = [place for place, (address, octets) in some if _read(place, octets, address, columns, kept)]
+        read = columns.messages()
+        if kept.is_bad is not None:
+            read = _without(read, _named_bad(read, places, kept))
+        if len(read):
+            yield read
 
 
-def _read(octets: bytes, address: str | None, columns: _Columns) -> None:
+def _named_bad(messages: Messages, places: Sequence[int], sorting: Sorting) -> frozenset[int]:
+    """The messages of which the function says why they are bad."""
+    names = [one.name for one in fields(messages) if getattr(messages, one.name) is not None]
+    columns = zip(*(getattr(messages, name) for name in names), strict=True)
+    bad = set()
+    for at, values in enumerate(columns):
+        why = sorting.is_bad(dict(zip(names, values, strict=True))) if sorting.is_bad is not None else None
+        if why:
+            bad.add(at)
+            sorting.bad[places[at]] = str(why)
+    return frozenset(bad)
+
+
+def _without(messages: Messages, left_out: frozenset[int]) -> Messages:
+    if not left_out:
+        return messages
+    kept = [at for at in range(len(messages)) if at not in left_out]
+    columns: dict[str, Any] = {one.name: getattr(messages, one.name) for one in fields(messages)}
+    chosen = {name: [column[at] for at in kept] for name, column in columns.items() if column is not None}
+    return replace(messages, **chosen)
+
+
+def _read(place: int, octets: bytes, address: str | None, columns: _Columns, sorting: Sorting) -> bool:
     try:
         body = _sections(octets, columns)
-    except (DecodeError, WireError, ValueError, IndexError, AttributeError):  # the last: a map that is none
+        if sorting.text and type(body) is bytes:
+            body = body.decode("utf-8")
+    except (DecodeError, WireError, ValueError, IndexError, AttributeError) as error:  # the last: a map that is none
         columns.drop()
-        columns.put("content_type", UNREADABLE)
-        body = octets
+        sorting.bad[place] = f"it can't be read: {error}"
+        return False
     columns.end(body, address if address is not None else columns.told)
+    return True
 
 
 def _sections(octets: bytes, columns: _Columns) -> bytes | str | None:

@@ -1,7 +1,8 @@
-"""The driver's side of a pipeline: `Reader` plans what is read, `Writer` decides what was written.
+"""The driver's side of a pipeline: `bind` gives it to a query that starts, `Reader` plans what is read, `Writer`
+decides what was written.
 
-Both are opened in whatever process Spark calls, as often as it likes: they take the pipeline for their driver or join
-it (`pipeline.core.entrance`). Resource managers stay open in the process. One object is for one thread at a time.
+The latter two are opened in whatever process Spark calls, as often as it likes: they join their driver
+(`pipeline.core.entrance`). Resource managers stay open in the process. One object is for one thread at a time.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pipeline.core import deciding, planning
+from pipeline.core import binding, deciding, planning
 from pipeline.core.entrance import Entrance
 from pipeline.core.errors import PipelineError, PipelineTaken
 from pipeline.core.finishing import resolve
 from pipeline.core.identity import process_id
+from pipeline.core.ledger import unannounced
+from pipeline.core.outages import Patience, is_away
+from pipeline.core.planning import Origin
 from pipeline.core.resources import PROCESS, asked, broker
 from pipeline.core.shell import Shell
 from pipeline.core.values import Offset, SinkPlan, SourcePartition
@@ -26,12 +30,12 @@ from tm.log.sql_gtrids import TakenOver
 from xa import XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pipeline.core.ledger import Ledger
     from pipeline.core.resources import Resources
-    from pipeline.core.values import Batch, Settings, SinkReport, Source
-    from xa import Xid
+    from pipeline.core.values import Batch, Query, Settings, SinkReport, Source
+    from tm.resources import Resource
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -54,12 +58,51 @@ class Decided:
     seconds: float
 
 
+def bind(
+    settings: Settings,
+    driver: str,
+    query: Query,
+    sources: Sequence[Source],
+    *,
+    runs: Callable[[str, str], bool] = lambda _query, _run: False,
+    resources: Resources = PROCESS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Gives the pipeline to a query that starts: takes it for this driver, which fences off who had it before, and
+    binds it to the query (`pipeline.core.binding`). Before that nothing of the query is planned. `runs` tells whether
+    a start of a query goes on in this driver.
+
+    PipelineTaken: another query of this driver has it. PipelineError: the query can't have it; nobody was disturbed.
+    """
+    entrance = Entrance(settings.log, settings.pipeline, sleep=sleep)
+    with _told():
+        row, known = entrance.look(query.id)
+        bound = known.bound
+        if row is not None and bound is not None and row.driver == driver:
+            if bound.run == query.run and bound.incarnation == row.incarnation:
+                return
+            if bound.run != query.run and runs(bound.query, bound.run):
+                raise PipelineTaken(
+                    f"pipeline {settings.pipeline!r} is read by another query of this driver ({bound.query}): stop "
+                    "that query first, or give this one a pipeline of its own"
+                )
+        binding.check(settings.pipeline, query, known)
+        ledger = entrance.take(driver)
+        try:
+            shell = Shell(ledger, resources.of(settings.resources), sleep)
+            shell.run(binding.bind(shell.own, query, [str(source) for source in sources], shell.names))
+            ledger.log.flush()
+        finally:
+            ledger.close()
+
+
 class Reader:
-    """The source of one pipeline: the process that plans.
+    """A source of one pipeline: the process that plans.
 
     `driver` names the driver: the same in all of its processes, and never given to another (`identity.driver_id`).
-    `streaming`: the one long-lived reader of a query, which takes the pipeline and fences off who had it before.
-    PipelineTaken: another query of this driver reads it now. Else (a job without streaming) it joins its driver.
+    `streaming`: a source of the query that the pipeline was bound to (`bind`); this process plans it from now on.
+    PipelineTaken: it is not bound to a query that reads this, or another process reads it. Else it is the source of a
+    job without streaming, which takes the pipeline where its driver never had it.
     """
 
     def __init__(
@@ -77,12 +120,24 @@ class Reader:
         settings.url(source.resource)
         entrance = Entrance(settings.log, settings.pipeline, sleep=sleep)
         with _told():
-            ledger = entrance.take(driver, process_id()) if streaming else entrance.join(driver)
+            ledger = entrance.join(driver, takes=not streaming)
+            try:
+                self._origin = Origin(*ledger.claim(str(source), process_id())) if streaming else Origin()
+            except BaseException:
+                ledger.close()
+                raise
         self._shell = Shell(ledger, resources.of(settings.resources), sleep)
         self._logged = -1
         self._resolved = False
         self._limits: dict[int, int] = {}
         self._batches = 0
+        self._planned_rows = 0
+
+    def planned_rows(self) -> int:
+        """How many messages were planned to be taken since this was last asked: fewer than they might be, where batches
+        have failed."""
+        rows, self._planned_rows = self._planned_rows, 0
+        return rows
 
     def latest(self, start: Offset, limit: int | None = None) -> Offset:
         """How far the next micro-batch reads: `start` when there is nothing to read. Spark has logged `start`.
@@ -91,7 +146,9 @@ class Reader:
         self._resolve()
         source = self._source
         with _told():
-            epoch = self._shell.run(planning.latest(start.epoch, source.resource, source.queues))
+            epoch = self._shell.run(
+                planning.latest(self._origin, start.epoch, source.resource, source.queues, self._settings.outage_s)
+            )
             if epoch == start.epoch:  # who has lost the pipeline hears of it, and does not wait for messages for ever
                 self._shell.ledger.standing()
         if limit is not None:
@@ -99,14 +156,19 @@ class Reader:
         return Offset(epoch)
 
     def available(self) -> int:
-        """How many messages there are to read now. All of them are read for it: for the beginning of a query."""
+        """How many messages there are to read now."""
         self._resolve()
         resource = self._shell.resources[self._source.resource]
         rm = broker(resource)
-        try:
-            return asked(resource, "browse", lambda: sum(rm.count(one, resource.rmid) for one in self._source.queues))
-        except XaError as error:
-            raise PipelineError(f"{resource.name} can't be read: {error}") from error
+        patience = Patience(self._settings.outage_s)
+        while True:
+            try:
+                return asked(
+                    resource, "browse", lambda: sum(rm.count(one, resource.rmid) for one in self._source.queues)
+                )
+            except XaError as error:
+                if not is_away(error) or not patience.wait():
+                    raise PipelineError(f"{resource.name} can't be read: {error}") from error
 
     def _resolve(self) -> None:
         """What others have left over is finished, once: messages that it holds are there to be read again."""
@@ -125,28 +187,51 @@ class Reader:
         source, shell = self._source, self._shell
         rows = min(source.rows, self._limits.get(end.epoch, source.rows))
         with _told():
-            xids, again = shell.run(
+            planned = shell.run(
                 planning.plan(
-                    shell.own, start.epoch, end.epoch, source.resource, min(source.partitions, rows), shell.names
+                    shell.own,
+                    self._origin,
+                    start.epoch,
+                    end.epoch,
+                    source.resource,
+                    source.partitions,
+                    rows,
+                    shell.names,
+                    self._settings.outage_s,
                 )
             )
-        if again:
-            logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, len(xids))
-        return [self._partition(end.epoch, index, xid, rows, len(xids), again=again) for index, xid in enumerate(xids)]
+            decided = self._decided(again=planned.again)
+        count = len(planned.xids)
+        self._planned_rows += planned.rows
+        if planned.again:
+            logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
+        return [self._partition(end.epoch, index, planned, decided) for index in range(count)]
 
-    def _partition(self, epoch: int, index: int, xid: Xid, rows: int, count: int, *, again: bool) -> SourcePartition:
-        share = 0 if again else rows // count + (index < rows % count)
+    def _decided(self, *, again: bool) -> int:
+        """The batch up to which those of the query are decided; but for the last one, where that is read again."""
+        last = self._shell.ledger.known().decided.get(self._origin.query)
+        return -1 if last is None else last.batch - again
+
+    def _partition(self, epoch: int, index: int, planned: planning.Reading, decided: int) -> SourcePartition:
+        rows, count = planned.rows, len(planned.xids)
+        share = 0 if planned.again else rows // count + (index < rows % count)
         source = self._source
         queues = source.queues[index % len(source.queues) :] + source.queues[: index % len(source.queues)]
         return SourcePartition(
             self._settings.pipeline,
             epoch,
             index,
-            xid,
+            planned.xids[index],
             source.resource,
             self._settings.url(source.resource),
             queues,
             share,
+            query=self._origin.query,
+            decided=decided,
+            aside=planned.aside,
+            text=source.text,
+            bad_records=source.bad_records,
+            outage_s=self._settings.outage_s,
         )
 
     def plan_job(self) -> Sequence[SourcePartition]:
@@ -192,20 +277,36 @@ class Writer:
         self._sleep = sleep
         self._ledger: Ledger | None = None
 
-    def plan(self) -> SinkPlan:
-        """The global transaction of the micro-batch that is being planned: the epoch's that was planned last, or one
-        of its own for a batch that reads nothing new. Sweeps orphans."""
+    def plan(self, *, streaming: bool = True) -> SinkPlan:
+        """The global transaction of the micro-batch that is being planned: the one that was planned last, or one of its
+        own for a batch that reads nothing new. Sweeps orphans. `streaming`: for the query that the pipeline is bound
+        to; else for a job. PipelineTaken: it is bound to none."""
         with _told():
-            shell = self._shell(None)
-            gtrid, epoch, decided = shell.run(planning.plan_sink(shell.own, shell.names))
+            shell = self._shell(None, takes=not streaming)
+            query = self._query(shell) if streaming else ""
+            gtrid, epoch, decided = shell.run(planning.plan_sink(shell.own, query, shell.names))
         return SinkPlan(
-            self._settings.pipeline, gtrid, epoch, shell.own.incarnation, self._settings.resources, decided=decided
+            self._settings.pipeline,
+            gtrid,
+            epoch,
+            shell.own.incarnation,
+            self._settings.resources,
+            decided=decided,
+            query=query,
+            outage_s=self._settings.outage_s,
         )
 
-    def check(self, tasks: int) -> None:
-        """For the start: PipelineError where a database can't prepare the branches of so many tasks, and once more as
-        many, which may be left over."""
-        for name, resource in self._resources.items():
+    def _query(self, shell: Shell) -> str:
+        bound = shell.ledger.known().bound
+        if bound is None or bound.incarnation != shell.own.incarnation:
+            raise PipelineTaken(unannounced(self._settings.pipeline))
+        return bound.query
+
+    @staticmethod
+    def checked(resources: Mapping[str, Resource], tasks: int) -> None:
+        """For the start: PipelineError where a database can't prepare the branches of so many tasks. What attempts may
+        leave over needs as many again."""
+        for name, resource in resources.items():
             rm = resource.rm
             if not isinstance(rm, PostgresResource):
                 continue
@@ -213,11 +314,14 @@ class Writer:
                 asked(resource, "open", lambda: None)
             except XaError as error:
                 raise PipelineError(f"{name} can't be reached: {error}") from error
-            if rm.max_prepared < 2 * tasks:
+            told = f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, and what they leave over"
+            if rm.max_prepared < tasks:
                 raise PipelineError(
-                    f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, with what they may leave"
-                    f" over need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks"
+                    f"{told}, need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
+                    "(coalesce, spark.sql.shuffle.partitions) or by key, which needs one for all of them"
                 )
+            if rm.max_prepared < 2 * tasks:
+                logger.warning("%s, may need %d", told, 2 * tasks)
 
     def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> Decided:
         """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. Once it is, nothing is
@@ -242,11 +346,13 @@ class Writer:
         return decided
 
     def abort(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> None:
-        """Rolls the micro-batch back, unless it is decided. Spark calls it right after a commit that raised."""
-        del batch, reports  # the log and the resource managers know better
+        """Rolls the micro-batch back, unless it is decided. Spark calls it right after a commit that raised, too. A
+        task that failed has reported None."""
+        del batch  # the log and the resource managers know better
+        worked = bool(reports) and all(report is not None and not report.staged for report in reports)
         with _told():
             shell = self._shell(plan.incarnation)
-            if not shell.run(deciding.abort(plan, shell.names)):
+            if not shell.run(deciding.abort(plan, shell.names, worked=worked)):
                 logger.warning("epoch %d of pipeline %s is decided: it is not rolled back", plan.epoch, plan.pipeline)
 
     def close(self) -> None:
@@ -255,12 +361,12 @@ class Writer:
         if ledger is not None:
             ledger.close()
 
-    def _shell(self, incarnation: int | None) -> Shell:
+    def _shell(self, incarnation: int | None, *, takes: bool = False) -> Shell:
         """The shell under the driver's present incarnation, or under the one in which the batch was planned."""
         if self._ledger is not None and not self._still(self._ledger, incarnation):
             self.close()
         if self._ledger is None:
-            self._ledger = self._entrance.join(self._driver, incarnation)
+            self._ledger = self._entrance.join(self._driver, incarnation, takes=takes)
         return Shell(self._ledger, self._resources, self._sleep)
 
     def _still(self, ledger: Ledger, incarnation: int | None) -> bool:

@@ -14,6 +14,7 @@ from tm.effects import Call, End, Force, Note, Pause
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from pipeline.core.isolation import Isolation
     from pipeline.core.staged_rows import Staged
 
 
@@ -31,10 +32,34 @@ class FindEpoch:
 
 
 @dataclass(frozen=True, slots=True)
-class FindEpochOf:
-    """Answer: the EpochRow that goes by this global transaction now, or None."""
+class FindPlanned:
+    """Answer: Planned, the epochs that go by this global transaction now."""
 
     gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FindLater:
+    """Answer: the EpochRows that the query's source at this place has read since this epoch."""
+
+    query: str
+    place: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class FindWaiting:
+    """Answer: the EpochRows of this query (of any: None) that read something and that Spark is not known to have
+    logged."""
+
+    query: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class FindKnown:
+    """Answer: Known, which query has the pipeline when this one asks for it, and the last decided batch of each."""
+
+    query: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +91,8 @@ class Plan:
     gtrid: bytes
     tries: int
     source: str
+    query: str
+    place: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +121,24 @@ class Bind:
     query: str
     batch: int
     gtrid: bytes
+    offsets: str
+
+
+@dataclass(frozen=True, slots=True)
+class BindQuery:
+    """The pipeline is this query's, in this start of it, which reads these sources. Answer: None."""
+
+    query: str
+    run: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NameEpochs:
+    """These epochs were read by this query; tables of before did not say so. Answer: None."""
+
+    query: str
+    epochs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +150,30 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The branches of an epoch that these words name are finished. Answer: frozenset of all such words."""
+    """The branches of a global transaction that these words name are finished. Answer: frozenset of all such words."""
 
-    epoch: int
+    gtrid: bytes
     words: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FindIsolation:
+    """Answer: the Isolation, or None where nothing is suspected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Isolate:
+    """The next try is planned so; None: nothing is suspected any more. Answer: None."""
+
+    isolation: Isolation | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The try failed with so many messages, or EXCUSED. Answer: None."""
+
+    gtrid: bytes
+    messages: int
 
 
 # --- the log -----------------------------------------------------
@@ -157,6 +222,14 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """Answer: how many messages each prepared branch of the global transaction has taken, by xid; or the XaError."""
+
+    resource: str
+    gtrid: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Upsert:
     """Upsert what tasks have staged, under a branch of each database, and prepare these. Answer: the Branches, or the
     BatchRefused that says why they could not be; then none is left."""
@@ -181,7 +254,10 @@ Effect: TypeAlias = (
     | Pause
     | Standing
     | FindEpoch
-    | FindEpochOf
+    | FindPlanned
+    | FindLater
+    | FindWaiting
+    | FindKnown
     | FindUnlogged
     | FindBatch
     | Allot
@@ -190,14 +266,20 @@ Effect: TypeAlias = (
     | Replayed
     | Sink
     | Bind
+    | BindQuery
+    | NameEpochs
     | Log
     | Finished
+    | FindIsolation
+    | Isolate
+    | Failed
     | Begin
     | Abort
     | Look
     | Undone
     | Scan
     | Fence
+    | Count
     | Upsert
     | HasMessages
 )

@@ -1,21 +1,21 @@
 """Entrance: taking a pipeline, and joining whoever has it.
 
-Taking a pipeline takes the node of its log, which fences off whoever had it. Further processes of the driver join it by
-the driver's name; one of a driver that was fenced off hears who has the pipeline now. A driver that never had it takes
-it by its first process, whichever that is.
+Taking a pipeline takes the node of its log, which fences off whoever had it. A driver takes it when it starts a
+streaming query, and further processes of the driver join it by the driver's name; one of a driver that was fenced off
+hears who has the pipeline now. For jobs without streaming nothing is started: a driver that never had the pipeline
+takes it by the first process that joins, whichever that is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sqlalchemy import inspect, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline.core.errors import PipelineTaken
-from pipeline.core.identity import is_alive
-from pipeline.core.ledger import Ledger, changing, read_pipeline, taken
-from pipeline.core.tables import DRIVER, METADATA, PIPELINE
+from pipeline.core.ledger import Known, Ledger, changing, read_known, read_pipeline, taken, unannounced
+from pipeline.core.tables import DRIVER, ISOLATION, METADATA, PIPELINE, upgrade
 from tm.log import LogError, LogLocked
 from tm.log.sql import SqlLog
 from tm.log.sql_gtrids import TakenOver
@@ -28,41 +28,53 @@ if TYPE_CHECKING:
     from pipeline.core.ledger import PipelineRow
 
 
+T = TypeVar("T")
+
+
 class Entrance:
-    """Opens ledgers. `alive` tells whether a process lives."""
+    """Opens ledgers."""
 
     def __init__(
         self,
         url: str,
         pipeline: str,
         *,
-        alive: Callable[[str], bool | None] = is_alive,
         sleep: Callable[[float], None],
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._url = url
         self._pipeline = pipeline
-        self._alive = alive
         self._sleep = sleep
         self._clock = clock
 
-    def take(self, driver: str, reader: str) -> Ledger:
-        """Takes the pipeline for `driver`, whose process `reader` reads it. PipelineTaken: another process of this
-        driver does. LogError: the log can't be opened."""
-        return self._open(
-            lambda database: self._take(database, driver, reader, read_pipeline(database, self._pipeline)), joins=False
-        )
+    def look(self, query: str) -> tuple[PipelineRow | None, Known]:
+        """Who has the pipeline, and what is known of it when this query asks; nobody is disturbed."""
 
-    def join(self, driver: str, incarnation: int | None = None) -> Ledger:
-        """The ledger under the driver's incarnation, which has to be `incarnation` where that is given. PipelineTaken:
-        another driver has the pipeline, or has had it since."""
+        def read(database: Database) -> tuple[PipelineRow | None, Known]:
+            try:
+                return read_pipeline(database, self._pipeline), read_known(database, self._pipeline, query)
+            finally:
+                database.engine.dispose()
+
+        return self._open(read, joins=True)
+
+    def take(self, driver: str) -> Ledger:
+        """Takes the pipeline for `driver`. PipelineTaken: another one took it at the same moment. LogError: the log
+        can't be opened."""
+        return self._open(lambda database: self._take(database, driver), joins=False)
+
+    def join(self, driver: str, incarnation: int | None = None, *, takes: bool = False) -> Ledger:
+        """The ledger under the driver's incarnation, which has to be `incarnation` where that is given. `takes`: a
+        driver that never had the pipeline takes it. PipelineTaken: another driver has it, or has had it since."""
 
         def enter(database: Database) -> Ledger:
             row = read_pipeline(database, self._pipeline)
             if row is None or row.driver != driver:
-                if incarnation is not None or _has_had(database, self._pipeline, driver):
+                if row is None and not takes:
+                    raise PipelineTaken(unannounced(self._pipeline))
+                if not takes or incarnation is not None or _has_had(database, self._pipeline, driver):
                     raise PipelineTaken(taken(self._pipeline, row, f"this is driver {driver}"))
-                return self._take(database, driver, "", row)
+                return self._take(database, driver)
             if incarnation is not None and row.incarnation != incarnation:
                 raise PipelineTaken(taken(self._pipeline, row, f"this is of incarnation {incarnation}"))
             try:
@@ -73,12 +85,13 @@ class Entrance:
 
         return self._open(enter, joins=True)
 
-    def _open(self, enter: Callable[[Database], Ledger], *, joins: bool) -> Ledger:
+    def _open(self, enter: Callable[[Database], T], *, joins: bool) -> T:
         """Who joins looks no closer at tables that another process has made: `foreachBatch` joins for every batch."""
         database = Database(self._url, self._clock)
         try:
-            if not joins or not inspect(database.engine).has_table(PIPELINE.name):
+            if not joins or not inspect(database.engine).has_table(ISOLATION.name):  # the newest one
                 database.prepare(METADATA)
+                upgrade(database)
             return enter(database)
         except SQLAlchemyError as error:
             database.engine.dispose()
@@ -87,22 +100,17 @@ class Entrance:
             database.engine.dispose()
             raise
 
-    def _take(self, database: Database, driver: str, reader: str, row: PipelineRow | None) -> Ledger:
-        if row is not None and row.driver == driver and row.reader not in {"", reader} and self._alive(row.reader):
-            raise PipelineTaken(
-                f"pipeline {self._pipeline!r} is read by another query of this driver (process {row.reader}): stop "
-                "that query first, or give this one a pipeline of its own"
-            )
+    def _take(self, database: Database, driver: str) -> Ledger:
         log = SqlLog(database, self._pipeline, take_over=True, keep_s=None, sleep=self._sleep)
         try:
-            self._note(database, log.epoch, driver, reader)
+            self._note(database, log.epoch, driver)
         except TakenOver as error:
             log.close()
             raise PipelineTaken(str(error)) from error
         return Ledger(database, log, self._sleep)
 
-    def _note(self, database: Database, incarnation: int, driver: str, reader: str) -> None:
-        who = {"incarnation": incarnation, "driver": driver, "reader": reader, "taken_at": database.now()}
+    def _note(self, database: Database, incarnation: int, driver: str) -> None:
+        who = {"incarnation": incarnation, "driver": driver, "reader": "", "taken_at": database.now()}
         taking = database.insert(PIPELINE).values(pipeline=self._pipeline, epoch=0, forgotten=0, again=0, **who)
         having = database.insert(DRIVER).values(pipeline=self._pipeline, driver=driver, incarnation=incarnation)
 

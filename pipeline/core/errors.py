@@ -12,7 +12,13 @@ class PipelineTaken(PipelineError):
 
 
 class BatchRefused(PipelineError):
-    """The micro-batch can't be decided and was not: nothing of it happened, and it has to be run again."""
+    """The micro-batch can't be decided and was not: nothing of it happened, and it has to be run again. `of_rows`: one
+    of its rows can't be written, and never will be. `outage`: something could not be reached; it may be there soon."""
+
+    def __init__(self, message: str, *, of_rows: bool = False, outage: bool = False) -> None:
+        super().__init__(message)
+        self.of_rows = of_rows
+        self.outage = outage
 
 
 class EpochGone(PipelineError):

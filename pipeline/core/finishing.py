@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from pipeline.core.effects import Abort, Fence, FindEpochOf, Finished, Look, Scan, Undone
+from pipeline.core.effects import Abort, Fence, FindPlanned, Finished, Look, Scan, Undone
 from pipeline.core.naming import is_source, word
 from tm.effects import Call, End, Note, Pause, code_of
 from tm.log import Branch, Heuristic
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Sequence
 
     from pipeline.core.effects import Effect
-    from pipeline.core.ledger import EpochRow
+    from pipeline.core.ledger import Planned
     from pipeline.core.naming import Own
     from tm.effects import Answer
     from tm.log import Decision, LogError
@@ -79,20 +79,21 @@ def tell(verb: Verb, branches: Iterable[Branch]) -> Steps[list[Branch]]:
     return left
 
 
-def carry_out(decision: Decision, row: EpochRow | None, resources: Collection[str]) -> Steps[int]:
+def carry_out(decision: Decision, planned: Planned, resources: Collection[str]) -> Steps[int]:
     """Commits what the decision names at these resources and is not finished: sinks, and sources where Spark has logged
-    the epoch. Ends it when nothing is left. How many branches are left to another time."""
-    finished = row.finished if row is not None else frozenset()
-    logged = row is None or row.logged
+    the batch. Ends it when nothing is left. How many branches are left to another time."""
+    finished = planned.finished
     due = [
         branch
         for branch in decision.branches
-        if branch.resource in resources and word(branch) not in finished and (logged or not is_source(branch.xid))
+        if branch.resource in resources
+        and word(branch) not in finished
+        and (planned.logged or not is_source(branch.xid))
     ]
     left = yield from tell(Verb.COMMIT_AGAIN, due)
     done = {word(branch) for branch in due} - {word(branch) for branch in left}
-    if done and row is not None:
-        finished = yield Finished(row.epoch, done)
+    if done and planned.epochs:
+        finished = yield Finished(decision.gtrid, done)
     if {word(branch) for branch in decision.branches} <= finished | done:
         yield End(decision)
     return len(left)
@@ -149,8 +150,8 @@ def resolve(own: Own, resources: Collection[str], keep: bytes | None) -> Steps[S
     undone: Sequence[Decision] = yield Undone()
     left = 0
     for decision in undone:
-        row: EpochRow | None = yield FindEpochOf(decision.gtrid)
-        left += yield from carry_out(decision, row, resources)
+        planned: Planned = yield FindPlanned(decision.gtrid)
+        left += yield from carry_out(decision, planned, resources)
     swept = yield from sweep(own, resources, keep)
     swept.left += left
     return swept

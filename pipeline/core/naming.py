@@ -2,9 +2,12 @@
 
 gtrid   a `Gtrid` of the pipeline's log: the pipeline's name, the log, the incarnation, and as sequence the epoch in
         the upper 48 bits and in the lower 16 which try at it this is
-bqual   src/INDEX                      what a source partition took: the same in each attempt at it
+bqual   src/EPOCH/INDEX                what a source partition took: the same in each attempt at it. The sources of a
+                                       query have epochs of their own in one global transaction. (Before: src/INDEX,
+                                       for the one source that there was.)
         snk/PARTITION/TASK/RANDOM      what one attempt of a task writes: no other attempt ever has it
         snk/key/0/RANDOM               rows by key, which the driver upserts for all tasks
+        exc/RANDOM                     nothing: it stands for a failure that is not the messages' fault
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 TRY_BITS: Final = 16
 _SOURCE: Final = b"src/"
 _SINK: Final = b"snk/"
+_EXCUSE: Final = b"exc/"
 _UPSERT: Final = b"snk/key/0/"
 
 
@@ -58,9 +62,9 @@ def epoch_of(gtrid: bytes) -> int:
     return Gtrid.decode(gtrid).sequence >> TRY_BITS
 
 
-def source_xid(gtrid: bytes, index: int) -> Xid:
+def source_xid(gtrid: bytes, epoch: int, index: int) -> Xid:
     """The branch of a source partition."""
-    return Xid(FORMAT_ID, gtrid, _SOURCE + b"%d" % index)
+    return Xid(FORMAT_ID, gtrid, _SOURCE + b"%d/%d" % (epoch, index))
 
 
 def sink_xid(gtrid: bytes, partition: int, task: int, random: bytes) -> Xid:
@@ -76,6 +80,16 @@ def upsert_xid(gtrid: bytes, random: bytes) -> Xid:
 def is_upsert(xid: Xid) -> bool:
     """Whether the driver's, for rows by key."""
     return xid.bqual.startswith(_UPSERT)
+
+
+def excuse_xid(gtrid: bytes, random: bytes) -> Xid:
+    """A branch that says why an attempt failed: not for its messages."""
+    return Xid(FORMAT_ID, gtrid, _EXCUSE + random.hex().encode("ascii"))
+
+
+def is_excuse(xid: Xid) -> bool:
+    """Whether it says so."""
+    return xid.bqual.startswith(_EXCUSE)
 
 
 def sink_prefix(partition: int) -> bytes:
@@ -95,7 +109,13 @@ def is_sink(xid: Xid) -> bool:
 
 def source_index(xid: Xid) -> int:
     """The source partition of a branch."""
-    return int(xid.bqual[len(_SOURCE) :])
+    return int(xid.bqual.rpartition(b"/")[2])
+
+
+def source_epoch(xid: Xid) -> int:
+    """The epoch whose source partition it is."""
+    epoch, slash, _ = xid.bqual[len(_SOURCE) :].partition(b"/")
+    return int(epoch) if slash else epoch_of(xid.gtrid)
 
 
 def word(branch: Branch) -> str:

@@ -118,6 +118,14 @@ def _upsert(shell: Shell, effect: effects.Upsert) -> tuple[Branch, ...] | BatchR
     return tuple(done)
 
 
+def _count(shell: Shell, effect: effects.Count) -> Any:
+    resource = shell.resources[effect.resource]
+    try:
+        return asked(resource, "recover", lambda: broker(resource).holds(effect.gtrid, resource.rmid))
+    except XaError as error:
+        return error
+
+
 def _has_messages(shell: Shell, effect: effects.HasMessages) -> bool | XaError:
     resource = shell.resources[effect.resource]
     rm = broker(resource)
@@ -133,25 +141,34 @@ def _has_messages(shell: Shell, effect: effects.HasMessages) -> bool | XaError:
 _PERFORM: Final[dict[type, Callable[[Shell, Any], Any]]] = {
     effects.Standing: lambda shell, _: shell.ledger.standing(),
     effects.FindEpoch: lambda shell, effect: shell.ledger.epoch(effect.epoch),
-    effects.FindEpochOf: lambda shell, effect: shell.ledger.epoch_of(effect.gtrid),
+    effects.FindPlanned: lambda shell, effect: shell.ledger.planned(effect.gtrid),
+    effects.FindLater: lambda shell, effect: shell.ledger.later(effect.query, effect.place, effect.epoch),
+    effects.FindWaiting: lambda shell, effect: shell.ledger.waiting(effect.query),
+    effects.FindKnown: lambda shell, effect: shell.ledger.known(effect.query),
     effects.FindUnlogged: lambda shell, effect: shell.ledger.unlogged(effect.upto),
     effects.FindBatch: lambda shell, effect: shell.ledger.batch(effect.query),
     effects.Allot: lambda shell, _: shell.ledger.allot(),
     effects.Plan: lambda shell, effect: shell.ledger.plan(
-        effect.epoch, effect.previous, effect.gtrid, effect.tries, effect.source
+        effect.epoch, effect.previous, effect.gtrid, effect.tries, effect.source, effect.query, effect.place
     ),
     effects.PlanAgain: lambda shell, effect: shell.ledger.plan_again(effect.gtrid),
     effects.Replayed: lambda shell, _: shell.ledger.replayed(),
     effects.Sink: lambda shell, effect: shell.ledger.sink(effect.gtrid),
-    effects.Bind: lambda shell, effect: shell.ledger.bind(effect.query, effect.batch, effect.gtrid),
+    effects.Bind: lambda shell, effect: shell.ledger.bind(effect.query, effect.batch, effect.gtrid, effect.offsets),
+    effects.BindQuery: lambda shell, effect: shell.ledger.bind_query(effect.query, effect.run, effect.sources),
+    effects.NameEpochs: lambda shell, effect: shell.ledger.name_epochs(effect.query, effect.epochs),
     effects.Log: lambda shell, effect: shell.ledger.logged(effect.epochs),
-    effects.Finished: lambda shell, effect: shell.ledger.finished(effect.epoch, effect.words),
+    effects.Finished: lambda shell, effect: shell.ledger.finished(effect.gtrid, effect.words),
     effects.Begin: _begin,
     effects.Abort: lambda shell, effect: shell.ledger.log.abort(effect.gtrid),
     effects.Look: lambda shell, effect: shell.ledger.log.entry(effect.gtrid),
     effects.Undone: lambda shell, _: shell.ledger.log.decisions(),
     effects.Scan: _scan,
     effects.Fence: _fence,
+    effects.FindIsolation: lambda shell, _: shell.ledger.isolation(),
+    effects.Isolate: lambda shell, effect: shell.ledger.isolate(effect.isolation),
+    effects.Failed: lambda shell, effect: shell.ledger.failed(effect.gtrid, effect.messages),
+    effects.Count: _count,
     effects.Upsert: _upsert,
     effects.HasMessages: _has_messages,
 }

@@ -19,6 +19,7 @@ the first, which is prepared and keeps it until the decision. So no task upserts
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -28,7 +29,9 @@ import psycopg
 from psycopg import sql
 
 from pipeline.core.errors import PipelineError
+from pipeline.core.outages import AWAY
 from rm_db.address import Address
+from xa import XaError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
 NAME: Final = "xabridge_staged"
 DDL: Final = (
     f"CREATE UNLOGGED TABLE IF NOT EXISTS {NAME} "
-    "(gtrid bytea NOT NULL, attempt text NOT NULL, place bigint NOT NULL, number bigint NOT NULL, cells text[] NOT NULL); "
+    "(gtrid bytea NOT NULL, attempt text NOT NULL, place bigint NOT NULL, number bigint NOT NULL, "
+    "cells text[] NOT NULL); "
     f"CREATE INDEX IF NOT EXISTS {NAME}_gtrid ON {NAME} (gtrid, attempt)"
 )
 _LOCK: Final = 0x78616272
@@ -118,6 +122,22 @@ class StagedRows:
 
 
 # --- the driver's side ------------------------------------------------------------------------------------------------
+def is_of_rows(error: psycopg.Error) -> bool:
+    """Whether a row can't be written, now and ever: it is no value of its column, or a constraint refuses it."""
+    state = error.sqlstate or ""
+    return state[:2] in {"22", "23", "44"} or state == "P0001"
+
+
+def is_loss(error: Exception) -> bool:
+    """Whether the database could not be reached, or went away meanwhile."""
+    if isinstance(error, XaError):
+        return error.code in AWAY
+    if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        return False
+    state = error.sqlstate
+    return state is None or state[:2] in {"08", "53"} or state[:3] == "57P"
+
+
 class RowsGone(Exception):
     """Rows that were reported are not staged any more: the server was started again, or the batch was given up."""
 
@@ -246,5 +266,10 @@ def _text(value: object) -> str | None:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return "\\x" + bytes(value).hex()
     if isinstance(value, (dict, list)):
-        return json.dumps(value, default=str)
+        return json.dumps(value, default=_in_json)
     return str(value)
+
+
+def _in_json(value: object) -> str:
+    """Octets as Spark's to_json has them; dates and decimals as text."""
+    return b64encode(value).decode("ascii") if isinstance(value, (bytes, bytearray, memoryview)) else str(value)

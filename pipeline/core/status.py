@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from pipeline.core.ledger import read_pipeline
 from pipeline.core.naming import epoch_of
 from pipeline.core.resources import PROCESS, prepared
-from pipeline.core.tables import EPOCH, PIPELINE
+from pipeline.core.tables import EPOCH, PIPELINE, QUERY, SOURCE
 from tm.log import LogError, LogMissing
 from tm.log.records import decode_decision
 from tm.log.sql_node import read_node
@@ -44,14 +44,16 @@ class EpochStatus:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """One pipeline. `prepared` are the branches in doubt, by resource; None of a resource that can't be reached, with
-    why in `unreachable`."""
+    """One pipeline. `query` is the streaming query that has it, `sources` what that reads, and in which processes;
+    empty where there is none. `prepared` are the branches in doubt, by resource; None of a resource that can't be
+    reached, with why in `unreachable`."""
 
     pipeline: str
     log_id: bytes
     incarnation: int
     driver: str
-    reader: str
+    query: str
+    sources: tuple[tuple[str, str], ...]
     taken_at: float
     epochs: tuple[EpochStatus, ...]
     prepared: dict[str, tuple[Xid, ...] | None]
@@ -87,6 +89,7 @@ def status(
         if row is None or node is None:
             raise LogMissing(f"{database}: there is no pipeline {pipeline!r} here")
         epochs = _epochs(database, pipeline, last)
+        query, sources = _query(database, pipeline)
     found: dict[str, tuple[Xid, ...] | None] = {}
     unreachable: dict[str, str] = {}
     for name, url in resources:
@@ -97,8 +100,17 @@ def status(
         else:
             found[name] = tuple(sorted(xids, key=lambda xid: (xid.gtrid, xid.bqual)))
     return PipelineStatus(
-        pipeline, node.log_id, row.incarnation, row.driver, row.reader, row.taken_at, epochs, found, unreachable
+        pipeline, node.log_id, row.incarnation, row.driver, query, sources, row.taken_at, epochs, found, unreachable
     )
+
+
+def _query(database: Database, pipeline: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    if not inspect(database.engine).has_table(QUERY.name):  # of before: nobody has started a query since
+        return "", ()
+    reads = select(SOURCE.c.source, SOURCE.c.process).where(SOURCE.c.pipeline == pipeline).order_by(SOURCE.c.place)
+    with database.engine.connect() as connection:
+        query = connection.execute(select(QUERY.c.query).where(QUERY.c.pipeline == pipeline)).scalar()
+        return query or "", tuple((row.source, row.process) for row in connection.execute(reads))
 
 
 def _epochs(database: Database, pipeline: str, last: int) -> tuple[EpochStatus, ...]:

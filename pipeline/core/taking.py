@@ -1,7 +1,8 @@
 """Taking: one attempt at a source partition, as a generator without I/O.
 
  1. Start the branch, which is the same in every attempt, take messages up to the share, end, and prepare it, also where
-    it took nothing: durable before the first message is told.
+    it took nothing: durable before the first message is told. What nobody can read, and what is set aside, is given
+    back with the branch and not told.
  2. Where the branch is known: it is prepared, and what it holds is read; or another attempt is at it, which is waited
     for; or that attempt is gone. Then the branch is asked to prepare: if that attempt had ended it, it is complete, and
     else the answer is that it is rolled back. (It is never told to roll back: it may have been prepared since.)
@@ -19,7 +20,7 @@ from tm.effects import Pause
 from xa import ROLLBACK_CODES, Code, XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Collection, Generator, Sequence
 
     from xa import Xid
 
@@ -31,7 +32,7 @@ OCTETS: Final = 256 << 20
 """What one partition takes at most, however many messages its share allows."""
 PAUSE_S: Final = 0.2
 WAITS: Final = 600
-"""How often another attempt is waited for."""
+"""How often another attempt, or a broker that is away, is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,34 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
+class Judge:
+    """Which messages are not told. Answer: Judged."""
+
+    taken: Taken
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Messages by their places, in the order in which they were taken: those that were delivered in vain, and those
+    that are given back as they are."""
+
+    failed: frozenset[int] = frozenset()
+    released: frozenset[int] = frozenset()
+
+
+def judge(aside: int, bad: Collection[int], taken: int, told: int) -> Judged:
+    """What becomes of `taken` messages of which so many are told. Bad ones were delivered in vain; so were those that
+    are set aside, where others are told in the same batch."""
+    set_aside = frozenset(range(min(aside, taken)))
+    return Judged(set_aside | frozenset(bad)) if told else Judged(frozenset(bad), set_aside)
+
+
+@dataclass(frozen=True, slots=True)
 class Prepare:
-    """End the branch and prepare it durably. Answer: XA_OK, or the XaError."""
+    """End the branch and prepare it durably, with what was judged. Answer: XA_OK, or the XaError."""
 
     xid: Xid
+    judged: Judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +96,17 @@ class Adopt:
     xid: Xid
 
 
-Effect: TypeAlias = Start | Take | Prepare | Hold | Adopt | Pause
+Effect: TypeAlias = Start | Take | Judge | Prepare | Hold | Adopt | Pause
 Taken: TypeAlias = list[tuple[str, list[bytes]]]
 """Messages as octets, with the queue that they were taken from."""
 Steps: TypeAlias = "Generator[Effect, Any, Taken | None]"
 
 
-def take(xid: Xid, queues: Sequence[str], share: int) -> Steps:
-    """What the branch took, once it is prepared; None: it was prepared before, and is to be read. BatchRefused: the
-    epoch was given up."""
+def take(xid: Xid, queues: Sequence[str], share: int, waits: int = WAITS) -> Steps:
+    """What the branch took and tells, once it is prepared; None: it was prepared before, and is to be read.
+    BatchRefused: the epoch was given up."""
     last: XaError | None = None
-    for _ in range(WAITS):
+    for _ in range(waits):
         if share:
             started: Code | XaError = yield Start(xid)
             if not isinstance(started, XaError):
@@ -130,11 +155,24 @@ def _fill(xid: Xid, queues: Sequence[str], share: int) -> Generator[Effect, Any,
             octets += sum(map(len, some))
             if len(some) < count:
                 break
-    answer: Code | XaError = yield Prepare(xid)
+    judged: Judged = yield Judge(taken)
+    answer: Code | XaError = yield Prepare(xid, judged)
     if isinstance(answer, XaError):
         _check_given_up(answer)
         return answer
-    return taken
+    return _told(taken, judged.failed | judged.released)
+
+
+def _told(taken: Taken, given_back: frozenset[int]) -> Taken:
+    if not given_back:
+        return taken
+    told: Taken = []
+    first = 0
+    for queue, messages in taken:
+        kept = [octets for place, octets in enumerate(messages, first) if place not in given_back]
+        told.append((queue, kept))
+        first += len(messages)
+    return told
 
 
 def _fitting(taken: int, octets: int) -> int:

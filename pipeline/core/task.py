@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import psycopg
 
 from pipeline.core import taking
-from pipeline.core.decoding import decoded
+from pipeline.core.decoding import Sorting, decoded
 from pipeline.core.encoding import encoded
 from pipeline.core.errors import BatchRefused, PipelineError
-from pipeline.core.naming import sink_prefix, sink_xid
+from pipeline.core.functions import function_named
+from pipeline.core.naming import excuse_xid, sink_prefix, sink_xid
 from pipeline.core.resources import PROCESS, asked, broker, database, prepared
 from pipeline.core.secrets import expanded
-from pipeline.core.staged_rows import StagedRows
+from pipeline.core.staged_rows import StagedRows, is_loss, is_of_rows
 from pipeline.core.tabling import Table, csv_rows
 from pipeline.core.values import SinkReport
+from rm_amqp import AmqpResource
 from tm.effects import Call, Pause, code_of
 from tm.log import Branch
 from tm.performer import Performer
@@ -53,15 +55,36 @@ def read(
 ) -> Iterator[Messages]:
     """The messages of the partition, at most `chunk` at a time: the same ones in the same order in every attempt.
     They are prepared, durably, before the first one is yielded. BatchRefused: the epoch was given up meanwhile."""
-    resource = resources.get(partition.resource, partition.url)
-    taken = Taker(resource, sleep).take(partition)
-    yield from decoded(_told(resource, partition) if taken is None else _pairs(taken), chunk)
+    try:
+        resource = resources.get(partition.resource, partition.url)
+        taker = Taker(resource, partition, sleep, chunk)
+        rows: Iterable[Messages] = taker.rows if taker.take() else _again(resource, partition, chunk)
+        yield from rows
+    except PipelineError:
+        excuse(((partition.resource, partition.url),), partition.xid.gtrid, resources)
+        raise
 
 
 def _pairs(taken: Taken) -> Iterator[tuple[str | None, bytes]]:
     for queue, messages in taken:
         for octets in messages:
             yield queue, octets
+
+
+def _again(resource: Resource, partition: SourcePartition, chunk: int) -> Iterator[Messages]:
+    """What the prepared branch tells. Of an attempt that came no further than its end, it tells the bad ones too."""
+    sorting = _sorting(partition)
+    sorting.aside = 0
+    for messages in decoded(_told(resource, partition), chunk, sorting):
+        if sorting.bad:
+            break
+        yield messages
+    if sorting.bad:
+        raise BatchRefused(f"{partition.xid} tells messages that are bad now: {next(iter(sorting.bad.values()))}")
+
+
+def _sorting(partition: SourcePartition) -> Sorting:
+    return Sorting(partition.aside, partition.text, function_named(partition.bad_records))
 
 
 def _told(resource: Resource, partition: SourcePartition) -> Iterator[tuple[str | None, bytes]]:
@@ -76,23 +99,31 @@ def _told(resource: Resource, partition: SourcePartition) -> Iterator[tuple[str 
 
 
 class Taker:
-    """Performs the effects of `pipeline.core.taking` on a broker."""
+    """Performs the effects of `pipeline.core.taking` on a broker. `rows`: what was taken, and is told."""
 
-    def __init__(self, resource: Resource, sleep: Callable[[float], None]) -> None:
+    def __init__(
+        self, resource: Resource, partition: SourcePartition, sleep: Callable[[float], None], chunk: int = CHUNK
+    ) -> None:
         self._resource = resource
+        self._partition = partition
         self._rm = broker(resource)
         self._sleep = sleep
+        self._chunk = chunk
+        self.rows: list[Messages] = []
 
-    def take(self, partition: SourcePartition) -> Taken | None:
-        """As `taking.take`. Whatever interrupts it leaves no branch at work."""
-        steps = taking.take(partition.xid, partition.queues, partition.share)
+    def take(self) -> bool:
+        """As `taking.take`; False: it was prepared before, and is to be read. Whatever interrupts it leaves no branch
+        at work."""
+        partition = self._partition
+        steps = taking.take(
+            partition.xid, partition.queues, partition.share, round(partition.outage_s / taking.PAUSE_S) + 1
+        )
         try:
             effect = next(steps)
             while True:
                 effect = steps.send(self.perform(effect))
         except StopIteration as end:
-            taken: Taken | None = end.value
-            return taken
+            return end.value is not None
         except BaseException:
             self._leave(partition)
             raise
@@ -108,10 +139,25 @@ class Taker:
         if isinstance(effect, Pause):
             self._sleep(effect.seconds)
             return None
+        if isinstance(effect, taking.Judge):
+            return self._judge(effect.taken)
         try:
             return asked(self._resource, type(effect).__name__.lower(), lambda: self._ask(effect))
         except XaError as error:
             return error
+
+    def _judge(self, taken: Taken) -> taking.Judged:
+        """Reads the messages."""
+        sorting = _sorting(self._partition)
+        self.rows = list(decoded(_pairs(taken), self._chunk, sorting))
+        for place, why in sorting.bad.items():
+            logger.warning("%s: message %d is bad, and given back: %s", self._partition.xid, place, why)
+        count = sum(len(messages) for _, messages in taken)
+        judged = taking.judge(self._partition.aside, sorting.bad, count, sum(map(len, self.rows)))
+        if self._partition.aside:
+            told = "others are read without them" if self.rows else "there are no others"
+            logger.warning("%s: the first of %d messages failed alone: %s", self._partition.xid, count, told)
+        return judged
 
     def _ask(self, effect: Effect) -> Any:
         rm, rmid = self._rm, self._resource.rmid
@@ -120,15 +166,33 @@ class Taker:
                 return rm.start(xid, rmid)
             case taking.Take(queue, count):
                 return rm.session(rmid).gather(queue, count)
-            case taking.Prepare(xid):
+            case taking.Prepare(xid, judged):
                 rm.end(xid, rmid, TMSUCCESS)
-                return rm.prepare_kept(xid, rmid)
+                return rm.prepare_kept(xid, rmid, judged.failed, judged.released)
             case taking.Hold(xid):
                 next(rm.retired(xid, rmid, 1), None)
                 return Code.XA_OK
             case taking.Adopt(xid):
                 return rm.prepare_kept(xid, rmid)
         raise AssertionError(effect)
+
+
+def excuse(urls: Iterable[tuple[str, str]], gtrid: bytes, resources: Resources) -> None:
+    """The attempt failed, and its messages are not to blame: says so to the driver, by a branch at a broker."""
+    xid = excuse_xid(gtrid, os.urandom(8))
+    for name, url in urls:
+        try:
+            resource = resources.get(name, url)
+            if not isinstance(resource.rm, AmqpResource):
+                continue
+            rm = resource.rm
+            asked(resource, "start", lambda rm=rm, resource=resource: rm.start(xid, resource.rmid))  # type: ignore[misc]
+            rm.end(xid, resource.rmid, TMSUCCESS)
+            rm.prepare_kept(xid, resource.rmid)
+        except (XaError, PipelineError) as error:
+            logger.warning("%s: it can't be told there that no message is to blame: %s", name, error)
+        else:
+            return
 
 
 # --- the sink -------------------------------------------------------------------------------------------------------
@@ -191,7 +255,7 @@ class SinkTask:
         try:
             write()
         except psycopg.Error as error:
-            raise BatchRefused(f"{target.table}: {error}") from error
+            raise BatchRefused(f"{target.table}: {error}", of_rows=is_of_rows(error), outage=is_loss(error)) from error
         except XaError as error:
             raise self._heard(target.resource, error) from error
         self._rows += rows
@@ -224,7 +288,7 @@ class SinkTask:
         try:
             staged = tuple(one for rows in self._staged.values() for one in rows.commit())
         except psycopg.Error as error:
-            raise BatchRefused(f"rows by key can't be staged: {error}") from error
+            raise BatchRefused(f"rows by key can't be staged: {error}", outage=is_loss(error)) from error
         self._ended = True
         performer = Performer(self._used, None)
         answers: list[Answer] = performer.perform(Call(Verb.END, branches, TMSUCCESS)) if branches else []
@@ -233,7 +297,10 @@ class SinkTask:
         wrong = [answer for answer in answers if isinstance(answer, XaError)]
         if wrong:
             performer.perform(Call(Verb.ROLLBACK, branches))
-            raise BatchRefused(f"the attempt could not be prepared: {'; '.join(error.message for error in wrong)}")
+            told = "; ".join(error.message for error in wrong)
+            of_rows = any(error.code is Code.XA_RBINTEGRITY for error in wrong)
+            outage = any(map(is_loss, wrong))
+            raise BatchRefused(f"the attempt could not be prepared: {told}", of_rows=of_rows, outage=outage)
         kept = tuple(
             branch for branch, answer in zip(branches, answers, strict=True) if code_of(answer) is not Code.XA_RDONLY
         )
@@ -259,8 +326,10 @@ class SinkTask:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self.rollback()
+        if isinstance(error, PipelineError) and not (isinstance(error, BatchRefused) and error.of_rows):
+            excuse(self._plan.resources, self._plan.gtrid, self._resources)
 
     @property
     def _xid(self) -> Any:
@@ -284,7 +353,8 @@ class SinkTask:
     def _heard(self, name: str, error: XaError) -> BatchRefused:
         if name in self._used:
             self._used[name].failed(error)
-        return BatchRefused(f"{name}: {error}")
+        too_long = error.code is Code.XAER_INVAL
+        return BatchRefused(f"{name}: {error}", of_rows=too_long, outage=is_loss(error))
 
     def _roll_back_orphans(self, resource: Resource) -> int:
         """What earlier attempts at this task have prepared and Spark did not take; or, at a copy that runs beside this

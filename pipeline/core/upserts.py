@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 
 from pipeline.core.errors import BatchRefused
-from pipeline.core.naming import upsert_xid
-from pipeline.core.resources import asked, database
-from pipeline.core.staged_rows import RowsGone, upsert
+from pipeline.core.naming import is_upsert, upsert_xid
+from pipeline.core.resources import asked, database, prepared
+from pipeline.core.staged_rows import RowsGone, is_loss, is_of_rows, upsert
 from tm.effects import Call, code_of
 from tm.log import Branch
 from tm.performer import Performer
@@ -64,9 +64,12 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[Staged], pipe
     rm, xid = database(resource), branch.xid
     performer = Performer({resource.name: resource}, None)
     try:
+        earlier = [one for one in prepared(resource, xid.gtrid) if one.gtrid == xid.gtrid and is_upsert(one)]
+        if earlier:  # of a try whose connection was lost: it has the locks that this one needs
+            performer.perform(Call(Verb.ROLLBACK, tuple(Branch(resource.name, one) for one in earlier)))
         asked(resource, "start", lambda: rm.start(xid, resource.rmid))
     except XaError as error:
-        raise BatchRefused(f"{resource.name}: rows by key can't be written now: {error}") from error
+        raise BatchRefused(f"{resource.name}: rows by key can't be written now: {error}", outage=True) from error
     try:
         upsert(rm.session(resource.rmid).psycopg, xid.gtrid, staged, pipeline)
         vote = _vote(performer, branch)
@@ -76,9 +79,16 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[Staged], pipe
         if isinstance(error, XaError):
             resource.failed(error)
         if isinstance(error, (psycopg.Error, XaError, RowsGone)) and not isinstance(error, _IN_THE_WAY):
-            raise BatchRefused(f"{resource.name}: rows by key can't be written: {error}") from error
+            of_rows = is_of_rows(error) if isinstance(error, psycopg.Error) else _is_integrity(error)
+            raise BatchRefused(
+                f"{resource.name}: rows by key can't be written: {error}", of_rows=of_rows, outage=is_loss(error)
+            ) from error
         raise
     return None if vote is Code.XA_RDONLY else branch
+
+
+def _is_integrity(error: Exception) -> bool:
+    return isinstance(error, XaError) and error.code is Code.XA_RBINTEGRITY
 
 
 def _vote(performer: Performer, branch: Branch) -> Code:

@@ -19,13 +19,13 @@ import pytest
 from bench.crash.bank.audit import Books, Entry, Sent, compare
 from bench.crash.bank.campaign import PER_POINT, BankCampaign
 from bench.crash.bank.faults import NAMED, SETUPS, Fault, points, setup_of, storm
-from bench.crash.bank.site import Site
-from bench.crash.bank.transfers import ACCOUNTS, OPENING, PLACES, Account, Transfer, some_transfers
+from bench.crash.bank.site import WORKER, Site
+from bench.crash.bank.transfers import ACCOUNTS, OPENING, PLACES, Account, Setup, Transfer, some_transfers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bench.crash.bank.transfers import Setup
+    from bench.crash.bank.faults import Fate
 
 ROOT = Path(__file__).parents[2]
 ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "2"))
@@ -72,6 +72,40 @@ def test_storms(site: Site) -> None:
     campaign.storms(SEED, ROUNDS)
     assert campaign.tally.violations == [], f"seed {SEED}"
     assert campaign.tally.rounds == ROUNDS
+
+
+CAUGHT: list[tuple[str, set[str], Setup, str, Fate]] = [
+    ("EndsDecisionsOfOthers", {"split", "lost", "duplicated"}, Setup("database"), "after decide east", "killed"),
+    ("EndsDecisionsOfOthers", {"split", "lost", "duplicated"}, Setup("token"), "after decide broker", "killed"),
+    ("PresumesForOthers", {"split"}, Setup("file"), "after force", "killed"),
+    ("PresumesForOthers", {"split"}, Setup("sql"), "after force", "killed"),
+    ("IgnoresLeases", {"misled"}, Setup("database", nodes=1, processes=2), "after decide east", "held"),
+    ("IgnoresLeases", {"misled"}, Setup("token", nodes=1, processes=2), "after decide broker", "held"),
+    ("SettlesByLooking", {"split", "lost"}, Setup("database", nodes=1, processes=2), "before decide east", "stopped"),
+    ("SettlesByLooking", {"split", "lost"}, Setup("token", nodes=1, processes=2), "before decide broker", "stopped"),
+    ("GoesOnWhenRefused", {"lost", "misled"}, Setup("sql"), "before force", "replaced"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    ("mutant", "kinds", "setup", "point", "fate"),
+    CAUGHT,
+    ids=[f"{name}-{setup.decides}" for name, _, setup, *_ in CAUGHT],
+)
+def test_a_mutant_is_caught(site: Site, mutant: str, kinds: set[str], setup: Setup, point: str, fate: Fate) -> None:
+    site.worker, site.more = "tests.crash.bank_mutants", {"mutant": mutant}
+    campaign = BankCampaign(site)
+    try:
+        for seed in range(6):  # not every transaction has branches at more than one
+            campaign.named([(setup, (Fault(point, fate),))], seed)
+            if campaign.tally.violations:
+                break
+    finally:
+        site.dismiss()
+        site.worker, site.more = WORKER, {}
+    assert any(campaign.tally.by_kind[kind] for kind in kinds), campaign.tally
 
 
 # --- the auditor ------------------------------------------------------------------------------------------------

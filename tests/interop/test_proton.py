@@ -73,7 +73,7 @@ def test_outcomes(connection: BlockingConnection) -> None:
     sender.send(Message(body="unwanted"))
     receiver.receive(30)
     receiver.reject()
-    dead = connection.create_receiver("dead-letter", credit=1)
+    dead = connection.create_receiver("proton.outcomes.dead", credit=1)
     assert dead.receive(30).body == "unwanted"
     dead.accept()
 

@@ -6,15 +6,21 @@ in seconds, from a while after 1970 on.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 import pipeline
+from pipeline.fronts import LISTENER
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
 
 
 def numbered(rows: DataFrame) -> DataFrame:
@@ -39,6 +45,11 @@ def copied_rows(rows: DataFrame) -> DataFrame:
     return numbered(rows).select("id", "text")
 
 
+def scattered(rows: DataFrame) -> DataFrame:
+    """Each message is a row, written by one of 200 tasks."""
+    return copied_rows(rows).repartition(200)
+
+
 def copied_body(rows: DataFrame) -> DataFrame:
     """Each message is a message."""
     return rows.select("body")
@@ -52,6 +63,62 @@ def doubled(rows: DataFrame) -> DataFrame:
 def totals(rows: DataFrame) -> DataFrame:
     """Sums and counts by product: a stateful query."""
     return numbered(rows).groupBy("product").agg(f.sum("id").alias("total"), f.count("*").alias("n"))
+
+
+def ones(rows: DataFrame) -> DataFrame:
+    """The same key for every message, in many tasks."""
+    return rows.select(f.lit("one").alias("product"), f.lit(1).alias("total"), f.lit(1).alias("n")).repartition(9)
+
+
+def spread(rows: DataFrame) -> DataFrame:
+    """Read by more tasks than PostgreSQL prepares transactions."""
+    return copied_rows(rows)
+
+
+def poisoned(rows: DataFrame) -> DataFrame:
+    """A function that fails on one message."""
+
+    @f.udf("long")
+    def checked(number: int) -> int:
+        if number == 37:
+            raise ValueError("poison")
+        return number
+
+    return copied_rows(rows).withColumn("id", checked("id"))
+
+
+class Counting(StatefulProcessor):
+    """Counts the messages of each product."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
+        before = self._count.get()
+        total = (before[0] if before is not None else 0) + sum(1 for _ in rows)
+        self._count.update((total,))
+        yield Row(product=key[0], n=total)
+
+    def close(self) -> None:
+        pass
+
+
+def counted(rows: DataFrame) -> DataFrame:
+    """Counts in state of its own."""
+    rows.sparkSession.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
+    return (
+        numbered(rows)
+        .groupBy("product")
+        .transformWithState(
+            statefulProcessor=Counting(),
+            outputStructType="product string, n long",
+            outputMode="Update",
+            timeMode="None",
+        )
+    )
 
 
 def distinct(rows: DataFrame) -> DataFrame:
@@ -154,3 +221,55 @@ def built(spark: SparkSession, source: dict[str, str]) -> list[str]:
 def taken(spark: SparkSession, source: dict[str, str]) -> list[dict[str, Any]]:
     """What a batch read shows; nothing is decided."""
     return [row.asDict(recursive=True) for row in spark.read.format("amqp").options(**source).load().collect()]
+
+
+def several(
+    spark: SparkSession, sources: list[dict[str, str]], sink: dict[str, str], checkpoint: str, restarts: int = 0
+) -> dict[str, Any]:
+    """A query over several sources, which are united."""
+    errors: list[str] = []
+    while True:
+        rows = [copied(spark.readStream.format("amqp").options(**source).load()) for source in sources]
+        writer = functools.reduce(DataFrame.union, rows).writeStream.format("xa").options(**sink)
+        running = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        try:
+            running.awaitTermination()
+        except StreamingQueryException as error:
+            errors.append(str(error))
+            if len(errors) > restarts:
+                raise
+            continue
+        return {"errors": errors}
+
+
+def misused(spark: SparkSession, how: str, source: dict[str, str], shared: dict[str, str], checkpoint: str) -> str:
+    """How a query fails that writes in `foreachBatch` what it must not."""
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        session = rows.sparkSession
+        if how == "epoch of another pipeline":
+            with pipeline.epoch(session, batch_id, {**shared, "pipeline": "another"}) as epoch:
+                epoch.write(rows, table="shop:rows")
+        if how == "two epochs":
+            for _ in range(2):
+                with pipeline.epoch(session, batch_id, shared) as epoch:
+                    epoch.write(rows, table="shop:rows")
+        if how == "job that writes":
+            rows.write.format("xa").options(**shared, table="shop:rows").mode("append").save()
+        if how == "job that reads":
+            session.read.format("amqp").options(**source).load().collect()
+
+    rows = copied_rows(spark.readStream.format("amqp").options(**source).load())
+    if how == "job beside the stream":
+        rows = rows.join(copied_rows(spark.read.format("amqp").options(**source).load()).select("id"), "id")
+    running = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+    if how == "unannounced":
+        spark.streams.removeListener(getattr(spark, LISTENER))
+    try:
+        running.trigger(availableNow=True).start().awaitTermination()
+    except StreamingQueryException as error:
+        return str(error)
+    finally:
+        if how == "unannounced":
+            spark.streams.addListener(getattr(spark, LISTENER))
+    return "it was not refused"

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,8 +20,8 @@ from proton import Message
 from proton.utils import BlockingConnection
 
 from bench.process import BrokerProcess
-from pipeline.core import Offset, Source
-from pipeline.core.driver import Reader
+from pipeline.core import Offset, Query, Source
+from pipeline.core.driver import Reader, bind
 from pipeline.core.identity import process_id
 from pipeline.settings import settings_from
 from rm_amqp import AmqpResource
@@ -28,6 +29,7 @@ from tests.pipeline.faults import GENERATION, VARIABLE, await_until
 from tests.rm_amqp.embedded import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
@@ -139,6 +141,8 @@ class Stage:
     postgres: Postgres
     settings: dict[str, str] = field(default_factory=dict)
     pipeline: str = "test"
+    others: dict[str, str] = field(default_factory=dict)
+    """Further resources."""
 
     def __post_init__(self) -> None:
         self.faults = self.folder / "faults"
@@ -155,7 +159,7 @@ class Stage:
     @property
     def resources(self) -> dict[str, str]:
         """name → open string."""
-        return {"broker": f"amqp://127.0.0.1:{self.port}/", "shop": self.database}
+        return {"broker": f"amqp://127.0.0.1:{self.port}/", "shop": self.database, **self.others}
 
     @property
     def shared(self) -> dict[str, str]:
@@ -163,9 +167,23 @@ class Stage:
         resources = {f"resource.{name}": url for name, url in self.resources.items()}
         return {"pipeline": self.pipeline, "log": self.database, **resources}
 
+    @contextmanager
+    def second_broker(self) -> Iterator[int]:
+        """The resource `second`, another broker; its port."""
+        port = free_port()
+        folder = self.folder / "second"
+        folder.mkdir()
+        broker = BrokerProcess(folder, "--listen", f"127.0.0.1:{port}")
+        broker.start()
+        self.others["second"] = f"amqp://127.0.0.1:{port}/"
+        try:
+            yield port
+        finally:
+            broker.kill()
+
     def source(self, **options: str) -> dict[str, str]:
         """Options of the format amqp."""
-        return {**self.shared, "queue": "in", "maxRowsPerBatch": "100", **options}
+        return {**self.shared, "resource": "broker", "queue": "in", "maxRowsPerBatch": "100", **options}
 
     def sink(self, **options: str) -> dict[str, str]:
         """Options of the format xa."""
@@ -175,6 +193,11 @@ class Stage:
     def checkpoint(self) -> str:
         """Where Spark keeps its own."""
         return str(self.folder / "checkpoint")
+
+    def query(self, checkpoint: str | None = None) -> str:
+        """The id of the query that has the checkpoint."""
+        identity: dict[str, str] = json.loads(Path(checkpoint or self.checkpoint, "metadata").read_text())
+        return identity["id"]
 
     # -- drivers
     def driver(self) -> Driver:
@@ -231,9 +254,9 @@ class Stage:
             time.sleep(0.02)
 
     # -- messages
-    def send(self, numbers: range | list[int], queue: str = "in") -> None:
+    def send(self, numbers: range | list[int], queue: str = "in", port: int | None = None) -> None:
         """Puts messages into a queue."""
-        with_proton = BlockingConnection(f"127.0.0.1:{self.port}", allowed_mechs="ANONYMOUS", timeout=60)
+        with_proton = BlockingConnection(f"127.0.0.1:{port or self.port}", allowed_mechs="ANONYMOUS", timeout=60)
         sender = with_proton.create_sender(queue)
         for number in numbers:
             message = Message(
@@ -274,21 +297,25 @@ class Stage:
         commits = [int(path.name) for path in Path(self.checkpoint, "commits").glob("[0-9]*")]
         offsets = [int(path.name) for path in Path(self.checkpoint, "offsets").glob("[0-9]*")]
         assert max(commits) == max(offsets), "Spark has not finished its last batch"
-        stored = Path(self.checkpoint, "offsets", str(max(offsets))).read_text().splitlines()[2]
+        stored = Path(self.checkpoint, "offsets", str(max(offsets))).read_text().splitlines()[2:]
         settings = settings_from(self.pipeline, self.database, self.resources)
-        reader = Reader(settings, Source("broker", ("in",)), process_id())
-        start = Offset.from_json(json.loads(stored))
-        assert reader.latest(start) == start, "something is left in the queue"
-        reader.close()
+        sources = [Source(resource, ("in",)) for resource in ("broker", *self.others)]
+        bind(settings, process_id(), Query(self.query(), "settle", max(offsets)), sources)
+        for source, text in zip(sources, stored, strict=False):  # one that is used twice stands there twice
+            reader = Reader(settings, source, process_id())
+            start = Offset.from_json(json.loads(text))
+            assert reader.latest(start) == start, "something is left in the queue"
+            reader.close()
 
     def left(self) -> list[str]:
         """Branches that nobody has finished, and messages that nobody has taken."""
         own = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"  # others share the server
         found = [f"postgresql: {gid}" for (gid,) in self.rows(own)]
-        rm = AmqpResource()
-        rm.open(self.resources["broker"], 1)
-        found += [f"broker: {xid}" for xid in rm.prepared(1)]
-        rm.close("", 1)
+        for name in ("broker", *self.others):
+            rm = AmqpResource()
+            rm.open(self.resources[name], 1)
+            found += [f"{name}: {xid}" for xid in rm.prepared(1)]
+            rm.close("", 1)
         return found + [f"in the queue: {body}" for body in self.received("in")]
 
     def check_copies(self, expected: Counter[int], *, table: bool = True, address: bool = True) -> None:

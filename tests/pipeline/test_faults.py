@@ -179,7 +179,8 @@ def test_slow_tasks_are_run_twice(stage: Stage, tmp_path: Path) -> None:
 
 
 def test_two_drivers_for_one_pipeline(stage: Stage) -> None:
-    """The second one takes the pipeline, and the first one hears of it and decides nothing any more."""
+    """The second one takes the pipeline, with a checkpoint of its own that follows the first; who then hears of it and
+    decides nothing any more."""
     stage.send(range(N))
     sink = stage.sink(table="rows", address="out")
     first = {"source": stage.source(), "sink": sink, "checkpoint": f"{stage.checkpoint}-1", "query": "copied"}
@@ -187,6 +188,7 @@ def test_two_drivers_for_one_pipeline(stage: Stage) -> None:
     with stage.driver() as one, stage.driver() as two:
         one.ask("stream", processingTime="100 milliseconds", **first)
         stage.await_rows(1)
+        second["source"] = stage.source(adopt=stage.query(f"{stage.checkpoint}-1"))
         two.call("stream", restarts=RESTARTS, **second)
         with pytest.raises(DriverFailed, match=r"pipeline 'test' was taken by .*Run one driver for a pipeline"):
             one.answer()

@@ -39,7 +39,7 @@ def test_a_source_has_defaults() -> None:
 def test_spark_gives_names_in_lower_case_and_values_as_text() -> None:
     given = {**BASE, "queue": "a, b", "partitions": "4", "maxrowsperbatch": "10", "body": "text", "resource": "Broker"}
     options = source_options(given)
-    assert options.source == Source("broker", ("a", "b"), 4, 10)
+    assert options.source == Source("broker", ("a", "b"), 4, 10, text=True)
     assert options.body == "text"
 
 

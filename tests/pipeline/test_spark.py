@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -111,16 +112,72 @@ def test_a_message_is_shown_as_it_is(spark: Driver, stage: Stage) -> None:
         ("copied", {"table": "rows"}, "append", "it has no column 'body'"),
         ("copied", {"table": "rows", "adress": "out"}, "append", r"adress: unknown \(did you mean address\?\)"),
         ("copied", {"address": "out"}, "append", "a message has no id"),
-        ("totals", {"table": "totals", "key": "product"}, "update", "does not support Update mode"),
+        ("totals", {"table": "totals"}, "update", "output mode update gives a row again"),
+        ("spread", {"table": "rows"}, "append", "max_prepared_transactions is"),
     ],
 )
 def test_what_is_refused_when_the_query_starts(
     spark: Driver, stage: Stage, query: str, sink: dict[str, str], mode: str, message: str
 ) -> None:
     stage.send(range(3))
-    arguments = {"source": stage.source(), "sink": stage.sink(**sink), "checkpoint": stage.checkpoint, "mode": mode}
-    with pytest.raises(DriverFailed, match=message):
+    source = stage.source(partitions="200" if query == "spread" else "2")
+    arguments = {"source": source, "sink": stage.sink(**sink), "checkpoint": stage.checkpoint, "mode": mode}
+    with pytest.raises(DriverFailed, match=f"^PipelineError: .*{message}"):  # of start(), not of the query
         spark.call("stream", query=query, **arguments)
+
+
+def test_update_mode_by_key(spark: Driver, stage: Stage) -> None:
+    stage.send(range(N))
+    sink = stage.sink(table="totals", key="product")
+    arguments = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint, "mode": "update"}
+    spark.call("stream", query="totals", **arguments)
+    stage.check_totals(range(N))
+
+
+def test_one_key_in_every_row_of_every_task(spark: Driver, stage: Stage) -> None:
+    stage.send(range(N))
+    update = "total = totals.total + excluded.total, n = totals.n + excluded.n"
+    sink = stage.sink(table="totals", key="product", update=update)
+    spark.call("stream", query="ones", source=stage.source(), sink=sink, checkpoint=stage.checkpoint)
+    stage.settle()
+    assert stage.rows("SELECT product, total, n FROM totals") == [("one", N, N)]
+    assert stage.left() == []
+
+
+def test_state_by_transform_with_state(spark: Driver, stage: Stage) -> None:
+    stage.send(range(N))
+    sink = stage.sink(table="counts", key="product")
+    arguments = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint, "mode": "update"}
+    spark.call("stream", query="counted", **arguments)
+    stage.settle()
+    assert stage.rows("SELECT sum(n) FROM counts") == [(N,)]
+    assert stage.left() == []
+
+
+def test_a_poison_row_is_found_by_restarts_and_keeps_nothing_else(spark: Driver, stage: Stage) -> None:
+    """The user's code fails on 37. A supervisor starts the query again whenever it fails."""
+    stage.send(range(N))
+    sink = stage.sink(table="rows")
+    arguments = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint, "restarts": 14}
+    with pytest.raises(DriverFailed, match="poison"):
+        spark.call("stream", query="poisoned", **arguments)
+    assert sorted(number for (number,) in stage.rows("SELECT id FROM rows")) == [n for n in range(N) if n != 37]
+    assert stage.received("dead-letter") == []
+
+
+def test_a_broker_that_is_started_again_fails_no_query(spark: Driver, stage: Stage) -> None:
+    """Between batches, and in the middle of them."""
+    stage.send(range(N))
+    sink = stage.sink(table="rows", address="broker:out")
+    source = stage.source(maxRowsPerBatch="25")
+    spark.ask("stream", query="copied", source=source, sink=sink, checkpoint=stage.checkpoint)
+    for rows in (20, 120):
+        stage.await_rows(rows)
+        stage.broker.kill()
+        time.sleep(2.0)  # it is away for a while
+        stage.broker.start()
+    assert spark.answer()["errors"] == []
+    stage.check_copies(Counter(range(N)))
 
 
 def test_a_source_with_an_unknown_option_is_not_built(spark: Driver, stage: Stage) -> None:

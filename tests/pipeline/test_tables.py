@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import pytest
 
 from pipeline import PipelineError
 from pipeline.core import TableTarget
+from pipeline.core.tabling import csv_rows
 from pipeline.options import sink_options
 from pipeline.tables import check_rows, csv_of, look_up
 from pipeline.writing import layout
@@ -100,6 +102,13 @@ def test_what_does_not_fit_is_refused(database: str, rows: dict[str, str], key: 
     target = TableTarget("shop", "wide", key)
     with pytest.raises(PipelineError, match=message):
         check_rows(target, look_up(target, database), rows)
+
+
+def test_octets_in_json_are_as_sparks_to_json_has_them() -> None:
+    inner = pa.struct([("raw", pa.binary()), ("many", pa.list_(pa.binary()))])
+    batch = pa.record_batch([pa.array([{"raw": b"\xff\x00", "many": [b"a", None]}], inner)], names=["doc"])
+    (row,) = csv_rows(csv_of(batch, ["doc"]).decode())
+    assert json.loads(row[0] or "") == {"raw": "/wA=", "many": ["YQ==", None]}
 
 
 def test_a_key_is_a_unique_constraint_in_any_order(database: str) -> None:

@@ -180,3 +180,26 @@ def test_what_is_gathered_may_be_more_than_the_broker_reads_at_a_time(tmp_path: 
         halves = list(threads.map(gather, range(2)))
     assert sorted(map(str, halves[0] + halves[1])) == bodies
     broker.stop()
+
+
+def test_gathered_messages_that_are_given_back_with_the_branch(connect: Callable[..., Client], queue: str) -> None:
+    """Failed ones with their count raised, released ones without, when it commits; none of them when it rolls back."""
+    client = connect()
+    client.put(queue, "abcdef")
+    for rounds in (1, 2):
+        xid = client.start()
+        assert _bodies(client.session.gather(queue, 5)) == list("abcde")
+        client.end(xid)
+        with pytest.raises(XaError, match="no place among them"):
+            client.rm.prepare_kept(xid, RMID, failed=[5])
+        client.rm.prepare_kept(xid, RMID, failed=[1, 3], released=[0])
+        assert client.rm.holds(xid.gtrid, RMID) == {xid: 5}
+        assert _bodies([octets for page in client.rm.retired(xid, RMID) for octets in page]) == ["c", "e"]
+        if rounds == 1:
+            client.rm.rollback(xid, RMID)
+        else:
+            client.rm.commit(xid, RMID)
+    xid = client.start()
+    messages = [client.session.receive(queue, 5) for _ in range(4)]
+    assert [(message.body, message.delivery_count) for message in messages] == [("a", 0), ("b", 1), ("d", 1), ("f", 0)]
+    client.commit(xid)

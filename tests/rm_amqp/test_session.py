@@ -185,7 +185,7 @@ def test_release_reject_and_modify(client: Client, queue: str) -> None:
     again = client.session.receive_batch(queue, 5, 5)
     assert [(m.body, m.delivery_count) for m in again] == [("released", 0), ("failed", 1), ("modified", 0)]
     client.commit(xid)
-    assert "rejected" in client.look("dead-letter")
+    assert "rejected" in client.look(f"{queue}.dead")
 
 
 def test_an_outcome_can_be_changed_until_the_end_and_by_the_receiver_only(client: Client, queue: str) -> None:

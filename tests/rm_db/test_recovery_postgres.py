@@ -133,9 +133,11 @@ def test_other_databases(client: Client, strangers: Strangers, postgres: Postgre
     assert listing(client) == []
     (listed,) = listing(client, everybodys=True)
     assert (listed.xid, listed.mine) == (xid, False)
-    with refused(Code.XA_RETRY) as raised:  # not: done
+    with refused(Code.XAER_INVAL) as raised:  # neither done, nor to be tried again for ever
         client.commit(xid)
     assert "0A000" in raised.value.message
+    assert "is prepared in the database" in raised.value.message
+    assert "give the resource a URL of" in raised.value.message
     with refused(Code.XA_RETRY):
         client.rollback(xid)
     assert strangers.left() == {encode_gid(xid)}

@@ -287,10 +287,29 @@ def test_the_message_names_the_transaction_manager(client: Client) -> None:
     client.rollback(xid)
 
 
-def test_a_raw_commit_that_no_guard_sees_is_not_voted_for(client: Client) -> None:
-    """psycopg's client-side cursors are not ours: the transaction's end is noticed afterwards."""
+RAW: list[Callable[[PgConnection], object]] = [
+    lambda shop: psycopg.ClientCursor(shop.psycopg).execute("COMMIT"),
+    lambda shop: shop.psycopg.pgconn.exec_(b"commit"),
+    lambda shop: shop.psycopg.pgconn.exec_params(b"rollback", None),
+    lambda shop: shop.connection.dbapi_connection.pgconn.exec_(b"commit"),  # type: ignore[union-attr]  # it is there
+]
+
+
+@pytest.mark.parametrize("end", RAW)
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_raw_end_that_no_guard_sees_is_not_voted_for(
+    client: Client, end: Callable[[PgConnection], object], *, goes_on: bool
+) -> None:
+    """psycopg's client-side cursors and libpq itself are not ours: the transaction's end is noticed afterwards."""
     xid, shop = begin(client)
-    psycopg.ClientCursor(shop.psycopg).execute("COMMIT")
+    shop.psycopg.execute("SELECT 1")
+    end(shop)
+    if not goes_on:
+        with refused(Code.XA_RBPROTO) as raised:
+            client.end(xid)
+        assert "may be committed already" in raised.value.message
+        client.retrying("rollback", xid)
+        return
     with pytest.raises(XaMisuse, match="ended the transaction"):
         shop.psycopg.execute("SELECT 1")
     with refused(Code.XA_RBPROTO):

@@ -38,11 +38,17 @@ def test_every_reason_is_a_rollback_code() -> None:
     assert set(ROLLED_BACK.values()) <= ROLLBACK_CODES
 
 
-@pytest.mark.parametrize("sqlstate", ["42501", "0A000", "55006", "57014", "58030", "XX000", "25006", ""])
+@pytest.mark.parametrize("sqlstate", ["42501", "55006", "57014", "58030", "XX000", "25006", ""])
 def test_what_is_prepared_stays_prepared(sqlstate: str) -> None:
     """No error of the second phase is taken for an outcome."""
     assert lookup(COMMIT_PREPARED, sqlstate) is Code.XA_RETRY
     assert lookup(ROLLBACK_PREPARED, sqlstate) is Code.XA_RETRY
+
+
+def test_a_gid_of_another_database() -> None:
+    """Refused: it is no outcome, and no later try helps. The manager keeps its decision (`tm.verdicts`)."""
+    assert lookup(COMMIT_PREPARED, "0A000") is Code.XAER_INVAL
+    assert lookup(ROLLBACK_PREPARED, "0A000") is Code.XAER_PROTO
 
 
 def test_an_unknown_gid() -> None:

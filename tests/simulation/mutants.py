@@ -108,6 +108,18 @@ def _heuristic_counts_as_done(effect: Any) -> Generator[Any, Any, Any]:
     return answers
 
 
+def _not_now_counts_as_rolled_back(effect: Any) -> Generator[Any, Any, Any]:
+    """What a resource manager says for which "no connection was free" is an error in the branch."""
+    answers = yield effect
+    if isinstance(effect, Call) and effect.verb in (Verb.COMMIT, Verb.COMMIT_AGAIN, Verb.ROLLBACK):
+        return [_rolled_back(answer) for answer in answers]
+    return answers
+
+
+def _rolled_back(answer: Any) -> Any:
+    return xa_error(Code.XAER_RMERR) if isinstance(answer, XaError) and answer.code is Code.XA_RETRY else answer
+
+
 def _lost_decision_counts_as_refused(effect: Any) -> Generator[Any, Any, Any]:
     answer = yield effect
     if isinstance(effect, Decide) and isinstance(answer, XaError):
@@ -190,6 +202,10 @@ def _finished_counts_as_pending() -> Callable[[Any], Generator[Any, Any, Any]]:
         return answers
 
     return bend
+
+
+def _not_now_counts_as_rolled_back_in_recovery() -> Callable[[Any], Generator[Any, Any, Any]]:
+    return _not_now_counts_as_rolled_back
 
 
 def _heuristic_dropped() -> Callable[[Any], Generator[Any, Any, Any]]:
@@ -308,6 +324,7 @@ MUTANTS = (
     Mutant(
         "a lost answer of the decider counts as no", completion=completion_bent_by(_lost_decision_counts_as_refused)
     ),
+    Mutant('"no room" counts as rolled back', completion=completion_bent_by(_not_now_counts_as_rolled_back)),
     Mutant("others commit before the decider", completion=completion_bent_by(_commit_before_the_decider)),
     Mutant("phase two forgets a branch", completion=completion_bent_by(_commit_not_told)),
     Mutant("recovery reads the log before the scan only", recovery=recovery_bent_by(_log_before_scan_only)),
@@ -316,6 +333,10 @@ MUTANTS = (
     Mutant("recovery scans before it reads what it ends", recovery=recovery_bent_by(_ended_as_read_after_the_scan)),
     Mutant("recovery presumes without asking the decider", recovery=recovery_bent_by(_decider_not_settled)),
     Mutant("recovery finishes nothing that is decided", recovery=recovery_bent_by(_finished_counts_as_pending)),
+    Mutant(
+        'recovery takes "no room" for rolled back',
+        recovery=recovery_bent_by(_not_now_counts_as_rolled_back_in_recovery),
+    ),
     Mutant("recovery drops heuristics", recovery=recovery_bent_by(_heuristic_dropped)),
     Mutant("recovery ends what another node decided", recovery=recovery_by(_with(_EndsWhatIsOthers))),
     Mutant("recovery rolls back another node's branches", recovery=recovery_bent_by(_rolls_back_other_nodes)),

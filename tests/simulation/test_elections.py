@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Algorithm = Callable[[Founding], Generator[Effect, Any, Founding]]
 
 QUICK = 2_000
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "40000"))
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "12000"))
 PARTS = 4
 SEARCH = 60_000
 

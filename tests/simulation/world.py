@@ -71,9 +71,9 @@ _ROUTINE = {
 _ANSWERS: dict[str, tuple[Code, ...]] = {
     "start": (Code.XAER_RMERR,),
     "end": (Code.XA_RBROLLBACK, Code.XAER_RMERR),
-    "prepare": (Code.XA_RBROLLBACK, Code.XA_RBDEADLOCK, Code.XAER_RMERR, Code.XA_RDONLY),
+    "prepare": (Code.XA_RBROLLBACK, Code.XA_RBDEADLOCK, Code.XAER_RMERR, Code.XA_RETRY, Code.XA_RDONLY),
     "commit": (Code.XA_RETRY, Code.XA_HEURRB, Code.XA_HEURCOM, Code.XA_HEURMIX, Code.XA_HEURHAZ, Code.XAER_RMERR),
-    "rollback": (Code.XA_RBROLLBACK, Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURMIX, Code.XA_HEURHAZ),
+    "rollback": (Code.XA_RETRY, Code.XA_RBROLLBACK, Code.XA_HEURCOM, Code.XA_HEURRB, Code.XA_HEURMIX, Code.XA_HEURHAZ),
     "decide": (Code.XA_RBINTEGRITY, Code.XAER_RMERR),
 }
 _VERBS = {
@@ -86,6 +86,8 @@ _VERBS = {
     ("rollback", False): BranchVerb.ROLLBACK,
     ("decide", False): BranchVerb.COMMIT_ONE_PHASE,
 }
+ROOMS = (4096, 2, 1, 0)
+"""How many operations a client may have outstanding at a resource manager."""
 _LOSSES = (Fate.REQUEST_LOST, Fate.REPLY_LOST, Fate.IN_FLIGHT)
 
 
@@ -190,6 +192,8 @@ class World:
         if self.decider_mode:
             self.stores["decider"] = DecidingStore("decider", decider_id=DECIDER_ID)
             self.stores["decider"].clock = self.clock
+        for store in self.stores.values():
+            store.room = self.random.choice(ROOMS)
         self.disks = {node: Disk(log_id) for node, log_id in zip(self.nodes, LOG_IDS, strict=False)}
         self.copies: dict[str, Disk] = {}
         self.replaced: set[str] = set()
@@ -204,6 +208,8 @@ class World:
         self.forgotten: set[bytes] = set()
         """Rolled back at commit by a resource manager that keeps no record of it (XAER_RMERR in S3): should the manager
         die before it hears the answer, or before its log takes a note of it, nobody can ever tell."""
+        self.on_their_own: set[bytes] = set()
+        """Of which a resource manager has completed a branch on its own, or may have said so."""
         self.trace: list[str] = []
         self.processes = [Process(self, node) for node in self.nodes]
         self.activities: list[tuple[Process, Generator[None, None, None]]] = []
@@ -341,6 +347,7 @@ class World:
                 self.trace.append(f"{store.name}: operator {code.name} {named(prepared[0].gtrid)}")
                 self.interfered = True
                 store.complete_heuristically(prepared[0], code)
+                self.on_their_own.add(prepared[0].gtrid)
 
     def _deliver(self, store: ReferenceStore) -> None:
         if self.random.random() < 0.7:
@@ -497,18 +504,42 @@ class World:
         raise AssertionError(effect)
 
     def _call(self, process: Process, control: ThreadOfControl, effect: Call) -> Generator[None, None, list[Any]]:
+        """As `tm.performer` overlaps: whoever is told to collect first does, and then asks again."""
         routine = _ROUTINE[effect.verb]
         answers: list[Any] = []
         for branch in effect.branches:
             yield
             flags = TMASYNC if self.random.random() < 0.5 and len(effect.branches) > 1 else 0
-            answers.append(self._ask(process, control, routine, branch, effect.flags | flags))
-        for index, branch in enumerate(effect.branches):
-            if isinstance(answers[index], Handle):
-                yield
-                answers[index] = self._collect(process, control, branch, answers[index])
-            self.trace.append(f"{routine} {named(branch.xid.gtrid)} {branch.resource}: {_shown(answers[index])}")
+            answer = self._ask(process, control, routine, branch, effect.flags | flags)
+            if flags and _is_full(answer):
+                yield from self._collect_all(process, control, effect, answers, branch.resource)
+                answer = self._ask(process, control, routine, branch, effect.flags | flags)
+                if _is_full(answer):  # by operations of others
+                    answer = self._ask_in_vain(process, control, routine, branch, effect.flags)
+            answers.append(answer)
+        yield from self._collect_all(process, control, effect, answers)
+        for branch, answer in zip(effect.branches, answers, strict=True):
+            self.trace.append(f"{routine} {named(branch.xid.gtrid)} {branch.resource}: {_shown(answer)}")
         return answers
+
+    def _collect_all(
+        self, process: Process, control: ThreadOfControl, effect: Call, answers: list[Any], resource: str = ""
+    ) -> Generator[None, None, None]:
+        """Collects what is outstanding: everywhere, or at one resource."""
+        for index, answer in enumerate(answers):
+            branch = effect.branches[index]
+            if isinstance(answer, Handle) and resource in ("", branch.resource):
+                yield
+                answers[index] = self._collect(process, control, branch, answer)
+
+    def _ask_in_vain(self, process: Process, control: ThreadOfControl, routine: str, branch: Branch, flags: int) -> Any:
+        """Without TMASYNC: there is room by now, or none becomes free in time."""
+        store = self.stores[branch.resource]
+        possible = routine in _ANSWERS and self._possible(store, routine, branch, flags, Code.XA_RETRY)
+        if possible and not self.healing and self.random.random() < 0.5:
+            self.refusals += 1
+            store.script.plan(routine, Code.XA_RETRY, xid=branch.xid)
+        return self._ask(process, control, routine, branch, flags)
 
     def _ask(self, process: Process, control: ThreadOfControl, routine: str, branch: Branch, flags: int) -> Any:
         self._mischief(routine, branch, flags)
@@ -519,6 +550,8 @@ class World:
                 return getattr(process.clients[name], routine)(branch.xid, 1, flags)
         except XaError as error:
             return self.noticed(process, control, name, error)
+        finally:
+            self.stores[name].script.clear()  # what was planned for this call, where it did not come that far
 
     def _collect(self, process: Process, control: ThreadOfControl, branch: Branch, handle: Handle) -> Any:
         try:
@@ -556,6 +589,8 @@ class World:
                 store.script.plan(routine, answer, xid=branch.xid)
                 self.refusals += 1
                 self.interfered = self.interfered or answer in HEURISTIC_CODES or answer is Code.XAER_RMERR
+                if answer in HEURISTIC_CODES or answer is Code.XAER_RMERR:
+                    self.on_their_own.add(branch.xid.gtrid)
                 if answer is Code.XAER_RMERR and routine == "commit":
                     self.forgotten.add(branch.xid.gtrid)
             return
@@ -692,6 +727,8 @@ class World:
                 for xid in store.in_doubt
                 if xid not in noted and not self._is_lost(xid.gtrid)
             ]
+            prepared = [xid for xid, state in store.branches.items() if state is BranchState.S3]
+            found += [f"{name}: {named(xid.gtrid)} given up, and prepared still" for xid in prepared if xid in noted]
             if isinstance(store, DecidingStore):
                 found += [f"{name}: decision of {named(gtrid)} never ended" for gtrid in store.decided]
         for node, disk in self.disks.items():
@@ -713,10 +750,11 @@ class World:
         who = named(gtrid)
         if outcome is not None and self._is_false_alarm(outcome):
             return [f"{who}: told {outcome.verdict.value}, though nothing was in its way"]
-        if any(branch.xid.gtrid == gtrid for disk in self.disks.values() for branch in disk.heuristics):
-            return []
+        noted = any(branch.xid.gtrid == gtrid for disk in self.disks.values() for branch in disk.heuristics)
+        if (noted or gtrid in self.reported) and gtrid not in self.on_their_own:
+            return [f"{who}: a heuristic outcome is reported, and nobody completed a branch on his own"]
         untold = outcome is None or outcome.verdict is Verdict.UNKNOWN
-        if gtrid in self.reported or (gtrid in self.forgotten and untold):
+        if noted or gtrid in self.reported or (gtrid in self.forgotten and untold):
             return []
         if self._is_lost(gtrid):  # what is in doubt there is left alone
             for name in names:
@@ -755,6 +793,10 @@ def _refusal(work: Callable[[], None]) -> LogError | None:
     except LogError as error:
         return error
     return None
+
+
+def _is_full(answer: Any) -> bool:
+    return isinstance(answer, XaError) and answer.code is Code.XAER_ASYNC
 
 
 def _shown(answer: Any) -> str:

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tm.block import handler_at
+
 if TYPE_CHECKING:
     from collections.abc import Collection
     from types import CodeType, FrameType, TracebackType
@@ -23,16 +25,17 @@ OURS: Final = tuple(f"{ROOT / name}/" for name in ("tm", "xa", "rm_db", "rm_amqp
 
 @cache
 def _points(code: CodeType) -> frozenset[int]:
-    """The offsets of the instructions before which CPython has looked for signals."""
+    """The offsets of the instructions before which CPython has looked for signals. What is raised behind a call is
+    raised by the call; so the instruction behind it stands for it only where both have the same handler."""
     points = set()
-    after_call = False
+    call: int | None = None
     for instruction in dis.get_instructions(code):
-        name = instruction.opname
-        if after_call or name == "RESUME":
-            points.add(instruction.offset)
+        name, at = instruction.opname, instruction.offset
+        if name == "RESUME" or (call is not None and handler_at(code, call) == handler_at(code, at)):
+            points.add(at)
         if name.startswith("JUMP_BACKWARD") and "NO_INTERRUPT" not in name:
             points.add(instruction.argval)
-        after_call = name in {"CALL", "CALL_FUNCTION_EX", "CALL_KW"}
+        call = at if name in {"CALL", "CALL_FUNCTION_EX", "CALL_KW"} else None
     return frozenset(points)
 
 

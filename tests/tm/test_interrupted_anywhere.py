@@ -44,14 +44,17 @@ class Run:
         self.tm = self.shop.open()
         self.tx: Transaction | None = None
 
-    def block(self, interruptions: Interruptions, *, fails: bool) -> str:
-        """A block that commits, or fails; what its caller heard."""
+    def block(self, interruptions: Interruptions, *, fails: bool, begins: bool = False) -> str:
+        """A block that commits, or fails; what its caller heard. Interrupted in its end, or (`begins`) anywhere."""
         try:
+            if begins:
+                interruptions.__enter__()
             with self.tm.begin() as tx:
                 self.tx = tx
                 for name in self.shop.stores:
                     tx[name].write("k", 1)
-                interruptions.__enter__()
+                if not begins:
+                    interruptions.__enter__()
                 if fails:
                     raise ValueError("the application failed")  # noqa: TRY301 — out of the block
         except KeyboardInterrupt:
@@ -64,7 +67,6 @@ class Run:
 
     def check(self, heard: str, where: list[str]) -> None:
         """The context can be used again, and recovery has finished everything, alike everywhere."""
-        assert self.tx is not None
         with self.tm.begin() as again:
             for name in self.shop.stores:
                 again[name].write("again", 2)
@@ -77,10 +79,10 @@ class Run:
         values = set(self.shop.values().values())
         assert len(values) == 1, (where, self.shop.values())
         committed = values == {1}
-        outcome = self.tx.outcome
-        assert outcome is not None, where
-        told = outcome.verdict
-        assert told is not (Verdict.ROLLED_BACK if committed else Verdict.COMMITTED), (where, told)
+        if self.tx is not None:
+            assert self.tx.outcome is not None, where
+            told = self.tx.outcome.verdict
+            assert told is not (Verdict.ROLLED_BACK if committed else Verdict.COMMITTED), (where, told)
         assert heard != "committed" or committed, where
         assert heard != "failed" or not committed, where
         assert self.tm.current_or_none() is None, where
@@ -111,6 +113,19 @@ def test_once(tmp_path: Path, shape: str, flags: int, *, fails: bool) -> None:
         heard.add(told)
         run.check(told, interruptions.where)
     assert "interrupted" in heard
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_from_its_beginning(tmp_path: Path, shape: str) -> None:
+    """In begin, in enlistments and in the work of the reference resource managers, too."""
+    names, decider = SHAPES[shape]
+    counted = Interruptions()
+    run = Run(tmp_path / "counted", names, decider=decider, flags=TMUSEASYNC)
+    run.check(run.block(counted, fails=False, begins=True), counted.where)
+    for at in some_of(counted.points, seed=counted.points):
+        interruptions = Interruptions({at})
+        run = Run(tmp_path / str(at), names, decider=decider, flags=TMUSEASYNC)
+        run.check(run.block(interruptions, fails=False, begins=True), interruptions.where)
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["commits", "fails"])

@@ -11,6 +11,7 @@ from tm.effects import Call, End, Note
 from tm.log import Branch, Decision, LogFull
 from tm.log.incarnations import Incarnations, Standing
 from tm.ownership import Ownership
+from tm.recoverer import pause_after
 from tm.recovery import Action, Decisions, ReadDecisions, ReadLive, Scan, Settle, recover
 from tm.verdicts import MEANING, Meaning, Verb
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
@@ -470,3 +471,18 @@ def test_a_branch_that_was_finished_since_the_scan_is_not_told_to_be_rolled_back
     report = one.run()
     assert [finding.action for finding in report.findings] == [Action.GONE]
     assert report.clean
+
+
+@pytest.mark.parametrize(
+    ("pause_s", "took_s", "next_s"),
+    [
+        (0.1, 0.0, 0.2),
+        (4.0, 0.001, 8.0),
+        (8.0, 0.1, 10.0),  # not beyond the interval
+        (10.0, 2.0, 40.0),  # but where there is much to look through: a twentieth of the time
+        (10.0, 30.0, 60.0),
+        (0.1, 1.0, 20.0),
+    ],
+)
+def test_a_pass_rests_longer_the_longer_it_took(pause_s: float, took_s: float, next_s: float) -> None:
+    assert pause_after(pause_s, 10.0, took_s) == pytest.approx(next_s)

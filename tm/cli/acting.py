@@ -10,7 +10,7 @@ from tm.cli import as_json
 from tm.cli.completing import Changed, Hand, Plan, explained, needs_the_log, plan
 from tm.cli.exits import Exit
 from tm.cli.names import NotFound, find, only_on
-from tm.cli.survey import BranchView, Survey, TransactionView, survey
+from tm.cli.survey import BranchView, Known, Survey, TransactionView, survey
 from tm.cli.tables import paragraph, troubles
 from tm.cli.text import printable, several, transaction_name
 from tm.log import LogError
@@ -61,7 +61,7 @@ def _plans(found: Survey, arguments: Namespace) -> Iterator[Plan]:
         kept = chosen.setdefault((view.format_id, view.gtrid), (view, {}))[1]
         kept |= dict.fromkeys(only_on(branches, arguments.on, name))
     for view, kept_branches in chosen.values():
-        planned = plan(arguments.act, view, tuple(kept_branches))
+        planned = plan(arguments.act, view, tuple(kept_branches), complete=found.complete)
         if not planned.steps:
             raise NotFound(f"{view.name}: these branches are finished already")
         yield planned
@@ -71,8 +71,11 @@ def _refusal(plans: list[Plan], *, heuristic: bool) -> str | None:
     """Why this is not done, before anybody is asked."""
     if any(planned.refused for planned in plans):
         return "some of it can't be done; name the others with --on"
-    if any(planned.needs_heuristic for planned in plans) and not heuristic:
-        return "this may split a transaction: if you know better than the log, say --heuristic"
+    needing = [planned for planned in plans if planned.needs_heuristic]
+    if needing and not heuristic:
+        whole = all(planned.whole and planned.view.decision is not Known.UNKNOWN for planned in needing)
+        what = "goes against the log" if whole else "may split a transaction"
+        return f"this {what}: if you know better than the log, say --heuristic"
     return None
 
 

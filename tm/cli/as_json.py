@@ -32,6 +32,8 @@ def survey_value(survey: Survey, transactions: Sequence[TransactionView]) -> dic
         "unreachable": survey.unreachable,
         "log_trouble": survey.log_trouble,
         "complete": survey.complete,
+        "open_decisions": survey.open_decisions,
+        "carried_out": survey.carried_out,
     }
 
 

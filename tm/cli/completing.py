@@ -67,6 +67,8 @@ _CONSENT: Final = {
     (Act.FORGET, Known.UNKNOWN): Consent.BLIND,
 }
 _VERB: Final = {Act.COMMIT: Verb.COMMIT_AGAIN, Act.ROLLBACK: Verb.ROLLBACK}
+_AS_ASKED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
+"""Where a branch goes the way that it is told."""
 _DONE: Final = {Act.COMMIT: "committed", Act.ROLLBACK: "rolled back", Act.FORGET: "forgotten"}
 _HEURISTIC: Final = {Act.COMMIT: Code.XA_HEURCOM, Act.ROLLBACK: Code.XA_HEURRB}
 _AGREES: Final = {Known.COMMIT: Code.XA_HEURCOM, Known.NONE: Code.XA_HEURRB}
@@ -90,6 +92,8 @@ class Plan:
     act: Act
     view: TransactionView
     steps: tuple[Step, ...]
+    whole: bool = False
+    """Whether the same is done on every branch that shows, so that nothing is split by it."""
 
     @property
     def needs_heuristic(self) -> bool:
@@ -115,13 +119,14 @@ class Changed(Exception):
     """The decision is not what the plan was made with; nothing was done."""
 
 
-def plan(act: Act, view: TransactionView, branches: tuple[BranchView, ...]) -> Plan:
-    """What `act` would mean for those of `branches` that are in doubt."""
-    steps = tuple(_step(act, view, branch) for branch in branches if branch.state in IN_DOUBT)
-    return Plan(act, view, steps)
+def plan(act: Act, view: TransactionView, branches: tuple[BranchView, ...], *, complete: bool = False) -> Plan:
+    """What `act` would mean for those of `branches` that are in doubt. `complete`: every resource manager was asked."""
+    whole = complete and set(branches) >= set(view.branches) and all(branch.state in _AS_ASKED for branch in branches)
+    steps = tuple(_step(act, view, branch, whole=whole) for branch in branches if branch.state in IN_DOUBT)
+    return Plan(act, view, steps, whole)
 
 
-def _step(act: Act, view: TransactionView, branch: BranchView) -> Step:
+def _step(act: Act, view: TransactionView, branch: BranchView, *, whole: bool) -> Step:
     where = printable(branch.resource)
     if branch.state is State.NOT_REACHED:
         return Step(branch, Consent.REFUSED, f"{where} can't be reached now, or is not configured")
@@ -132,12 +137,17 @@ def _step(act: Act, view: TransactionView, branch: BranchView) -> Step:
         return Step(branch, Consent.REFUSED, f"{where} has completed it already ({outcome}); it can only be forgotten")
     consent = _CONSENT[act, view.decision]
     doing = "commits" if act is Act.COMMIT else "rolls back"
-    return Step(branch, consent, f"{doing} the branch on {where}: {_consequence(consent, view)}")
+    return Step(branch, consent, f"{doing} the branch on {where}: {_consequence(consent, view, whole=whole)}")
 
 
-def _consequence(consent: Consent, view: TransactionView) -> str:
+def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str:
+    """`whole`: the same is done on every branch that there is."""
     if consent is Consent.PLAIN:
         return "as recovery would"
+    if whole and consent is Consent.SPLITS:
+        if view.decision is Known.COMMIT:
+            return "against the decision to commit, and so on every branch: nothing is split, but it may have been told"
+        return "against the log, and so on every branch that shows: nothing is split, unless there was another one"
     if consent is Consent.SPLITS:
         decided = "to commit" if view.decision is Known.COMMIT else "nothing, which means to roll back"
         return f"this splits the transaction, for which was decided {decided}"

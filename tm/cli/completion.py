@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the script."""
     from tm.cli.main import make_parser  # noqa: PLC0415 — which loads this module as one of the subcommands
 
-    parser = make_parser()
+    parser = make_parser(whole=True)
     for action in _actions(parser):
         completer: Any = _COMPLETERS.get(action.metavar if isinstance(action.metavar, str) else "")
         if completer is not None:

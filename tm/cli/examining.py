@@ -39,7 +39,7 @@ _MENDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A check, and what it was about: config, log, node, orphans, clock, or a resource's name."""
+    """A check, and what it was about: config, log, decisions, node, orphans, clock, or a resource's name."""
 
     subject: str
     check: Check
@@ -83,8 +83,7 @@ def _content(url: str, node: str) -> Check:
         return Check(Health.FAIL, "content", str(error), "restore the folder from where it was whole")
     except (LogError, ValueError, OSError) as error:
         return Check(Health.FAIL, "content", redacted(str(error)), "let it be read by this user; its place is log")
-    decisions = several(len(image.decisions), "decision")
-    found = f"log {image.log_id.hex()}, opened {several(image.openings, 'time')}, {decisions} not carried out yet"
+    found = f"log {image.log_id.hex()}, opened {several(image.openings, 'time')}"
     if image.node != node:
         mend = f"it is that of node {image.node}: use that node id, or give {node} a folder of its own"
         return Check(Health.FAIL, "content", f"another node's: {image.node}", mend)
@@ -136,11 +135,24 @@ def examine_survey(found: Survey, told: Mapping[str, Diagnosis]) -> Iterator[Exa
         if name not in failed:
             check = Check(Health.FAIL, "in doubt", f"can't tell what is in doubt: {redacted(why)}", "see above")
             yield Examined(name, check)
+    if found.log_trouble is None:
+        yield Examined("decisions", _decisions(found))
     yield Examined("orphans", _orphans(found))
     yield Examined("node", _node(found))
     clock = _clock({name: of.clock_ahead_s for name, of in told.items()})
     if clock is not None:
         yield Examined("clock", clock)
+
+
+def _decisions(found: Survey) -> Check:
+    """Those that have not ended, wherever decisions are kept, as `recover list` counts them."""
+    count = found.open_decisions + found.carried_out
+    if not count:
+        return Check(Health.OK, "decisions", "none is open")
+    told = [f"{found.open_decisions} of transactions in doubt"] if found.open_decisions else []
+    if found.carried_out:
+        told.append(f"{found.carried_out} carried out everywhere, which the next recovery pass ends")
+    return Check(Health.OK, "decisions", f"{several(count, 'decision')} open: {listed(told)}")
 
 
 def _orphans(found: Survey) -> Check:

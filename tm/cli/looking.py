@@ -12,7 +12,7 @@ from tm.cli import as_json
 from tm.cli.exits import Exit
 from tm.cli.names import NotFound, find
 from tm.cli.survey import Filter, State, Survey, TransactionView, survey
-from tm.cli.tables import NARROW, WIDE_FROM, details, state_of, summary, table, troubles
+from tm.cli.tables import MOST, NARROW, WIDE_FROM, details, rest, state_of, summary, table, troubles
 from tm.cli.text import printable
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def filter_of(arguments: Namespace) -> Filter:
 
 
 def verdict(found: Survey, transactions: Sequence[TransactionView]) -> Exit:
-    """What to tell a script."""
+    """What to tell a script. What other transaction managers have in doubt is shown, and is no trouble of ours."""
     if not found.complete:
         return Exit.INCOMPLETE
-    return Exit.IN_DOUBT if transactions else Exit.DONE
+    return Exit.IN_DOUBT if any(view.ours is not None for view in transactions) else Exit.DONE
 
 
 def width_of(arguments: Namespace) -> int:
@@ -64,7 +64,9 @@ def list_transactions(site: Site, arguments: Namespace, progress: Progress) -> E
         for line in troubles(found):
             print(line, file=sys.stderr)
     else:
-        for line in (*table(transactions, width_of(arguments)), *summary(transactions, found)):
+        most = len(transactions) if arguments.all else MOST
+        listed = table(transactions[:most], width_of(arguments))
+        for line in (*listed, *rest(transactions[most:]), *summary(transactions, found)):
             print(line)
     return verdict(found, transactions)
 

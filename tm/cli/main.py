@@ -1,19 +1,24 @@
 """`xabridge`: finds the subcommands of the group `xabridge.commands` and runs the one that was asked for.
 
-A subcommand is a module with SUMMARY, `add_arguments(parser)` and `run(arguments) -> exit code`.
+A subcommand is a module with SUMMARY, `add_arguments(parser)` and `run(arguments) -> exit code`. Only the one that runs
+is imported: for the list of all of them, SUMMARY is read in the module's text.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import io
 import os
 import sys
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import entry_points, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "xabridge.commands"
 EXIT_USAGE: Final = 2
@@ -71,13 +76,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def make_parser(wanted: str | None = None) -> argparse.ArgumentParser:
-    """The parser of everything; where `wanted` is a subcommand only that one is loaded, which is faster."""
+def make_parser(wanted: str | None = None, *, whole: bool = False) -> argparse.ArgumentParser:
+    """The parser of the subcommand `wanted`, or where that is none, of what every subcommand is called and does; with
+    `whole` that of everything. What is not wanted is not loaded."""
     found = {entry.name: entry for entry in entry_points(group=GROUP)}
     parser = argparse.ArgumentParser(prog="xabridge", description="Distributed transactions over AMQP and databases.")
     parser.add_argument("--version", action="version", version=f"xabridge {version('xabridge')}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in [wanted] if wanted in found else sorted(found):
+        if name != wanted and not whole:
+            subparsers.add_parser(name, help=summary_of(found[name]))
+            continue
         try:
             command = cast("Command", found[name].load())
         except Exception as error:  # noqa: BLE001 — a plugin of anybody's, and it costs nobody else anything
@@ -86,3 +95,29 @@ def make_parser(wanted: str | None = None) -> argparse.ArgumentParser:
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
     return parser
+
+
+def summary_of(entry: EntryPoint) -> str:
+    """A subcommand's SUMMARY, as its module's text says it."""
+    try:
+        for statement in ast.parse(_text_of(entry.module)).body:
+            if isinstance(statement, ast.AnnAssign | ast.Assign) and isinstance(statement.value, ast.Constant):
+                targets = [statement.target] if isinstance(statement, ast.AnnAssign) else statement.targets
+                if any(isinstance(target, ast.Name) and target.id == "SUMMARY" for target in targets):
+                    return str(statement.value.value)
+    except (OSError, SyntaxError, ValueError) as error:
+        return f"can't be read: {error}"
+    return "says nothing of itself"
+
+
+def _text_of(module: str) -> str:
+    """The text of a module, of which nothing is imported: not even the packages that it is in. OSError: it has none."""
+    package, *parts = module.split(".")
+    spec = find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    for place in places:
+        path = Path(place, *parts)
+        for file in (path.with_suffix(".py"), path / "__init__.py"):
+            if file.is_file():
+                return file.read_text(encoding="utf-8")
+    raise OSError(f"there is no text of {module}")

@@ -18,7 +18,7 @@ from tm.cli.progress import Progress
 from tm.cli.recovering import exit_code, expected, one_pass, report_lines
 from tm.cli.site import Site
 from tm.cli.survey import IN_DOUBT, survey
-from tm.cli.tables import paragraph, troubles
+from tm.cli.tables import MOST, paragraph, troubles
 from tm.cli.text import duration, printable, several
 from tm.config import configuration_from
 from tm.log import LogError, LogLocked
@@ -60,6 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
     listing = action("list", "list every transaction in doubt", list_transactions)
     _add_filters(listing)
+    _add_all(listing)
     listing.add_argument("--names", action="store_true", help="print the names only, one to a line")
     show = action("show", "show everything about a transaction", show_transactions)
     _add_names(show)
@@ -68,6 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     watching.add_argument("--interval", type=_duration, default=2.0, metavar="TIME", help="pause (default 2s)")
     running = action("run", "make one recovery pass and say what it did", _run_pass)
     running.add_argument("--dry-run", action="store_true", help="only say what it would do")
+    _add_all(running)
     running.add_argument(
         "--newest", action="append", default=[], metavar="INCARNATION", type=_incarnation,
         help="this copy of the log is the newest that there is: it lacks no decision of this incarnation, which was at "
@@ -95,6 +97,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="not configured any more; it does not exist any more, or has been told by hand (repeatable)",
     )  # fmt: skip
     _add_consent(ending)
+
+
+def _add_all(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--all", action="store_true", help=f"tell of each transaction, also where there are over {MOST}"
+    )
 
 
 def _add_consent(parser: ArgumentParser) -> None:
@@ -169,7 +177,7 @@ def complain(said: object, code: Exit) -> Exit:
 
 def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     if arguments.dry_run:
-        return _dry_run(survey(site.look()), as_text=not arguments.json)
+        return _dry_run(survey(site.look()), as_text=not arguments.json, most=None if arguments.all else MOST)
     with site.holding_the_log() as log:
         for incarnation in arguments.newest:
             _trust(log, incarnation)
@@ -178,7 +186,7 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
     if arguments.json:
         as_json.write(as_json.report_value(report))
     else:
-        for line in report_lines(report):
+        for line in report_lines(report, None if arguments.all else MOST):
             print(line)
         for name, why in report.unreachable.items():
             print(*paragraph(f"{printable(name)} could not be reached: {printable(why)}"), sep="\n")
@@ -225,9 +233,9 @@ def _trust(log: DecisionLog | None, incarnation: bytes) -> None:
         raise LogError(str(error)) from error
 
 
-def _dry_run(found: Survey, *, as_text: bool) -> Exit:
+def _dry_run(found: Survey, *, as_text: bool, most: int | None) -> Exit:
     if as_text:
-        for line in (*expected(found), *troubles(found)):
+        for line in (*expected(found, most), *troubles(found)):
             print(line)
     else:
         as_json.write(as_json.survey_value(found, found.transactions))

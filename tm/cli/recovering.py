@@ -7,12 +7,13 @@ leases run.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from tm.cli.exits import Exit
 from tm.cli.survey import Known, Survey
-from tm.cli.tables import NARROW, paragraph, shortened
-from tm.cli.text import ending_command, gtrid_name, listed, printable, transaction_name
+from tm.cli.tables import MOST_KINDS, NARROW, paragraph, shortened
+from tm.cli.text import ending_command, gtrid_name, listed, printable, several, transaction_name
 from tm.effects import Call
 from tm.performer import Performer
 from tm.recoverer import Recoverer, ownership_of
@@ -20,7 +21,7 @@ from tm.recovery import Action, ReadDecisions, Report, Scan
 from tm.verdicts import Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tm.cli.progress import Progress
     from tm.cli.site import Site
@@ -65,23 +66,40 @@ def _told(progress: Progress) -> Callable[[RecoveryEffect], None]:
     return tell
 
 
-def report_lines(report: Report) -> Iterator[str]:
-    """What the pass did, a line for each transaction."""
+def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
+    """What the pass did, a line for each of the first `most` transactions, and how often each thing for the others."""
     by_name: dict[str, list[Finding]] = {}
     for finding in report.findings:
         by_name.setdefault(transaction_name(finding.branch.xid), []).append(finding)
-    for name, findings in by_name.items():
-        for what in _what(findings):
-            yield from _line(name, what)
-            name = ""  # noqa: PLW2901 — said once
-    for gtrid, names in report.not_configured.items():
+    told = [(name, tuple(_what(findings))) for name, findings in by_name.items()]
+    silent = "decided to commit; a resource manager it needs could not be asked"
+    told += [
+        (gtrid_name(gtrid), (silent,))
+        for gtrid in report.undone
+        if gtrid_name(gtrid) not in by_name and gtrid not in report.not_configured
+    ]
+    yield from _told_of(told, most)
+    for number, (gtrid, names) in enumerate(report.not_configured.items()):
+        if number == most:
+            yield f"… and {len(report.not_configured) - number} more that name what is not configured (--all)"
+            break
         name = gtrid_name(gtrid)
         yield from _not_configured(name, names, name)
-    for gtrid in report.undone:
-        if gtrid_name(gtrid) not in by_name and gtrid not in report.not_configured:
-            yield from _line(gtrid_name(gtrid), "decided to commit; a resource manager it needs could not be asked")
     if not by_name and not report.undone:
         yield "nothing in doubt" if not report.unreachable else "nothing found in doubt"
+
+
+def _told_of(told: Sequence[tuple[str, tuple[str, ...]]], most: int | None) -> Iterator[str]:
+    """What is told of each transaction, by name; of those behind the first `most` only how many there are of a kind."""
+    for name, said in told[:most]:
+        for what in said:
+            yield from _line(name, what)
+            name = ""  # noqa: PLW2901 — said once
+    others = told[most:] if most is not None else ()
+    if others:
+        yield f"… and {several(len(others), 'transaction')} more (--all tells of each):"
+        for what, count in Counter(what for _, said in others for what in said).most_common(MOST_KINDS):
+            yield from _line(f"    {count}", what)
 
 
 def _not_configured(name: str, names: Collection[str], shown: str) -> Iterator[str]:
@@ -124,28 +142,31 @@ def exit_code(report: Report) -> Exit:
     return Exit.DONE
 
 
-def expected(found: Survey) -> Iterator[str]:
-    """What a pass would do now: the lines of `run --dry-run`."""
-    for view in found.transactions:
-        on = listed([printable(branch.resource) for branch in view.in_doubt])
-        if view.decision is Known.UNKNOWN or view.at_work:
-            what = f"would be left alone: {view.why}"
-        elif any(branch.outcome is not None or branch.noted is not None for branch in view.in_doubt):
-            what = f"was completed on its own on {on}; would be noted, and forgotten where that is what was decided"
-        elif view.decision is Known.COMMIT:
-            yield from _would_be_committed(view)
-            continue
-        else:
-            what = f"would be rolled back on {on}, unless it is decided until then"
-        yield from _line(view.name, what)
+def expected(found: Survey, most: int | None = None) -> Iterator[str]:
+    """What a pass would do now: the lines of `run --dry-run`, as those of `report_lines`."""
+    yield from _told_of([(view.name, (what,)) for view in found.transactions if (what := _would(view))], most)
+    absent = [view for view in found.transactions if view.decision is Known.COMMIT and _absent(view)]
+    for view in absent[:most]:
+        yield from _not_configured(view.name, _absent(view), view.name)
+    if most is not None and len(absent) > most:
+        yield f"… and {len(absent) - most} more that name what is not configured (--all)"
     if not found.transactions:
         yield "nothing found in doubt"
 
 
-def _would_be_committed(view: TransactionView) -> Iterator[str]:
-    absent = {branch.resource: None for branch in view.in_doubt if not branch.configured}
-    on = listed([printable(branch.resource) for branch in view.in_doubt if branch.configured])
-    if on:
-        yield from _line(view.name, f"would be committed on {on}")
-    if absent:
-        yield from _not_configured(view.name, absent, "" if on else view.name)
+def _would(view: TransactionView) -> str:
+    """What a pass would do about a transaction where it can do something, or nothing for good."""
+    on = listed([printable(branch.resource) for branch in view.in_doubt])
+    if view.decision is Known.UNKNOWN or view.at_work:
+        return f"would be left alone: {view.why}"
+    if any(branch.outcome is not None or branch.noted is not None for branch in view.in_doubt):
+        return f"was completed on its own on {on}; would be noted, and forgotten where that is what was decided"
+    if view.decision is Known.COMMIT:
+        configured = listed([printable(branch.resource) for branch in view.in_doubt if branch.configured])
+        return f"would be committed on {configured}" if configured else ""
+    return f"would be rolled back on {on}, unless it is decided until then"
+
+
+def _absent(view: TransactionView) -> tuple[str, ...]:
+    """The resources of a transaction that are not configured any more."""
+    return tuple(dict.fromkeys(branch.resource for branch in view.in_doubt if not branch.configured))

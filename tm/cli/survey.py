@@ -111,13 +111,17 @@ class TransactionView:
 @dataclass(frozen=True, slots=True)
 class Survey:
     """What is in doubt at a site, oldest first. `unreachable` maps a resource to what kept it from being asked;
-    `log_trouble` says why the log could not be read."""
+    `log_trouble` says why the log could not be read. Of the decisions that have not ended, in the log and in resources
+    that decide, `open_decisions` are of these transactions, and `carried_out` of none: every branch is finished, and
+    the next recovery pass ends them."""
 
     node: str
     configured: int
     transactions: tuple[TransactionView, ...]
     unreachable: dict[str, str] = field(default_factory=dict)
     log_trouble: str | None = None
+    open_decisions: int = 0
+    carried_out: int = 0
 
     @property
     def complete(self) -> bool:
@@ -183,15 +187,22 @@ class _Surveyor:
                 found.setdefault(key, []).append(self._view(resource, branch, tells=scanned.tells))
         for branch_view in self._noted_only({branch.xid for branches in found.values() for branch in branches}):
             found.setdefault((branch_view.xid.format_id, branch_view.xid.gtrid), []).append(branch_view)
+        open_decisions = carried_out = 0
         for decision in self._decisions():
             key = (FORMAT_ID, decision.gtrid)
             others = list(self._others(decision, {branch.xid for branch in found.get(key, ())}))
             if key in found or any(branch.state is State.NOT_REACHED for branch in others):
                 found.setdefault(key, []).extend(others)
+                open_decisions += 1
+            else:
+                carried_out += 1
         transactions = [self._transaction(*key, branches) for key, branches in found.items()]
         transactions.sort(key=lambda view: (-max(branch.age_s or 0.0 for branch in view.branches), view.name))
         trouble = str(seen.log) if isinstance(seen.log, LogError) else None
-        return Survey(seen.node, len(seen.configured), tuple(transactions), dict(seen.unreachable), trouble)
+        return Survey(
+            seen.node, len(seen.configured), tuple(transactions), dict(seen.unreachable), trouble, open_decisions,
+            carried_out,
+        )  # fmt: skip
 
     def _view(self, resource: str, branch: InDoubtBranch, *, tells: bool) -> BranchView:
         note = self._noted.get(branch.xid)

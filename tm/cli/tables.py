@@ -23,6 +23,10 @@ NARROW: Final = 80
 WIDE_FROM: Final = 120
 """From so many columns on a terminal gets the wide table."""
 
+MOST: Final = 50
+"""Transactions that are listed where not all of them are asked for."""
+MOST_KINDS: Final = 20
+
 _NARROW_HEAD: Final = ("XID", "AGE", "STATE", "DECISION", "HELD BY")
 _NARROW_WIDTHS: Final = (28, 5, 11, 8, 0)
 _WIDE_HEAD: Final = ("XID", "NODE", "AGE", "STATE", "DECISION", "HELD BY", "OWNER", "HOLDS")
@@ -52,12 +56,53 @@ def summary(transactions: Sequence[TransactionView], survey: Survey) -> list[str
     if transactions:
         counted = several(len(transactions), "transaction")
         said = f"{counted} in doubt on {several(len(managers), 'resource manager')}"
+        others = sum(view.ours is None for view in transactions)
+        if others:
+            said += f", {others} of them not xabridge's"
     elif survey.configured == 0:
         said = "nothing in doubt: no resource manager is configured"
     else:
         asked = survey.configured - len(survey.unreachable)
         said = f"nothing in doubt on {several(asked, 'resource manager')}"
-    return [said, *troubles(survey)]
+    return [said, *_carried_out(survey), *troubles(survey)]
+
+
+def _carried_out(survey: Survey) -> list[str]:
+    if not survey.carried_out:
+        return []
+    decisions = several(survey.carried_out, "decision")
+    which = "is" if survey.carried_out == 1 else "are"
+    return paragraph(f"{decisions} more {which} carried out everywhere; the next recovery pass ends that")
+
+
+def rest(transactions: Sequence[TransactionView]) -> list[str]:
+    """What stands in the place of the transactions that are not listed: how many there are of each kind, and how old
+    the oldest is."""
+    if not transactions:
+        return []
+    kinds: dict[str, list[TransactionView]] = {}
+    for view in transactions:
+        kinds.setdefault(_kind(view), []).append(view)
+    most = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
+    lines = [f"… and {several(len(transactions), 'transaction')} more; --all lists them:"]
+    for kind, views in most[:MOST_KINDS]:
+        oldest = max(
+            (branch.age_s for view in views for branch in view.branches if branch.age_s is not None), default=None
+        )
+        since = f", oldest {age(oldest)}" if oldest is not None else ""
+        lines += paragraph(f"{len(views)}  {kind}{since}", _INDENT, _INDENT + "  ")
+    left = sum(len(views) for _, views in most[MOST_KINDS:])
+    return [*lines, f"{_INDENT}{left}  of other kinds"] if left else lines
+
+
+def _kind(view: TransactionView) -> str:
+    """What a transaction has in common with others: its node, its decision, how it stands and where."""
+    ours = view.ours
+    states: dict[str, list[str]] = {}
+    for branch in view.in_doubt:
+        states.setdefault(state_of(branch), []).append(printable(branch.resource))
+    stands = "; ".join(f"{state} on {listed(names)}" for state, names in states.items())
+    return f"{ours.node if ours is not None else 'foreign'}, decision {view.decision.value}: {stands}"
 
 
 def troubles(survey: Survey) -> list[str]:

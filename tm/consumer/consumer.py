@@ -80,7 +80,8 @@ class Consumer:
     def health(self) -> Health:
         """How it is, for a probe."""
         workers = 0 if self._gang is None else self._gang.alive
-        return Health(self._state, workers, len(self._tally.busy), self._tally.counts, self._tally.trouble)
+        tally = self._tally
+        return Health(self._state, workers, len(tally.busy), tally.counts, (*tally.trouble, *tally.hanging))
 
     # --- in threads -----------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@
     (a failure would count as a delivery of what is not handled), and received again one by one.
 3. It is not handled at once, but after a wait that grows with its deliveries; the wait is spent holding it, so that
    nobody else tries it either, in this process or another.
-4. One that was delivered too often is refused: the broker dead-letters it. Its deliveries are counted by the broker,
-   so a message that kills the process is dead-lettered too.
+4. One that was delivered too often is put away as a dead letter. Its deliveries are counted by the broker, so a message
+   that kills the process is dead-lettered too.
 5. After a failure the worker itself pauses, longer after each further one: handlers that always fail do not empty
    the queue into the dead letters.
 """
@@ -51,7 +51,7 @@ class Handle:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Refuse the messages for good, and commit. Answer: None, or the exception."""
+    """Put the messages away as dead letters, and commit. Answer: None, or the exception."""
 
     messages: Sequence[Any]
 

@@ -19,10 +19,11 @@ class ConsumerSettings:
     """`queue` of the resource `resource`; `workers` at a time, up to `batch` messages in a transaction.
 
     `takes` says what the handler is called with: each message, or the list of those of one transaction. A message
-    that was delivered `max_deliveries` times in vain is refused, which dead-letters it. The wait before another
-    attempt is `retry_first_s`, twice as long after each further failure, at most `retry_most_s`. `idle_s`: how long
-    a worker waits for a message before it looks whether it shall stop. `timeout_s` is that of the transactions; the
-    manager's where it is None.
+    that was delivered `max_deliveries` times in vain goes to the queue `dead_letter`, with what is known of its
+    failures (None: to `<queue>.dead`; "": it is refused, and the broker puts it where it wants). The wait before
+    another attempt is `retry_first_s`, twice as long after each further failure, at most `retry_most_s`. `idle_s`: how
+    long a worker waits for a message before it looks whether it shall stop. `timeout_s` is that of the transactions;
+    the manager's where it is None.
     """
 
     queue: str
@@ -36,6 +37,7 @@ class ConsumerSettings:
     idle_s: float = 1.0
     timeout_s: float | None = None
     shutdown_s: float = 30.0
+    dead_letter: str | None = None
 
     def __post_init__(self) -> None:
         for name, most in (("workers", MAX_WORKERS), ("batch", MAX_BATCH), ("max_deliveries", 1_000_000)):
@@ -50,8 +52,15 @@ class ConsumerSettings:
             raise ConfigurationError(
                 f'consumer of {self.queue}: takes is {self.takes!r}, neither "message" nor "batch"'
             )
+        if self.queue and self.dead_letter == self.queue:
+            raise ConfigurationError(f"consumer of {self.queue}: dead_letter is the queue itself: name another one")
         if not self.queue:
             raise ConfigurationError("a consumer needs the name of a queue")
+
+    @property
+    def dead_letters(self) -> str:
+        """The queue that messages are sent to which were delivered too often; empty: the broker decides."""
+        return f"{self.queue}.dead" if self.dead_letter is None else self.dead_letter
 
     def pause_s(self, failures: int) -> float:
         """How long to wait after so many failures."""

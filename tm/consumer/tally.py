@@ -32,7 +32,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a consumer is. `trouble` says what keeps workers from receiving at this moment, by worker."""
+    """How a consumer is. `trouble` says what keeps workers from receiving at this moment, and which handlers are at
+    work for longer than their transaction may take."""
 
     state: ConsumerState
     workers: int
@@ -42,7 +43,7 @@ class Health:
 
     @property
     def ok(self) -> bool:
-        """Whether it runs, and every worker can receive."""
+        """Whether it runs, every worker can receive, and no handler hangs."""
         return self.state is ConsumerState.RUNNING and not self.trouble
 
 
@@ -72,7 +73,8 @@ class Tally:
         self.clock = clock
         self._lock = threading.Lock()
         self._counts = Counts()
-        self._busy: dict[int, Transaction] = {}
+        self._busy: dict[int, tuple[Transaction, float]] = {}
+        """By worker, and since when."""
         self._trouble: dict[int, str] = {}
         self._used: dict[str, None] = {}
 
@@ -89,7 +91,19 @@ class Tally:
     @property
     def busy(self) -> tuple[Transaction, ...]:
         """The transactions that handlers are at work in."""
-        return tuple(self._busy.values())
+        return tuple(transaction for transaction, _ in self._busy.copy().values())
+
+    @property
+    def hanging(self) -> tuple[str, ...]:
+        """Which handlers are at work for longer than their transaction may take. It is rolled back meanwhile, and
+        their worker does nothing else."""
+        now = self.clock()
+        return tuple(
+            f"a handler is at work for {now - since:.1f} s, longer than the {transaction.timeout_s:g} s of its "
+            f"transaction {transaction}"
+            for transaction, since in self._busy.copy().values()
+            if now - since > transaction.timeout_s
+        )
 
     @property
     def used(self) -> tuple[str, ...]:
@@ -99,13 +113,13 @@ class Tally:
     def working(self, worker: int, transaction: Transaction) -> None:
         """`worker` has messages in hand."""
         self._trouble.pop(worker, None)
-        self._busy[worker] = transaction
+        self._busy[worker] = transaction, self.clock()
 
     def done(self, worker: int, outcome: str, messages: int, began: float) -> None:
         """... and has come to an end with them."""
-        transaction = self._busy.pop(worker, None)
-        if transaction is not None:
-            self._note(transaction)
+        busy = self._busy.pop(worker, None)
+        if busy is not None:
+            self._note(busy[0])
         self.count(outcome, messages)
         if self._recorder is not None:
             self._recorder.consumed(self._queue, outcome, messages, self.clock() - began)

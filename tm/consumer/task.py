@@ -85,9 +85,13 @@ class Task:
     async def _work(self, effect: Handle | Refuse | GiveBack, transaction: Transaction) -> None:
         if not isinstance(effect, Handle):
             session = self._crew.session(transaction)
-            tell = session.release if isinstance(effect, GiveBack) else session.reject
             for message in effect.messages:
-                tell(message)
+                if isinstance(effect, GiveBack):
+                    session.release(message)
+                elif (letter := self._crew.dead_letter(message)).address:
+                    await session.aio.dead_letter(message, *letter)
+                else:
+                    session.reject(message)
             return
         for call in self._crew.calls(effect.messages):
             await self._crew.handler(call, transaction)

@@ -1,14 +1,18 @@
 """Worker: performs the rounds of one worker in a thread.
 
-What a session for messages has to offer: `receive_batch(address, count, timeout_s)`, `reject(message)` and
-`release(message)`, all of which take effect when the branch is committed; and `aio`, the same for asyncio.
+What a session for messages has to offer: `receive_batch(address, count, timeout_s)`, `reject(message)`,
+`release(message)` and `dead_letter(message, address, annotations)`, all of which take effect when the branch is
+committed; and `aio`, the same for asyncio, where `receive_batch` and `dead_letter` are coroutines. `dead_letter` sends
+the message with these annotations to the address and takes it from its queue.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from tm.consumer.failures import Failures, name_of, place_of
 from tm.consumer.rounds import GiveBack, Handle, Pause, Receive, Refuse, rounds
 from tm.consumer.tally import DEAD_LETTERED, HANDLED, RETURNED, outcome_of
 from tm.outcome import ProtocolMisuse, Verdict
@@ -29,7 +33,18 @@ logger = logging.getLogger("xabridge.tm.consumer")
 
 OUTCOMES: Final = {Handle: HANDLED, Refuse: DEAD_LETTERED, GiveBack: RETURNED}
 """Effect → what its messages count as, where it succeeds."""
+UNKNOWN_REASON: Final = "not known: it failed in another process, or its process ended"
+FEW: Final = 3
+"""Messages that a line names."""
 _RECEIVING: Final = "receiving"
+
+
+class DeadLetter(NamedTuple):
+    """Where a message goes that was delivered too often, with what is known of it; without an address it is refused,
+    and the broker puts it away."""
+
+    address: str
+    annotations: dict[str, str | int]
 
 
 class Crew:
@@ -43,6 +58,7 @@ class Crew:
         self.handler = handler
         self.tally = tally
         self.timeout_s = settings.timeout_s or manager.timeout_s
+        self.failures = Failures()
         self._reminders = Reminders(tally.clock)
 
     def session(self, transaction: Transaction) -> Any:
@@ -63,15 +79,52 @@ class Crew:
     ) -> None:
         """Counts, and logs, what came of an effect."""
         outcome = OUTCOMES[type(effect)] if error is None else outcome_of(error)
-        messages, queue = len(effect.messages), self.settings.queue
-        self.tally.done(number, outcome, messages, began)
+        queue = self.settings.queue
+        self.tally.done(number, outcome, len(effect.messages), began)
         if error is not None:
-            trace = error if logger.isEnabledFor(logging.DEBUG) else None
-            why = f"{type(error).__name__}: {error}"
-            logger.warning("%s: %d of %s: %s: %s", transaction, messages, queue, outcome, why, exc_info=trace)
-        elif isinstance(effect, Refuse):
-            count = effect.messages[0].delivery_count
-            logger.error("%s: a message of %s was dead-lettered after %d deliveries", transaction, queue, count)
+            self._told_failure(effect, transaction, outcome, error)
+            return
+        for message in effect.messages if not isinstance(effect, GiveBack) else ():
+            if isinstance(effect, Refuse):
+                letter = self.dead_letter(message)
+                logger.error(
+                    "%s: message %s of %s was dead-lettered to %s after %d deliveries: %s",
+                    transaction, name_of(message), queue, letter.address or "where the broker puts it",
+                    message.delivery_count, letter.annotations["reason"],
+                )  # fmt: skip
+            self.failures.forget(message)
+
+    def _told_failure(
+        self, effect: Handle | Refuse | GiveBack, transaction: Transaction, outcome: str, error: Exception
+    ) -> None:
+        if not isinstance(effect, GiveBack):
+            for message in effect.messages:
+                self.failures.note(message, error, vain=isinstance(effect, Refuse))
+        place = place_of(error)
+        trace = logger.isEnabledFor(logging.DEBUG) or (bool(place) and self.failures.is_new(f"{type(error)} {place}"))
+        names = ", ".join(name_of(message) for message in effect.messages[:FEW])
+        more = f" and {len(effect.messages) - FEW} more" if len(effect.messages) > FEW else ""
+        logger.warning(
+            "%s: message %s%s of %s: %s: %s: %s%s",
+            transaction, names, more, self.settings.queue, outcome, type(error).__name__, error,
+            f" ({place})" if place else "", exc_info=error if trace else None,
+        )  # fmt: skip
+
+    def dead_letter(self, message: Any) -> DeadLetter:
+        """What becomes of a message that was delivered too often. Where it could not be sent to its queue of dead
+        letters before (there is none, or nobody may), it is left to the broker."""
+        failure = self.failures.known(message)
+        annotations: dict[str, str | int] = {
+            "reason": failure.reason if failure is not None else UNKNOWN_REASON,
+            "place": failure.place if failure is not None else "",
+            "queue": self.settings.queue,
+            "deliveries": int(message.delivery_count),
+            "last-ms": failure.last_ms if failure is not None else int(time.time() * 1000),
+        }
+        if failure is not None:
+            annotations["first-ms"] = failure.first_ms
+        in_vain = failure is not None and failure.vain
+        return DeadLetter("" if in_vain else self.settings.dead_letters, annotations)
 
     def failed_to_receive(self, number: int, error: Exception) -> None:
         """A worker can't receive. What keeps all of them from it, say an outage, is logged now and then."""
@@ -174,9 +227,13 @@ class Worker:
     def _work(self, effect: Handle | Refuse | GiveBack, transaction: Transaction) -> None:
         if not isinstance(effect, Handle):
             session = self._crew.session(transaction)
-            tell = session.release if isinstance(effect, GiveBack) else session.reject
             for message in effect.messages:
-                tell(message)
+                if isinstance(effect, GiveBack):
+                    session.release(message)
+                elif (letter := self._crew.dead_letter(message)).address:
+                    session.dead_letter(message, *letter)
+                else:
+                    session.reject(message)
             return
         for call in self._crew.calls(effect.messages):
             self._crew.handler(call, transaction)

@@ -191,6 +191,13 @@ class Auditor:
             with psycopg.connect(database, autocommit=True) as connection:
                 connection.execute(TABLES.encode())
 
+    def absent(self) -> int:
+        """How much of the money is on no account: on its way, or lost."""
+        there = 0
+        for database in self._databases.values():
+            there += sum(int(balance) for balance in self._rows(database, "SELECT balance FROM account"))
+        return TOTAL - there
+
     def order(self, queue: str, transfers: Iterable[Transfer]) -> list[Transfer]:
         """Puts transfers into the queue; those that the broker has acknowledged."""
         left = iter(transfers)
@@ -235,7 +242,7 @@ class Auditor:
                 for gtrid, *_ in _token(token)["decided"]
             ]
         if decides == "database":
-            return self._rows(self._databases[EAST], "SELECT gtrid FROM xabridge_decision WHERE state = 'committed'")
+            return self._rows(self._databases[EAST], "SELECT gtrid FROM xabridge_decision WHERE state <> 'rolled back'")
         if decides == "sql":
             return self._rows(self._log, "SELECT encode(gtrid, 'hex') FROM xabridge_gtrid WHERE state = 'committed'")
         return []  # each node's own: it tells

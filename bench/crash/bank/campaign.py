@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.crash.bank.audit import Queues, compare
 from bench.crash.bank.faults import setup_of, storm
 from bench.crash.bank.transfers import TOTAL, some_transfers
+from bench.crash.bank.worker import LEASE_S
 from bench.crash.child import PATIENCE_S, ChildGone, Stuck
 from bench.crash.stage import HELD_S
 
@@ -36,13 +37,15 @@ if TYPE_CHECKING:
     from bench.crash.bank.transfers import Setup, Transfer
 
 KINDS: Final = ("money", "lost", "duplicated", "split", "misled", "left")
-"""What an audit can find."""
+"""What an audit can find. A round can also be stuck."""
 PER_POINT: Final = 12
 PER_STORM: Final = 150
 GUSTS: Final = 6
 AT_S: Final = 2.0
 """How long a storm waits until a process stands at its point."""
 LOOK_S: Final = 0.05
+REST_S: Final = 180.0
+"""How long a process may take to finish what it has in hand, and to recover."""
 SLACK_S: Final = 3.0
 """After everybody rests: within this, branches that were never prepared time out, and ends are written."""
 
@@ -67,7 +70,7 @@ class BankCampaign:
     def __init__(self, site: Site) -> None:
         self._site = site
         self.tally = Tally()
-        self._away = 0
+        self._away = site.auditor.absent()
         """Money that is in the queues of rounds before, or was lost in one, which was told then."""
         self._replaced: list[Process] = []
 
@@ -91,6 +94,8 @@ class BankCampaign:
         victim.child.wait("at")
         self.tally.by_fault[fault.fate] += 1
         self._strike(0, fault.fate)
+        if fault.fate == "stopped" and setup.decider:
+            threading.Event().wait(1.2 * LEASE_S)  # who lives is taken for dead
         others = [process for process in site.processes[1:] if process.child.running]
         if fault.fate == "replaced":
             site.processes[0].child.wait("ready")
@@ -109,7 +114,24 @@ class BankCampaign:
     def storms(self, seed: int, rounds: int, first: int = 0) -> None:
         """So many rounds, as the seed says, from the `first` on."""
         for number in range(first, first + rounds):
-            self.storm(Random(f"{seed} bank {number}"), f"seed {seed}, bank {number}")  # noqa: S311 — no secret
+            name = f"seed {seed}, bank {number}"
+            try:
+                self.storm(Random(f"{seed} bank {number}"), name)  # noqa: S311 — no secret
+            except (Stuck, ChildGone) as error:
+                self._give_up(name, error)
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        """A round that came to no end is one that is violated; the next one begins with new processes."""
+        print(f"  VIOLATION {name}: stuck: {error}", file=sys.stderr)
+        self.tally.rounds += 1
+        self.tally.by_kind["stuck"] += 1
+        self.tally.violations.append(f"{name}: stuck: {error}")
+        for old in self._replaced:
+            old.child.kill()
+        self._replaced.clear()
+        self._site.dismiss()
+        self._site.revive()
+        self._away = self._site.auditor.absent()
 
     def storm(self, dice: Random, name: str) -> Audit:
         """One round."""
@@ -228,7 +250,7 @@ class BankCampaign:
         self._replaced.clear()
         for process in site.processes:
             process.child.tell("rest")
-        rested = [process.child.wait("rested") for process in site.processes]
+        rested = [process.child.wait("rested", patience_s=REST_S) for process in site.processes]
         for process in site.processes:
             process.working = False
         first = min((transfer.number for transfer in transfers), default=0)
@@ -266,7 +288,7 @@ class BankCampaign:
             "transfers": tally.transfers,
             "transactions": tally.transactions,
             "by_fault": dict(sorted(tally.by_fault.items())),
-            **{kind: tally.by_kind[kind] for kind in KINDS},
+            **{kind: tally.by_kind[kind] for kind in (*KINDS, "stuck")},
             "violated": dict(sorted(tally.by_setup.items())),
             "violations": tally.violations,
         }

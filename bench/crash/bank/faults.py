@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 Fate: TypeAlias = Literal["killed", "stopped", "held", "replaced"]
 """What happens to a process that stands at a point, while all others recover. killed: SIGKILL, started again
-afterwards. stopped: SIGSTOP, then SIGCONT. held: only the thread at the point waits. replaced: SIGSTOP until another
-process has taken over its node, then SIGCONT."""
+afterwards. stopped: SIGSTOP, for longer than a lease at the one that decides, then SIGCONT. held: only the thread at
+the point waits. replaced: SIGSTOP until another process has taken over its node, then SIGCONT."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from bench.crash.bank.transfers import BROKER, EAST, PLACES, WEST, Account, Deci
 from bench.crash.points import DECIDER_VERBS, VERBS, Gate, GatedLog, hooked, tell
 from bench.crash.worker import NEVER, SEGMENT, GivenUp, Teller, recover_all
 from rm_amqp import Message
-from tm import Consumer, ResourceConfig, TransactionManager
+from tm import Consumer, ResourceConfig, TransactionManager, lease
 from tm.log import FileLog, LogLocked
 from tm.log.sql import SqlLog
 from tm.resources import find_factory
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tm.resources import Mode
 
 LEASE_S: Final = 1.5
-"""Of a SqlLog: who is stopped for longer loses the node to another process."""
+"""Of a SqlLog, and at the one that decides: whoever is stopped for longer may be taken for dead."""
 LOCK_WAIT: Final = "500ms"
 """How long a transfer waits for an account: two that wait for each other at two databases would wait for ever."""
 PAUSE_S: Final = 0.05
@@ -215,6 +215,7 @@ class BankWorker:
 
 def run(kind: type[BankWorker], station: Station) -> None:
     """Runs a process of the bank until it is told to quit, or killed."""
+    vars(lease)["LEASE_S"] = LEASE_S  # the product's is longer than any process is stopped here
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     kind(station).run()
 

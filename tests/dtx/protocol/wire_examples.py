@@ -50,6 +50,7 @@ COMMAND_EXAMPLES: dict[str, Any] = {
     "prepare": Prepare(SMALL),
     "prepare, the branch that the session runs": Prepare(),
     "prepare, keep": Prepare(SMALL, keep=True),
+    "prepare, with messages that are given back": Prepare(SMALL, keep=True, failed=(0, 7), released=(3,)),
     "commit": Commit(SMALL),
     "commit, one-phase": Commit(SMALL, one_phase=True),
     "rollback": Rollback(SMALL),

@@ -38,7 +38,7 @@ def test_the_example_of_the_documentation_is_one(tmp_path: Path) -> None:
     assert config.settings.create_on_demand is False
     assert config.settings.limits.message_octets == 16 << 20
     assert config.settings.queues["orders"] == QueueSettings(
-        max_depth=100_000, max_deliveries=5, dead_letter="dead-letter", ttl_ms=86_400_000
+        max_depth=100_000, max_deliveries=5, dead_letter="*.dead", ttl_ms=86_400_000
     )
     assert config.permissions is not None
     assert config.permissions.may(Identity("orders-svc"), Action.CONSUME, "orders")

@@ -11,7 +11,17 @@ from dtx.protocol.composites import WireError
 from dtx.protocol.decoding import DecodeError, decode
 from dtx.protocol.encoding import encode
 from dtx.protocol.values import Described, Ulong
-from dtx.resource.outcomes import TAKEN, Outcome, outcome_from, read_transactional_state, transactional_state
+from dtx.resource.outcomes import (
+    FAILED,
+    GIVEN_BACK,
+    TAKEN,
+    Outcome,
+    decode_outcomes,
+    encode_outcomes,
+    outcome_from,
+    read_transactional_state,
+    transactional_state,
+)
 
 ACCEPTED = b"\x00\x53\x24\x45"
 TXN_IDS = st.binary(max_size=MAX_TXN_ID + 2)
@@ -66,3 +76,12 @@ def test_our_own_are_read(outcome: bytes | None) -> None:
     assert read_transactional_state(transactional_state(b"abc", outcome)) == (b"abc", expected)
     assert read_transactional_state(wide(b"abc", outcome or b"", 2 if outcome else 1)) == (b"abc", expected)
     assert encode(Described(Ulong(0x24), [])) == ACCEPTED
+
+
+def test_what_the_store_keeps_of_a_retired_message() -> None:
+    """What stores wrote before there was an outcome of a rollback is read as it was meant: a delivery in vain."""
+    before = b"\x00\x53\x24\x45"
+    assert decode_outcomes(before) == (TAKEN, FAILED)
+    assert encode_outcomes(TAKEN, FAILED) == before
+    for outcomes in ((TAKEN, GIVEN_BACK), (FAILED, GIVEN_BACK), (FAILED, FAILED), (GIVEN_BACK, TAKEN)):
+        assert decode_outcomes(encode_outcomes(*outcomes)) == outcomes

@@ -116,7 +116,7 @@ def test_and_does_not_start_where_others_could_reach_it(host: str) -> None:
 
 
 def test_a_broker_with_users_and_no_table_is_open_to_them_and_to_nobody_else() -> None:
-    permissions, notice = open_to_users()
+    permissions, notice = open_to_users(["127.0.0.1"])
     assert permissions.may(Identity("alice"), Action.CONSUME, "anything")
     assert not permissions.may(ANYBODY, Action.CONSUME, "anything")
     assert notice.startswith("no permissions are configured")

@@ -284,10 +284,27 @@ def test_what_is_rejected_is_dead() -> None:
     taken = peer.take(receiver)
     assert taken is not None
     peer.retire(taken[0], txn_id, 0x25)
-    assert peer.drained("dead-letter") == ["outside"]
+    assert peer.drained("q.dead") == ["outside"]
     control.discharge(txn_id)
-    assert peer.drained("dead-letter") == ["outside", "in a transaction"]
-    assert world.crash().connect().drained("dead-letter") == ["outside", "in a transaction"]
+    assert peer.drained("q.dead") == ["outside", "in a transaction"]
+    assert world.crash().connect().drained("q.dead") == ["outside", "in a transaction"]
+
+
+def test_each_queue_has_dead_letters_of_its_own_and_they_have_none() -> None:
+    world = World(Settings(queue_defaults=QueueSettings(max_deliveries=1, dead_letter="dead.*")))
+    peer = world.connect()
+    long = "q" * 255
+    for queue in ("a", "b", long):
+        peer.post(peer.sender(queue), f"of {queue[:1]}")
+        peer.receiver(queue, 1).close()
+        world.pump()
+    assert (peer.drained("a"), peer.drained("b")) == ([], [])
+    assert peer.drained("dead.a") == ["of a"]
+    peer.receiver("dead.b", 1).close()
+    world.pump()
+    assert peer.drained("dead.b") == ["of b"], "delivered in vain once more, it stays"
+    assert peer.drained(f"dead.{'q' * 250}") == ["of q"]
+    assert sorted(world.node.resource.queues) == sorted(["a", "b", long, "dead.a", "dead.b", f"dead.{'q' * 250}"])
 
 
 def test_without_a_dead_letter_queue_only_what_is_rejected_is_dropped() -> None:

@@ -24,5 +24,5 @@ def stage(tmp_path: Path, postgres: Postgres) -> Iterator[Stage]:
     try:
         yield stage
     finally:
-        stage.resources.close()
+        stage.close()
         broker.stop()

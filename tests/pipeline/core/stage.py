@@ -14,6 +14,7 @@ from pipeline.core import (
     Batch,
     Messages,
     Offset,
+    Query,
     Settings,
     SinkPlan,
     SinkReport,
@@ -21,7 +22,7 @@ from pipeline.core import (
     SourcePartition,
     TableTarget,
 )
-from pipeline.core.driver import Decided, Reader, Writer
+from pipeline.core.driver import Decided, Reader, Writer, bind
 from pipeline.core.resources import Resources
 from pipeline.core.task import SinkTask, read
 from rm_amqp import AmqpResource, Message
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 _NUMBERS: Final = itertools.count(1)
 TABLE: Final = TableTarget("shop", "public.orders", lock_timeout_s=0.3)
 _GIDS: Final = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+EVERY: Final = 1_000_000
+"""A batch that no test reaches."""
 ALERTS: Final = AddressTarget("broker", "alerts")
 
 
@@ -48,24 +51,55 @@ class Stage:
     database: str
     log: str
     pipeline: str = "orders"
+    others: tuple[tuple[str, str], ...] = ()
+    """Further resources."""
     resources: Resources = field(default_factory=Resources)
-    _random: Any = field(default_factory=lambda: itertools.count(1))
+    outage_s: float = 60.0
+    _opened: list[Reader | Writer] = field(default_factory=list)
 
     @property
     def settings(self) -> Settings:
         """What the pipeline knows."""
         broker = f"amqp://{self.broker.address}/?timeout=20"
-        return Settings(self.pipeline, self.log, (("broker", broker), ("shop", self.database)))
+        resources = (("broker", broker), ("shop", self.database), *self.others)
+        return Settings(self.pipeline, self.log, resources, outage_s=self.outage_s)
 
     # --- the driver -------------------------------------------------------------------------------------------------
-    def reader(self, driver: str = "driver-1", *, streaming: bool = True, **source: Any) -> Reader:
-        """A reader of the queue `orders`."""
-        wanted = Source("broker", **{"queues": ("orders",), "partitions": 2, "rows": 100, **source})
-        return Reader(self.settings, wanted, driver, streaming=streaming, resources=self.resources)
+    def reader(
+        self, driver: str = "driver-1", *, streaming: bool = True, query: Query | None = None, **source: Any
+    ) -> Reader:
+        """A reader of the queue `orders`, which a query reads that starts now; or a job."""
+        wanted = self.source(**source)
+        if streaming:
+            self.start(wanted, driver=driver, query=query)
+        return self.joined(wanted, driver, streaming=streaming)
+
+    def joined(self, source: Source, driver: str = "driver-1", *, streaming: bool = True) -> Reader:
+        """A source of the query that has started, or of a job."""
+        reader = Reader(self.settings, source, driver, streaming=streaming, resources=self.resources)
+        self._opened.append(reader)
+        return reader
+
+    def source(self, resource: str = "broker", **source: Any) -> Source:
+        """What reads the queue `orders`."""
+        return Source(resource, **{"queues": ("orders",), "partitions": 2, "rows": 100, **source})
+
+    def start(self, *sources: Source, driver: str = "driver-1", query: Query | None = None) -> None:
+        """What the driver does when it starts a query over these sources, whose checkpoint knows every batch."""
+        start = query or Query("q", f"run-{next(_NUMBERS)}", EVERY)
+        bind(self.settings, driver, start, sources, resources=self.resources)
 
     def writer(self, driver: str = "driver-1") -> Writer:
         """A writer."""
-        return Writer(self.settings, driver, resources=self.resources)
+        writer = Writer(self.settings, driver, resources=self.resources)
+        self._opened.append(writer)
+        return writer
+
+    def close(self) -> None:
+        """Closes what was opened for it."""
+        for opened in self._opened:
+            opened.close()
+        self.resources.close()
 
     # --- the executors ----------------------------------------------------------------------------------------------
     def rows(self, partition: SourcePartition) -> list[str]:
@@ -106,21 +140,23 @@ class Stage:
         return end, decided
 
     # --- what is there ----------------------------------------------------------------------------------------------
-    def put(self, bodies: Iterable[str], queue: str = "orders") -> None:
+    def put(
+        self, bodies: Iterable[str], queue: str = "orders", broker: EmbeddedBroker | None = None, errors: str = "strict"
+    ) -> None:
         """Messages that wait."""
         rm = AmqpResource()
-        rm.open(f"amqp://{self.broker.address}/", 1)
+        rm.open(f"amqp://{(broker or self.broker).address}/", 1)
         xid = Xid(FORMAT_ID, b"put %d" % next(_NUMBERS), b"x")
         rm.start(xid, 1)
-        rm.session(1).post(queue, [Message(body.encode(), inferred=True).encode() for body in bodies])
+        rm.session(1).post(queue, [Message(body.encode(errors=errors), inferred=True).encode() for body in bodies])
         rm.end(xid, 1, TMSUCCESS)
         rm.commit(xid, 1, TMONEPHASE)
         rm.close("", 1)
 
-    def queued(self, queue: str = "orders") -> list[str]:
+    def queued(self, queue: str = "orders", broker: EmbeddedBroker | None = None) -> list[str]:
         """What waits in a queue."""
         rm = AmqpResource()
-        rm.open(f"amqp://{self.broker.address}/", 1)
+        rm.open(f"amqp://{(broker or self.broker).address}/", 1)
         found = [octets for page in rm._read("browse", queue, 1, 1000, None) for octets in page]
         rm.close("", 1)
         return [bodies_of(octets) for octets in found]
@@ -136,6 +172,9 @@ class Stage:
         rm.open(f"amqp://{self.broker.address}/", 1)
         found = [xid.bqual.decode() for xid in rm.recover(1, TMSTARTRSCAN | TMENDRSCAN)]
         rm.close("", 1)
+        for name, url in self.others:
+            other = self.resources.get(name, url).rm
+            found += [xid.bqual.decode() for xid in other.recover(1, TMSTARTRSCAN | TMENDRSCAN)]
         with psycopg.connect(self.database) as connection:
             gids = [row[0] for row in connection.execute(_GIDS)]
         return sorted(found + [Xid.parse(gid).bqual.decode() for gid in gids])
@@ -150,7 +189,11 @@ def bodies_of(octets: bytes) -> str:
     """The body of a message."""
     message = Message()
     message.decode(octets)
-    return bytes(message.body).decode() if isinstance(message.body, (bytes, memoryview)) else str(message.body)
+    return (
+        bytes(message.body).decode(errors="replace")
+        if isinstance(message.body, (bytes, memoryview))
+        else str(message.body)
+    )
 
 
 def new_stage(broker: EmbeddedBroker, postgres: Postgres, folder: Path) -> Stage:

@@ -12,6 +12,7 @@ import pytest
 from pipeline.core.entrance import Entrance
 from pipeline.core.errors import PipelineTaken
 from pipeline.core.identity import driver_id, is_alive, process_id
+from pipeline.core.isolation import EXCUSED, Isolation
 from pipeline.core.naming import Own
 from tests.simulation.pipeline.book import Book
 from tm.log import Branch, Decision, DecisionRefused
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.core.ledger import Ledger
 
 QUERIES = ("a", "b")
+SOURCES = ("broker: orders", "second: orders")
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -40,10 +42,10 @@ def _entrance(url: str, name: str = "p") -> Entrance:
 
 
 def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str) -> None:
-    first = _entrance(url).take("driver-1", "reader-1")
+    first = _entrance(url).take("driver-1")
     joined = _entrance(url).join("driver-1")
     assert joined.log.epoch == first.log.epoch
-    second = _entrance(url).take("driver-2", "reader-2")
+    second = _entrance(url).take("driver-2")
     assert second.log.epoch == first.log.epoch + 1
     for fenced in (first, joined):
         with pytest.raises(TakenOver):
@@ -56,7 +58,7 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
         _entrance(url).join("driver-1")
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
         _entrance(url).join("driver-1", first.log.epoch)
-    again = _entrance(url).take("driver-1", "reader-3")  # a query that is started again, by somebody
+    again = _entrance(url).take("driver-1")  # a query that is started again, by somebody
     with pytest.raises(PipelineTaken):
         _entrance(url).join("driver-2", second.log.epoch)
     last = _entrance(url).join("driver-1")
@@ -66,13 +68,15 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
 
 
 def test_a_driver_that_never_had_the_pipeline_takes_it_with_its_first_process(url: str) -> None:
-    first = _entrance(url).take("driver-1", "reader-1")
-    writer = _entrance(url).join("driver-2")
+    first = _entrance(url).take("driver-1")
+    with pytest.raises(PipelineTaken):
+        _entrance(url).join("driver-2")  # part of a streaming query: that takes it when it starts
+    writer = _entrance(url).join("driver-2", takes=True)  # a job
     assert writer.log.epoch == first.log.epoch + 1
     assert writer.standing().driver == "driver-2"
     with pytest.raises(PipelineTaken):
-        _entrance(url).join("driver-3", first.log.epoch)  # what was planned by another is not carried on
-    other = _entrance(url, "another").take("driver-2", "reader")
+        _entrance(url).join("driver-3", first.log.epoch, takes=True)  # what was planned by another is not carried on
+    other = _entrance(url, "another").take("driver-2")
     assert (other.standing().driver, other.allot()) == ("driver-2", 1)
     for ledger in (first, writer, other):
         ledger.close()
@@ -81,13 +85,13 @@ def test_a_driver_that_never_had_the_pipeline_takes_it_with_its_first_process(ur
 def test_it_does_what_its_model_does(url: str) -> None:
     """The same operations, drawn, on both: every answer is the same."""
     random = Random(7)
-    ledger, book, driver = _entrance(url).take("d0", "r"), Book(), "d0"
+    ledger, book, driver = _entrance(url).take("d0"), Book(), "d0"
     book.take(driver)
-    for number in range(300):
+    for number in range(600):
         if random.random() < 0.02:
             ledger.close()
             driver = f"d{random.randrange(3)}"
-            ledger = _entrance(url).take(driver, f"r{number}")
+            ledger = _entrance(url).take(driver)
             assert book.take(driver) == ledger.log.epoch
         what, told = _both(ledger, book, random)
         assert told[0] == told[1], (number, what)
@@ -104,14 +108,41 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
     mine = own.gtrid(epoch, random.randint(1, 3))
     decision = Decision(gtrid, (Branch("broker", Xid(FORMAT_ID, gtrid, b"src/0")),))
     query = random.choice(QUERIES)
+    waits = random.choice((query, None))
+    place = random.randrange(len(SOURCES))
     words = {random.choice(("src:broker", "snk:shop"))}
     planned = sorted(book.epochs)
+    messages = random.choice((EXCUSED, 7))
+    isolation = random.choice((None, Isolation(gtrid, 5), Isolation(gtrid, 1, 2)))
     operations: dict[str, Any] = {
         "allot": lambda: (ledger.allot(), book.allot(inc)),
         "plan": lambda: (
-            ledger.plan(epoch, epoch - 1, mine, 1, "broker"),
-            book.plan(inc, epoch, epoch - 1, mine, 1, "broker"),
+            ledger.plan(epoch, epoch - 1, mine, 1, "broker", query, place),
+            book.plan(inc, epoch, epoch - 1, mine, 1, "broker", query, place),
         ),
+        "join": lambda: (
+            ledger.plan(epoch, epoch - 1, gtrid, 1, "second", query, place),
+            book.plan(inc, epoch, epoch - 1, gtrid, 1, "second", query, place),
+        ),
+        "bind_query": lambda: (ledger.bind_query(query, "run", SOURCES), book.bind_query(inc, query, "run", SOURCES)),
+        "name_epochs": lambda: (ledger.name_epochs(query, planned[:2]), book.name_epochs(inc, query, planned[:2])),
+        "claim": lambda: (
+            _refused(lambda: ledger.claim(SOURCES[place], query)),
+            _refused(lambda: book.claim(inc, SOURCES[place], query)),
+        ),
+        "planned": lambda: (
+            [_timeless(row) for row in ledger.planned(gtrid).epochs],
+            list(book.planned(gtrid).epochs),
+        ),
+        "later": lambda: (
+            [_timeless(row) for row in ledger.later(query, place, epoch)],
+            list(book.later(query, place, epoch)),
+        ),
+        "waiting": lambda: (
+            [_timeless(row) for row in ledger.waiting(waits)],
+            list(book.waiting(waits)),
+        ),
+        "known": lambda: (ledger.known(), book.known(inc)),
         "plan_again": lambda: (ledger.plan_again(gtrid), book.plan_again(inc, gtrid)),
         "replayed": lambda: (ledger.replayed(), book.replayed(inc)),
         "sink": lambda: (ledger.sink(gtrid), book.sink(inc, gtrid)),
@@ -123,6 +154,9 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
         "epoch": lambda: (_timeless(ledger.epoch(epoch)), book.epoch(epoch)),
         "unlogged": lambda: ([_timeless(row) for row in ledger.unlogged(epoch)], list(book.unlogged(epoch))),
         "batch": lambda: (ledger.batch(query), book.batch(query)),
+        "isolation": lambda: (ledger.isolation(), book.isolation),
+        "isolate": lambda: (ledger.isolate(isolation), book.isolate(inc, isolation)),
+        "failed": lambda: (ledger.failed(gtrid, messages), book.failed(inc, gtrid, messages)),
         "begin": lambda: (_refused(lambda: ledger.log.begin(gtrid)), _refused(lambda: book.begin(inc, gtrid))),
         "decide": lambda: (
             _refused(lambda: ledger.log.decide(decision)),
@@ -135,8 +169,8 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
     }
     if planned:
         operations["finished"] = lambda: (
-            ledger.finished(planned[-1], words),
-            book.finished(inc, planned[-1], words),
+            ledger.finished(book.epochs[planned[-1]].gtrid, words),
+            book.finished(inc, book.epochs[planned[-1]].gtrid, words),
         )
     what = random.choice(sorted(operations))
     return what, operations[what]()
@@ -149,7 +183,7 @@ def _timeless(row: Any) -> Any:
 def _refused(call: Any) -> str:
     try:
         call()
-    except DecisionRefused:
+    except (DecisionRefused, PipelineTaken):
         return "refused"
     return "done"
 
@@ -164,7 +198,7 @@ def _sorted(decisions: Any) -> list[Decision]:
 
 
 def test_what_is_needed_is_not_purged(url: str) -> None:
-    ledger = _entrance(url).take("d", "r")
+    ledger = _entrance(url).take("d")
     own = Own("p", ledger.log.log_id, ledger.log.epoch)
     gtrids = []
     for epoch in (1, 2, 3):

@@ -8,7 +8,7 @@ from uuid import UUID
 from proton import Message, symbol, timestamp, ulong
 
 from pipeline.core import Messages
-from pipeline.core.decoding import UNREADABLE, decoded
+from pipeline.core.decoding import Sorting, decoded
 from pipeline.core.encoding import encoded
 
 ID = UUID("12345678-1234-5678-1234-567812345678")
@@ -61,13 +61,23 @@ def test_bodies_that_are_no_text_and_ids_that_are_no_string_come_as_text() -> No
     assert columns.message_id[-1] == str(ID)
 
 
-def test_what_is_no_message_is_told_all_the_same() -> None:
+def test_what_nobody_can_read_is_left_out_and_noted() -> None:
     good = _octets(Message(b"good", id="1", inferred=True))
     broken = (b"\x00\x53\x73\xc0\x7f\x01", b"nonsense", good[:-2], b"\x00\x53\x74\x40")
-    columns = _read(good, *broken, good)
-    assert list(columns.body) == [b"good", *broken, b"good"]
-    assert columns.content_type == [None, *[UNREADABLE] * len(broken), None]
-    assert columns.message_id == ["1", None, None, None, None, "1"]
+    sorting = Sorting()
+    chunks = list(decoded([("orders", octets) for octets in (*broken, good, *broken, good)], 2, sorting))
+    assert [chunk.body for chunk in chunks] == [[b"good"], [b"good"]]
+    assert [chunk.message_id for chunk in chunks] == [["1"], ["1"]]
+    assert sorted(sorting.bad) == [0, 1, 2, 3, 5, 6, 7, 8]
+
+
+def test_what_is_set_aside_is_no_text_or_is_named_bad_is_left_out() -> None:
+    octets = [_octets(Message(body, id=body.hex(), inferred=True)) for body in (b"a", b"\xff", b"b", b"bad", b"c")]
+    sorting = Sorting(1, text=True, is_bad=lambda message: message["body"] == "bad" and message["message_id"])
+    (columns,) = decoded((("orders", one) for one in octets), 100, sorting)
+    assert (columns.body, columns.message_id) == (["b", "c"], [b"b".hex(), b"c".hex()])
+    assert sorting.bad[3] == b"bad".hex()
+    assert sorted(sorting.bad) == [1, 3]
 
 
 def test_chunks_hold_so_many_and_the_columns_of_each_are_as_long_as_it() -> None:

@@ -43,6 +43,7 @@ def test_a_batch_on_its_way_and_decided(stage: Stage, capsys: Capture) -> None:
     assert status(stage) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == f"pipeline orders, incarnation {plan.incarnation}"
+    assert "  query q, reads broker: orders" in shown
     assert [line for line in shown if line.strip().startswith("1 ") and "active" in line and "broker 2, shop 1" in line]
     assert shown[-1] == "3 branches in doubt on broker and shop"
     assert max(map(len, shown)) <= 80

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pipeline.core import Attempt, Batch, Offset
+from pipeline.core.identity import process_id
 from pipeline.core.status import pipelines, status
 from tm.log import LogMissing
 
@@ -28,6 +29,7 @@ def test_status_shows_epochs_branches_and_what_can_not_be_reached(stage: Stage) 
     shown = status("orders", stage.log, resources, opened=stage.resources)
     assert pipelines(stage.log) == ("orders",)
     assert (shown.driver, shown.incarnation) == ("driver-1", plan.incarnation)
+    assert (shown.query, shown.sources) == ("q", (("broker: orders", process_id()),))
     assert [(epoch.epoch, epoch.state, epoch.branches) for epoch in shown.epochs] == [(1, "active", 0)]
     assert [len(shown.prepared[name] or ()) for name in ("broker", "shop")] == [2, 1]
     assert shown.prepared["gone"] is None

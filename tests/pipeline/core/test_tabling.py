@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from pipeline.core import Attempt, BatchRefused, Offset, PipelineError, SinkPlan, TableTarget
+from pipeline.core.driver import Writer
 from pipeline.core.tabling import csv_rows
 from pipeline.core.task import SinkTask
 
@@ -21,7 +22,7 @@ KEYED = ("product", "total", "note")
 
 
 def _plan(stage: Stage) -> SinkPlan:
-    return stage.writer().plan()
+    return stage.writer().plan(streaming=False)
 
 
 def _written(stage: Stage, plan: SinkPlan, *writes: tuple[Any, ...]) -> None:
@@ -171,7 +172,8 @@ def test_what_a_table_does_not_take_refuses_the_attempt(stage: Stage) -> None:
 
 
 def test_a_server_that_can_not_prepare_every_task_is_refused_at_the_start(stage: Stage) -> None:
-    stage.writer().check(20)
+    opened = stage.resources.of(stage.settings.resources)
+    Writer.checked(opened, 90)
     with pytest.raises(PipelineError, match="max_prepared_transactions"):
-        stage.writer().check(90)
+        Writer.checked(opened, 200)
     assert stage.reader().latest(Offset()) == Offset()

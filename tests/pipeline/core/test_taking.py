@@ -57,7 +57,7 @@ def test_every_attempt_reads_the_same_rows_in_the_same_order(stage: Stage, other
     for partition, told in zip((first, second), rows, strict=True):
         again = [body for chunk in read(partition, resources=other, chunk=4) for body in bodies(chunk)]
         assert again == told
-    assert stage.prepared() == ["src/0", "src/1"]  # what took nothing is prepared as well
+    assert stage.prepared() == ["src/1/0", "src/1/1"]  # what took nothing is prepared as well
 
 
 def test_a_partition_that_took_nothing_takes_nothing_later(stage: Stage, other: Resources) -> None:

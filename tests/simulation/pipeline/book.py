@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import PipelineTaken
-from pipeline.core.ledger import BatchRow, EpochRow, PipelineRow
+from pipeline.core.finishing import DECIDED
+from pipeline.core.isolation import EXCUSED, Isolation
+from pipeline.core.ledger import BatchRow, EpochRow, Known, PipelineRow, Planned, QueryRow
 from tm.log import DecisionRefused
 from tm.log.sql_gtrids import Entry, TakenOver
 from tm.log.sql_states import GtridState
@@ -32,7 +34,11 @@ class Book:
     again_in: int = 0
     epochs: dict[int, EpochRow] = field(default_factory=dict)
     batches: dict[str, BatchRow] = field(default_factory=dict)
+    bound: QueryRow | None = None
+    sources: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """What the bound query reads → its place, and who plans it."""
     gtrids: dict[bytes, Entry] = field(default_factory=dict)
+    isolation: Isolation | None = None
 
     # --- who has it -----------------------------------------------------------------------------------------------
     def take(self, driver: str) -> int:
@@ -42,10 +48,10 @@ class Book:
         self.drivers[driver] = self.incarnation
         return self.incarnation
 
-    def join(self, driver: str, incarnation: int | None = None) -> int:
+    def join(self, driver: str, incarnation: int | None = None, *, takes: bool = False) -> int:
         """As Entrance.join."""
         if self.driver != driver:
-            if incarnation is not None or driver in self.drivers:
+            if not takes or incarnation is not None or driver in self.drivers:
                 raise PipelineTaken("another driver has it")
             return self.take(driver)
         if incarnation is not None and incarnation != self.incarnation:
@@ -56,6 +62,21 @@ class Book:
         """TakenOver: it is another one's."""
         if incarnation != self.incarnation:
             raise TakenOver("taken over")
+
+    # --- what failed ----------------------------------------------------------------------------------------------
+    def isolate(self, incarnation: int, isolation: Isolation | None) -> None:
+        """As Ledger.isolate."""
+        self.check(incarnation)
+        self.isolation = isolation
+
+    def failed(self, incarnation: int, gtrid: bytes, messages: int) -> None:
+        """As Ledger.failed."""
+        self.check(incarnation)
+        known = self.isolation
+        if known is None or known.gtrid != gtrid:
+            known = Isolation(gtrid)
+        if known.failed != EXCUSED:
+            self.isolation = replace(known, failed=messages)
 
     # --- the ledger -----------------------------------------------------------------------------------------------
     def standing(self, incarnation: int) -> PipelineRow:
@@ -69,9 +90,34 @@ class Book:
         """As Ledger."""
         return self.epochs.get(epoch)
 
-    def epoch_of(self, gtrid: bytes) -> EpochRow | None:
+    def planned(self, gtrid: bytes) -> Planned:
         """As Ledger."""
-        return next((row for row in self.epochs.values() if row.gtrid == gtrid), None)
+        return Planned(tuple(row for row in self._sorted() if row.gtrid == gtrid))
+
+    def later(self, query: str, place: int, epoch: int) -> Sequence[EpochRow]:
+        """As Ledger."""
+        return [
+            row
+            for row in self._sorted()
+            if (row.query, row.place) == (query, place) and row.epoch > epoch and row.source
+        ]
+
+    def waiting(self, query: str | None = None) -> Sequence[EpochRow]:
+        """As Ledger."""
+        return [row for row in self._sorted() if row.source and not row.logged and query in {None, row.query}]
+
+    def _sorted(self) -> list[EpochRow]:
+        return [self.epochs[epoch] for epoch in sorted(self.epochs)]
+
+    def known(self, incarnation: int) -> Known:
+        """As Ledger."""
+        self.check(incarnation)
+        decided = {
+            query: row
+            for query, row in self.batches.items()
+            if row.gtrid in self.gtrids and self.gtrids[row.gtrid].state in DECIDED
+        }
+        return Known(self.bound, decided)
 
     def unlogged(self, upto: int) -> Sequence[EpochRow]:
         """As Ledger."""
@@ -92,14 +138,23 @@ class Book:
         self.epoch_number += 1
         return self.epoch_number
 
-    def plan(self, incarnation: int, epoch: int, previous: int, gtrid: bytes, tries: int, source: str) -> None:
+    def plan(
+        self,
+        incarnation: int,
+        epoch: int,
+        previous: int,
+        gtrid: bytes,
+        tries: int,
+        source: str,
+        query: str = "",
+        place: int = 0,
+    ) -> None:
         """As Ledger."""
         self.check(incarnation)
-        known = self.epochs.get(epoch)
-        if known is None:
-            self.epochs[epoch] = EpochRow(epoch, gtrid, tries, source, previous)
-        else:
-            self.epochs[epoch] = replace(known, gtrid=gtrid, tries=tries, source=source, sunk=False)
+        known = self.epochs.get(epoch, EpochRow(epoch, gtrid, tries, source, previous))
+        self.epochs[epoch] = replace(
+            known, gtrid=gtrid, tries=tries, source=source, sunk=False, query=query, place=place
+        )
         self.current, self.again_in = gtrid, 0
 
     def plan_again(self, incarnation: int, gtrid: bytes) -> None:
@@ -115,14 +170,37 @@ class Book:
     def sink(self, incarnation: int, gtrid: bytes) -> None:
         """As Ledger."""
         self.check(incarnation)
-        row = self.epoch_of(gtrid)
-        if row is not None:
+        for row in self.planned(gtrid).epochs:
             self.epochs[row.epoch] = replace(row, sunk=True)
 
-    def bind(self, incarnation: int, query: str, batch: int, gtrid: bytes) -> None:
+    def bind(self, incarnation: int, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
         """As Ledger."""
         self.check(incarnation)
-        self.batches[query] = BatchRow(batch, gtrid)
+        self.batches[query] = BatchRow(batch, gtrid, offsets)
+
+    def bind_query(self, incarnation: int, query: str, run: str, sources: Sequence[str]) -> None:
+        """As Ledger."""
+        self.check(incarnation)
+        self.bound = QueryRow(query, run, incarnation)
+        self.sources = {source: (place, "") for place, source in enumerate(sources)}
+
+    def name_epochs(self, incarnation: int, query: str, epochs: Collection[int]) -> None:
+        """As Ledger."""
+        self.check(incarnation)
+        for epoch in epochs:
+            if epoch in self.epochs and not self.epochs[epoch].query:
+                self.epochs[epoch] = replace(self.epochs[epoch], query=query)
+
+    def claim(self, incarnation: int, source: str, process: str) -> tuple[str, int]:
+        """As Ledger."""
+        self.check(incarnation)
+        if self.bound is None or self.bound.incarnation != incarnation or source not in self.sources:
+            raise PipelineTaken("not bound")
+        place, holder = self.sources[source]
+        if holder not in {"", process}:
+            raise PipelineTaken("another process reads it")
+        self.sources[source] = place, process
+        return self.bound.query, place
 
     def logged(self, incarnation: int, epochs: Collection[int]) -> None:
         """As Ledger."""
@@ -130,12 +208,13 @@ class Book:
         for epoch in epochs:
             self.epochs[epoch] = replace(self.epochs[epoch], logged=True)
 
-    def finished(self, incarnation: int, epoch: int, words: Collection[str]) -> frozenset[str]:
+    def finished(self, incarnation: int, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
         """As Ledger."""
         self.check(incarnation)
-        row = self.epochs[epoch]
-        self.epochs[epoch] = replace(row, finished=row.finished | frozenset(words))
-        return self.epochs[epoch].finished
+        every = self.planned(gtrid).finished | frozenset(words)
+        for row in self.planned(gtrid).epochs:
+            self.epochs[row.epoch] = replace(row, finished=every)
+        return every
 
     # --- the log --------------------------------------------------------------------------------------------------
     def begin(self, incarnation: int, gtrid: bytes) -> None:

@@ -5,17 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core import deciding, planning, taking
-from pipeline.core.effects import Abort, Fence, FindEpochOf, Scan
-from pipeline.core.naming import Own
+from pipeline.core import binding, deciding, planning, taking
+from pipeline.core.effects import (
+    Abort,
+    BindQuery,
+    Fence,
+    FindKnown,
+    FindLater,
+    FindPlanned,
+    FindWaiting,
+    Isolate,
+    Scan,
+    Upsert,
+)
+from pipeline.core.ledger import Planned
+from pipeline.core.naming import Own, is_excuse
 from tests.simulation.pipeline.world import Cores
-from tm.effects import Force
+from tm.effects import Call, Force
 from tm.log import LogError
 from tm.log.sql_states import GtridState
-from xa import FORMAT_ID, Code, Gtrid, Xid
+from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Collection, Generator
 
     Bend = Callable[[Any], Generator[Any, Any, Any]]
 
@@ -73,9 +85,37 @@ def _no_scan_after_the_decision() -> Bend:
     return bend
 
 
+def _blaming(effect: Any) -> Generator[Any, Any, Any]:
+    """Nobody hears that a place is away, or that a task could not write."""
+    answer = yield effect
+    if not isinstance(effect, Scan):
+        return answer
+    return frozenset() if isinstance(answer, XaError) else frozenset(xid for xid in answer if not is_excuse(xid))
+
+
+def _one_attempt(effect: Any) -> Generator[Any, Any, Any]:
+    return (yield replace(effect, staged=effect.staged[:1]) if isinstance(effect, Upsert) else effect)
+
+
+def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> taking.Judged:
+    del aside, bad, taken, told
+    return taking.Judged()
+
+
 def _as_if_logged(effect: Any) -> Generator[Any, Any, Any]:
     answer = yield effect
-    return replace(answer, logged=True) if isinstance(effect, FindEpochOf) and answer is not None else answer
+    return answer.as_logged() if isinstance(effect, FindPlanned) else answer
+
+
+def _not_now_is_rolled_back(effect: Any) -> Generator[Any, Any, Any]:
+    """ "No connection was free", told with the code for "was rolled back"."""
+    answer = yield effect
+    if not isinstance(effect, Call):
+        return answer
+    return [
+        xa_error(Code.XAER_RMERR) if isinstance(told, XaError) and told.code is Code.XA_RETRY else told
+        for told in answer
+    ]
 
 
 class _Forgetful(Own):
@@ -87,6 +127,47 @@ class _Forgetful(Own):
 
     def planned(self, gtrid: bytes) -> bool:
         return self.owns(gtrid)
+
+
+class _TwoPipelines(Own):
+    """Of a source and a sink under different pipelines: the sink never finds what was read at work."""
+
+    def planned(self, gtrid: bytes) -> bool:
+        del gtrid
+        return False
+
+
+def _sink_apart(own: Own, query: str, resources: Any) -> Any:
+    return planning.plan_sink(_TwoPipelines(own.pipeline, own.log_id, own.incarnation), query, resources)
+
+
+def _never(kinds: dict[type, Any]) -> Callable[[], Bend]:
+    """What these effects ask for is never found."""
+
+    def bend(effect: Any) -> Generator[Any, Any, Any]:
+        return kinds[type(effect)] if type(effect) in kinds else (yield effect)
+
+    return lambda: bend
+
+
+def _known_batches(pipeline: str, query: Any, known: Any) -> None:
+    """The checkpoint may be older than what was decided."""
+    binding.check(pipeline, query, replace(known, decided={}))
+
+
+def _without_batches(effect: Any) -> Generator[Any, Any, Any]:
+    answer = yield effect
+    return replace(answer, decided={}) if isinstance(effect, FindKnown) else answer
+
+
+def _anybody(pipeline: str, query: Any, known: Any) -> None:
+    """Another query may have the pipeline: its checkpoint counts as one that never was."""
+
+
+def _bind_anybody(own: Own, query: Any, sources: Any, resources: Any) -> Any:
+    """As it was: nothing is asked, and nothing of the other query is finished."""
+    del own, resources
+    yield BindQuery(query.id, query.run, tuple(sources))
 
 
 def _one_sink_for_all(gtrid: bytes, partition: int, task: int, random: bytes) -> Xid:
@@ -129,5 +210,37 @@ MUTANTS = (
         Cores(commit=bent(deciding.commit, _without(Fence, None)), abort=bent(deciding.abort, _without(Fence, None))),
     ),
     Mutant("sources finished with the decision", Cores(commit=bent(deciding.commit, lambda: _as_if_logged))),
+    Mutant('"no room" counts as rolled back', Cores(commit=bent(deciding.commit, lambda: _not_now_is_rolled_back))),
+    Mutant("outages are the messages' fault", Cores(abort=bent(deciding.abort, lambda: _blaming))),
+    Mutant("no isolation", Cores(plan=bent(planning.plan, _without(Isolate, None)))),
+    Mutant("what can't be read is taken", Cores(judge=_taken_all)),
+    Mutant("rows by key of one task", Cores(commit=bent(deciding.commit, lambda: _one_attempt))),
+    Mutant("rows by key that are not decided", Cores(commit=bent(deciding.commit, _without(Upsert, ())))),
     Mutant("what another attempt is at is rolled back", Cores(take=bent(taking.take, lambda: _rolled_back))),
+    Mutant(
+        "each source has a decision of its own",
+        Cores(
+            plan=bent(planning.plan, _never({FindPlanned: Planned(())})),
+            plan_sink=bent(planning.plan_sink, _never({FindWaiting: ()})),
+            commit=bent(deciding.commit, _never({FindWaiting: ()})),
+        ),
+    ),
+    Mutant(
+        "the sink decides apart from the sources",
+        Cores(
+            plan_sink=bent(_sink_apart, _never({FindWaiting: ()})),
+            commit=bent(deciding.commit, _never({FindWaiting: ()})),
+        ),
+    ),
+    Mutant(
+        "an old checkpoint goes on",
+        Cores(
+            check=_known_batches,
+            bind=bent(binding.bind, lambda: _without_batches),
+            plan=bent(planning.plan, _never({FindLater: ()})),
+            latest=bent(planning.latest, _never({FindLater: ()})),
+        ),
+    ),
+    Mutant("anybody's checkpoint is taken", Cores(check=_anybody, bind=_bind_anybody)),
+    Mutant("what another query left is not given up", Cores(bind=bent(binding.bind, _never({FindWaiting: ()})))),
 )

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pipeline.core.taking import Judged
 from xa import Code, Xid, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from xa import XaError
+
+DELIVERIES = 3
+"""How often a message is delivered in vain until it is dead."""
+
+
+NOT_JUDGED = Judged()
 
 
 @dataclass
@@ -19,6 +27,7 @@ class Branch:
 
     holder: int | None
     taken: list[int] = field(default_factory=list)
+    judged: Judged = NOT_JUDGED
     posts: list[str] = field(default_factory=list)
 
 
@@ -29,6 +38,11 @@ class Place:
     def __init__(self, name: str, *, fences: bool) -> None:
         self.name = name
         self.has_fences = fences
+        self.counts: Counter[int] = Counter()
+        """How often a message was delivered in vain."""
+        self.dead: list[int] = []
+        self.staged: dict[tuple[bytes, str], list[str]] = {}
+        """Rows by key: of which global transaction, and which attempt."""
         self.fences: set[bytes] = set()
         self.queue: list[int] = []
         self.output: list[str] = []
@@ -76,7 +90,7 @@ class Place:
         self.ended[xid] = branch
         return Code.XA_OK
 
-    def prepare(self, xid: Xid) -> Code | XaError:
+    def prepare(self, xid: Xid, judged: Judged = NOT_JUDGED) -> Code | XaError:
         """Prepares what is ended, also where it is empty."""
         if xid in self.doomed:
             self.doomed.discard(xid)
@@ -88,7 +102,7 @@ class Place:
         if xid in self.prepared or xid.gtrid in self.fences:
             self._undo(branch)
             return xa_error(Code.XA_RBOTHER, "not prepared", xid)
-        branch.holder = None
+        branch.holder, branch.judged = None, judged
         self.prepared[xid] = branch
         return Code.XA_OK
 
@@ -134,6 +148,13 @@ class Place:
         if branch is None:
             return xa_error(Code.XAER_NOTA, "unknown", xid)
         self.output += branch.posts
+        for place, number in enumerate(branch.taken):
+            if place in branch.judged.failed:
+                self.counts[number] += 1
+                (self.dead if self.counts[number] >= DELIVERIES else self.queue).append(number)
+            elif place in branch.judged.released:
+                self.queue.append(number)
+        self.queue.sort()
         return Code.XA_OK
 
     def fence(self, gtrid: bytes) -> None:

@@ -1,24 +1,34 @@
-"""A pipeline in a world of models: Spark as far as the core can tell, executors, a broker, a database, and a book.
+"""A pipeline in a world of models: Spark as far as the core can tell, executors, two brokers, a database, and a book.
 
-Every effect of every actor is a step; which actor makes the next one is drawn. Drivers die before and after any effect
-of theirs, attempts fail, come late and run twice, replies are lost, places are away for a while, a commit raises and is
-aborted, other drivers take the pipeline. Then that ends, each checkpoint is run to its end, and the checker looks.
+The query reads from both brokers, or from one, and writes to one of them and to the database. Every effect of every
+actor is a step; which actor makes the next one is drawn. Drivers die before and after any effect of theirs, attempts
+fail, come late and run twice, tasks of one source begin before another one is planned, replies are lost, places are
+away for a while, a commit raises and is aborted, other drivers take the pipeline. Checkpoints are restored from before,
+or deleted and made anew, with and without saying so. Then that ends, the checkpoint is run to its end, and the checker
+looks.
+
+In some worlds rows are written by key, so that tasks stage them and the driver upserts; or they are shuffled to more
+tasks than a place has connections; and some inputs can't be read by anybody. Where the query has one source, some are
+poison: the user's code fails on them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.core import deciding, effects, planning, taking
+from pipeline.core import binding, deciding, effects, finishing, planning, taking
 from pipeline.core.errors import BatchRefused, PipelineError
-from pipeline.core.naming import Own, sink_xid
-from pipeline.core.values import Batch, SinkPlan, SinkReport
+from pipeline.core.naming import Own, excuse_xid, sink_xid, upsert_xid
+from pipeline.core.planning import Origin
+from pipeline.core.staged_rows import Staged
+from pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition, TableTarget
 from tests.simulation.pipeline.book import Book
-from tests.simulation.pipeline.places import Place
+from tests.simulation.pipeline.places import NOT_JUDGED, Place
 from tm.effects import Call, End, Force, Note, Pause
 from tm.log import Branch, DecisionRefused, LogError, LogStopped
 from tm.log.sql_gtrids import TakenOver
@@ -30,13 +40,23 @@ if TYPE_CHECKING:
 
     Steps = Generator[Any, Any, Any]
 
-INPUTS = 12
+INPUTS = 16
 PARTITIONS = 2
-BUDGET = 400
+SHARE = 1
+BUDGET = 1_000
 """Steps with faults."""
-LIMIT = 20_000
+DEATHS = (0.01, 0.003, 0.001)
+"""How often somebody dies before a step, and after it, in one schedule and another: a batch takes a hundred steps."""
+RESTARTS = 30
+LIMIT = 40_000
 """Steps in all; what is not done by then never will be."""
-PLACES = ("broker", "shop")
+BROKERS = ("broker", "second")
+"""What the query reads: a source at each."""
+SINKS = ("broker", "shop")
+PLACES = ("broker", "second", "shop")
+WRITERS = 5
+"""Tasks that rows are shuffled to."""
+KEYED = TableTarget("shop", "rows", ("id",))
 
 
 class Crash(Exception):
@@ -51,6 +71,8 @@ class Failed(Exception):
 class Cores:
     """What is tested; a mutant has something else in the place of one."""
 
+    check: Callable[..., None] = binding.check
+    bind: Callable[..., Steps] = binding.bind
     logged: Callable[..., Steps] = planning.logged
     latest: Callable[..., Steps] = planning.latest
     plan: Callable[..., Steps] = planning.plan
@@ -58,6 +80,7 @@ class Cores:
     commit: Callable[..., Steps] = deciding.commit
     abort: Callable[..., Steps] = deciding.abort
     take: Callable[..., Steps] = taking.take
+    judge: Callable[..., taking.Judged] = taking.judge
     sink_xid: Callable[..., Xid] = sink_xid
     own: Callable[..., Own] = Own
 
@@ -70,13 +93,30 @@ class Do:
     call: Callable[[], Any]
 
 
+@dataclass(frozen=True)
+class At:
+    """An effect of a task, at the broker that it reads."""
+
+    place: str
+    effect: Any
+
+
+Offsets = tuple[tuple[int, int], ...]
+"""What a batch reads: start and end of each source."""
+
+
 @dataclass
 class Checkpoint:
-    """What Spark keeps: the offsets of each batch, which are done, and what they had read: the query's state."""
+    """What Spark keeps: the offsets of each batch, which are done, and what they had read: the query's state. A new one
+    may follow another: `adopt`. `before`: what was decided before its query had the pipeline."""
 
     query: str
-    offsets: dict[int, tuple[int, int]] = field(default_factory=dict)
+    adopt: str = ""
+    offsets: dict[int, Offsets] = field(default_factory=dict)
     done: dict[int, list[int]] = field(default_factory=dict)
+    before: frozenset[int] = frozenset()
+    given_up: bool = False
+    """Another one was about to follow it."""
 
 
 @dataclass
@@ -111,15 +151,22 @@ def _check_all(reports: list[SinkReport], tasks: list[Task]) -> None:
         raise Failed("the job")
 
 
+ROOMS: Final = (1, 2, 99)
+
+
 class World:
     """One schedule."""
 
     def __init__(self, seed: int, cores: Cores | None = None) -> None:
         self.random = Random(seed)
+        self.deaths = self.random.choice(DEATHS)
         self.cores = cores or Cores()
         self.book = Book()
-        self.places = {"broker": Place("broker", fences=True), "shop": Place("shop", fences=False)}
-        self.checkpoints = [Checkpoint("a")]
+        self.places = {name: Place(name, fences=name in BROKERS) for name in PLACES}
+        self.checkpoint = Checkpoint("q0")
+        self.snapshots: list[Checkpoint] = []
+        """Of the checkpoint, for those who keep backups."""
+        self.queries = 1
         self.actors: dict[int, Actor] = {}
         self.trace: list[str] = []
         self.told: dict[Xid, list[list[int]]] = {}
@@ -130,32 +177,49 @@ class World:
         self.faults = True
         self.steps = 0
         self.nodata: set[str] = set()
+        self.tokens: set[str] = set()
+        """What batches without data have written, and may have written."""
         self.settled: set[bytes] = set()
         self.unfenced: set[bytes] = set()
         """Global transactions whose commit or abort came to its end, and whose fence may be missing all the same."""
         self.dying: list[int] = []
         self.away: str | None = None
+        self.room = self.random.choice(ROOMS)
+        """How many branches a place surely completes of those that are asked of it at a time."""
         self.queued = 0
+        self.keyed = self.random.random() < 0.5
+        self.shuffled = self.random.random() < 0.3
+        self.brokers = self.random.choice((BROKERS, BROKERS[:1]))
+        """What this query reads."""
+        chosen = self.random.sample(range(INPUTS), 2) if self.random.random() < 0.4 else []
+        self.unreadable = set(chosen[1:])
+        self.poison = set(chosen[:1]) if len(self.brokers) == 1 else set()  # of several sources none is isolated
 
     # --- running --------------------------------------------------------------------------------------------------
     def run(self) -> None:
         """The schedule, to its end."""
         self._put(INPUTS // 2)
-        driver = self._drive(self.checkpoints[0])
+        driver = self._drive(self.checkpoint)
         while self.steps < BUDGET:
             self._step()
             if driver not in self.actors:
                 driver = self._drive(self._checkpoint())
-            elif self.random.random() < 0.004:
+            elif self.random.random() < 0.002:
                 self._drive(self._checkpoint())  # by mistake, while another one runs
             if self.random.random() < 0.02:
                 self._put(2)
         self._finish()
 
     def _checkpoint(self) -> Checkpoint:
-        if len(self.checkpoints) < 2 and self.random.random() < 0.15:
-            self.checkpoints.append(Checkpoint("b"))
-        return self.random.choice(self.checkpoints)
+        """The one that somebody starts the query with: the right one, an old one, or a new one."""
+        drawn = self.random.random()
+        if drawn < 0.1 and self.snapshots:
+            return deepcopy(self.random.choice(self.snapshots))
+        return self._new(adopts=drawn < 0.15) if drawn < 0.2 else self.checkpoint
+
+    def _new(self, *, adopts: bool) -> Checkpoint:
+        self.queries += 1
+        return Checkpoint(f"q{self.queries}", self.checkpoint.query if adopts else "")
 
     def _finish(self) -> None:
         """Faults end. Each checkpoint is run until nothing is left to do; then those who are late have their say."""
@@ -165,24 +229,36 @@ class World:
             self._die(number)
         for actor in self.dying:
             self._forget(actor)
-        for checkpoint in (*self.checkpoints, *self.checkpoints):
-            driver = self._drive(checkpoint)
-            while driver in self.actors and self.steps < LIMIT:
-                self._step()
+        old = [deepcopy(checkpoint) for checkpoint in self.snapshots]
+        for last in range(3):
+            if last and old:
+                self._run_to_its_end(old.pop(self.random.randrange(len(old))))
+            self._run_to_its_end(self._new(adopts=True) if self.checkpoint.given_up else self.checkpoint)
+        while self.actors and self.steps < LIMIT:
+            self._step()
+        for broker in (self.places[name] for name in BROKERS):
+            broker.expire()
+        self._run_to_its_end(self.checkpoint)
         while self.actors and self.steps < LIMIT:
             self._step()
         if self.actors:
             self.wrong.append("it never comes to an end")
-        for xid in self.places["broker"].prepared:
-            if xid.gtrid in self.settled - self.unfenced:
-                self.wrong.append(f"prepared at the broker, behind the fence: {xid}")
-        self.places["broker"].expire()
         self._sweep()
+
+    def _run_to_its_end(self, checkpoint: Checkpoint) -> None:
+        """Until nothing is left to do but poison that nothing is proven of, and the query fails on that."""
+        for _ in range(RESTARTS if self.poison else 1):
+            before = len(self.trace)
+            driver = self._drive(checkpoint)
+            while driver in self.actors and self.steps < LIMIT:
+                self._step()
+            if not any(f"driver-{driver} ends: Failed" in line for line in self.trace[before:]):
+                return
 
     def _sweep(self) -> None:
         """The next plan."""
         own = self.cores.own("p", self.book.log_id, self.book.take("last"))
-        steps = self.cores.plan_sink(own, PLACES)
+        steps = self.cores.plan_sink(own, "", PLACES)
         self._actor("sweep", self._core("plan_sink", steps, own.incarnation))
         while self.actors and self.steps < LIMIT:
             self._step()
@@ -190,7 +266,7 @@ class World:
     def _put(self, count: int) -> None:
         for _ in range(count):
             if self.queued < INPUTS:
-                self.places["broker"].queue.append(self.queued)
+                self.places[self.random.choice(self.brokers)].queue.append(self.queued)
                 self.queued += 1
 
     def _actor(self, name: str, steps: Steps) -> int:
@@ -224,14 +300,14 @@ class World:
             self._die(actor.number)
             return
         self.trace.append(f"{actor.name}: {effect.what if isinstance(effect, Do) else effect}")
-        if self.faults and self.random.random() < 0.01:
+        if self.faults and self.random.random() < self.deaths:
             self._die(actor.number)
             return
         try:
             actor.answer = self._perform(actor, effect)
         except (LogError, PipelineError, Failed) as raised:
             actor.error = raised
-        if self.faults and self.random.random() < 0.01:
+        if self.faults and self.random.random() < self.deaths:
             self._die(actor.number)
 
     def _die(self, number: int) -> None:
@@ -249,44 +325,117 @@ class World:
 
     # --- Spark ----------------------------------------------------------------------------------------------------
     def _spark(self, driver: str, checkpoint: Checkpoint) -> Steps:
-        incarnation: int = yield Do("take", lambda: self.book.take(driver))
+        incarnation = yield from self._bind(driver, checkpoint)
+        own = self.cores.own("p", self.book.log_id, incarnation)
+        yield from self._core("resolve", finishing.resolve(own, BROKERS, None), incarnation)
         while True:
             number = max(checkpoint.offsets, default=-1)
             if number not in checkpoint.done and number >= 0:
-                start, end = checkpoint.offsets[number]
+                offsets = checkpoint.offsets[number]
             else:
-                start = checkpoint.offsets[number][1] if number >= 0 else 0
-                yield from self._core("logged", self.cores.logged(start, ("broker",)), incarnation)
-                end = yield from self._core("latest", self.cores.latest(start, "broker", ("orders",)), incarnation)
+                starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in self.brokers]
+                ends: list[int] = []
+                for place, (broker, start) in enumerate(zip(self.brokers, starts, strict=True)):
+                    yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
+                    latest = self.cores.latest(Origin(checkpoint.query, place), start, broker, ("orders",))
+                    ends.append((yield from self._core("latest", latest, incarnation)))
                 number += 1
-                if start == end and not self._nodata(checkpoint, number):
+                offsets = tuple(zip(starts, ends, strict=True))
+                if starts == ends and not self._nodata(checkpoint, number):
                     return
-                yield Do("offsets", partial(checkpoint.offsets.__setitem__, number, (start, end)))
-            yield from self._batch(driver, checkpoint, number, start, end, incarnation)
+                yield Do("offsets", partial(self._planned, checkpoint, number, offsets))
+            yield from self._batch(driver, checkpoint, number, offsets, incarnation)
+
+    def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
+        """As `pipeline.core.driver.bind`, with one effect for each of its parts."""
+        query = Query(checkpoint.query, driver, max(checkpoint.offsets, default=-1), checkpoint.adopt)
+        known = yield Do("look", lambda: self.book.known(self.book.incarnation))
+        self.cores.check("p", query, known)
+        incarnation: int = yield Do("take", lambda: self.book.take(driver))
+        own = self.cores.own("p", self.book.log_id, incarnation)
+        if checkpoint.adopt == self.checkpoint.query:
+            self.checkpoint.given_up = True
+        yield from self._core("bind", self.cores.bind(own, query, self.brokers, PLACES), incarnation)
+        return incarnation
+
+    def _bound(self, query: str) -> None:
+        """The pipeline is the query's. Of a new one, what was decided before is not in its state."""
+        if query != self.checkpoint.query:
+            decided = {
+                row
+                for xid, told in self.told.items()
+                for row in told[0]
+                if (entry := self.book.entry(xid.gtrid)) is not None and entry.decision is not None
+            }
+            self.checkpoint = Checkpoint(query, self.checkpoint.query, before=frozenset(decided))
+            self.snapshots.clear()
+
+    def _planned(self, checkpoint: Checkpoint, number: int, offsets: Offsets) -> None:
+        """Spark's log of offsets: nobody overwrites what another has written. Whoever goes on from an old checkpoint
+        has the right one from now on; unless he was not refused in time."""
+        if number in checkpoint.offsets:
+            raise Failed("concurrent stream log update")
+        checkpoint.offsets[number] = offsets
+        self._goes_on(checkpoint)
+
+    def _done(self, checkpoint: Checkpoint, number: int, rows: list[int]) -> None:
+        checkpoint.done[number] = rows
+        self._goes_on(checkpoint)
+
+    def _goes_on(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.query == self.checkpoint.query:
+            checkpoint.before, checkpoint.given_up = self.checkpoint.before, self.checkpoint.given_up
+            self.checkpoint = checkpoint
+            self.snapshots = [*self.snapshots[-5:], deepcopy(checkpoint)]
 
     def _nodata(self, checkpoint: Checkpoint, number: int) -> bool:
         """Whether a batch without data is to be run: not behind another one."""
         last = checkpoint.offsets.get(number - 1)
-        return last is not None and last[0] != last[1] and self.random.random() < 0.7
+        return last is not None and any(start != end for start, end in last) and self.random.random() < 0.7
 
-    def _batch(self, driver: str, checkpoint: Checkpoint, number: int, start: int, end: int, incarnation: int) -> Steps:
+    def _batch(self, driver: str, checkpoint: Checkpoint, number: int, offsets: Offsets, incarnation: int) -> Steps:
         own = self.cores.own("p", self.book.log_id, incarnation)
-        xids: list[Xid] = []
-        again = False
-        if start != end:
-            yield from self._core("logged", self.cores.logged(start, ("broker",)), incarnation)
-            planning = self.cores.plan(own, start, end, "broker", PARTITIONS, ("broker",))
-            xids, again = yield from self._core("plan", planning, incarnation)
+        parts: list[SourcePartition] = []
+        for place, (broker, (start, end)) in enumerate(zip(self.brokers, offsets, strict=True)):
+            if start == end:
+                continue
+            yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
+            planning = self.cores.plan(
+                own, Origin(checkpoint.query, place), start, end, broker, PARTITIONS, 2 * PARTITIONS, BROKERS
+            )
+            planned = yield from self._core("plan", planning, incarnation)
+            known = yield Do("known", lambda: self.book.known(incarnation))
+            last = known.decided.get(checkpoint.query)
+            decided = -1 if last is None else last.batch - planned.again
+            count = len(planned.xids)
+            for index, xid in enumerate(planned.xids):
+                share = 0 if planned.again else planned.rows // count + (index < planned.rows % count)
+                part = SourcePartition(
+                    "p", end, index, xid, broker, "", ("orders",), share, checkpoint.query, decided, planned.aside
+                )
+                part.check(checkpoint.query, number)
+                parts.append(part)
+                if self.random.random() < 0.2:  # a stage that runs before the others are planned
+                    self._actor("early", self._read(part))
         joined: int = yield Do("join", lambda: self.book.join(driver))
         sink = self.cores.own("p", self.book.log_id, joined)
-        gtrid, epoch, decided = yield from self._core("plan_sink", self.cores.plan_sink(sink, PLACES), joined)
-        plan = SinkPlan("p", gtrid, epoch, joined, (), decided=decided)
-        token = [f"nodata-{checkpoint.query}-{number}"] if start == end else []
-        tasks = [self._task(index, xid, 0 if again else 2, plan, token) for index, xid in enumerate(xids)]
-        tasks = tasks or [self._task(0, None, 0, plan, token)]
+        planning = self.cores.plan_sink(sink, checkpoint.query, PLACES)
+        gtrid, epoch, before = yield from self._core("plan_sink", planning, joined)
+        plan = SinkPlan("p", gtrid, epoch, joined, (), before, checkpoint.query)
+        token = [] if parts else [f"nodata-{checkpoint.query}-{number}"]
+        self.tokens.update(token)
+        tasks = [self._task(index, part, plan, token) for index, part in enumerate(parts)]
+        tasks = tasks or [self._task(0, None, plan, token)]
+        rows: list[int] = []
+        if self.shuffled and parts:
+            yield from self._job(tasks)
+            rows = sorted(row for task in tasks if task.report is not None for row in task.report[1])
+            if all(task.report is not None for task in tasks):
+                shares = [list(map(str, rows[index::WRITERS])) for index in range(WRITERS)]
+                tasks = [self._task(index, None, plan, share) for index, share in enumerate(shares)]
         yield from self._job(tasks)
         reports = [task.report[0] for task in tasks if task.report is not None]
-        rows = sorted(row for task in tasks if task.report is not None for row in task.report[1])
+        rows = rows or sorted(row for task in tasks if task.report is not None for row in task.report[1])
         batch = Batch(checkpoint.query, number)
         try:
             _check_all(reports, tasks)
@@ -294,13 +443,13 @@ class World:
             yield from self._core("commit", self.cores.commit(sink, plan, batch, reports, PLACES), joined, raises=True)
         except (Failed, PipelineError, LogError):
             yield Do("join", lambda: self.book.join(driver, joined))
-            yield from self._core("abort", self.cores.abort(plan, PLACES), joined)
+            worked = len(reports) == len(tasks) and not any(report.staged for report in reports)
+            yield from self._core("abort", self.cores.abort(plan, PLACES, worked=worked), joined)
             self.settled.add(gtrid)
             raise
         self.settled.add(gtrid)
-        if token:
-            self.nodata.add(token[0])
-        yield Do("commits", lambda: checkpoint.done.__setitem__(number, rows))
+        self.nodata.update(token)
+        yield Do("commits", partial(self._done, checkpoint, number, rows))
 
     def _core(self, _name: str, steps: Steps, incarnation: int, *, raises: bool = False) -> Steps:
         """The steps of the core, as the shell runs them: what the book raises is raised in them. With `raises` they may
@@ -337,9 +486,9 @@ class World:
             yield Do("wait", lambda: None)
 
     # --- executors ------------------------------------------------------------------------------------------------
-    def _task(self, index: int, xid: Xid | None, share: int, plan: SinkPlan, rows: list[str]) -> Task:
+    def _task(self, index: int, part: SourcePartition | None, plan: SinkPlan, rows: list[str]) -> Task:
         def make(actor: int, attempt: int) -> Steps:
-            return self._work(actor, xid, share, plan, rows, index, attempt)
+            return self._work(actor, part, plan, rows, index, attempt)
 
         return Task(index, make)
 
@@ -362,21 +511,36 @@ class World:
         self._actor(f"task-{task.index}", run())
 
     def _work(
-        self, actor: int, xid: Xid | None, share: int, plan: SinkPlan, rows: list[str], index: int, attempt: int
+        self, actor: int, part: SourcePartition | None, plan: SinkPlan, rows: list[str], index: int, attempt: int
     ) -> Steps:
         read: list[int] = []
-        if xid is not None:
-            read = yield from self._read(xid, share)
+        if part is not None:
+            try:
+                read = yield from self._read(part)
+            except PipelineError:
+                yield from self._excused(plan.gtrid, actor, attempt)
+                raise
+            if self.shuffled:
+                return SinkReport(index, attempt, plan.gtrid, ()), read
             rows = [str(row) for row in read]
         if plan.decided or not rows:
             return SinkReport(index, attempt, plan.gtrid, ()), read
+        if not self.poison.isdisjoint(int(row) for row in rows if row.isdecimal()):
+            raise Failed("the user's code")
         mine = self.cores.sink_xid(plan.gtrid, index, attempt, b"%d" % attempt)
-        branches = tuple(Branch(name, mine) for name in PLACES)
+        staged: tuple[Any, ...] = ()
+        branches = tuple(Branch(name, mine) for name in (SINKS[:1] if self.keyed else SINKS))
+        if self.keyed:
+            answer = yield Do("stage", partial(self._stage, plan.gtrid, attempt, rows))
+            if isinstance(answer, XaError):
+                yield from self._excused(plan.gtrid, actor, attempt)
+                raise Failed(answer.message)
+            staged = (Staged(KEYED, ("id",), f"{attempt}", index, len(rows)),)
         verbs: list[Callable[[Place], Any]] = [
             lambda place: place.start(mine, actor),
             lambda place: place.post(mine, actor, rows),
             lambda place: place.end(mine, actor),
-            lambda place: place.prepare(mine),
+            lambda place: self._prepare(place, mine),
         ]
         for verb in verbs:
             for branch in branches:
@@ -384,24 +548,64 @@ class World:
                 if isinstance(answer, XaError):
                     for other in branches:
                         yield Do("undo", partial(self.places[other.resource].roll_back, mine, actor))
+                    yield from self._excused(plan.gtrid, actor, attempt)
                     raise Failed(answer.message)
-        return SinkReport(index, attempt, plan.gtrid, branches), read
+        return SinkReport(index, attempt, plan.gtrid, branches, staged=staged), read
 
-    def _read(self, xid: Xid, share: int) -> Steps:
-        taken = yield from self.cores.take(xid, ("orders",), share)
+    def _stage(self, gtrid: bytes, attempt: int, rows: list[str]) -> Any:
+        return self._reached("shop", lambda: self.places["shop"].staged.__setitem__((gtrid, f"{attempt}"), rows))
+
+    def _excused(self, gtrid: bytes, actor: int, attempt: int) -> Steps:
+        """The attempt says that no message is to blame, where it can."""
+        broker, xid = self.places["broker"], excuse_xid(gtrid, b"%d" % attempt)
+        verbs: list[Callable[[], Any]] = [
+            lambda: broker.start(xid, actor),
+            lambda: broker.end(xid, actor),
+            lambda: broker.prepare(xid),
+        ]
+        for verb in verbs:
+            answer = yield Do("excuse", partial(self._reached, "broker", verb))
+            if isinstance(answer, XaError):
+                return
+
+    def _read(self, part: SourcePartition) -> Steps:
+        steps = self.cores.take(part.xid, part.queues, part.share)
+        answer: Any = None
+        while True:
+            try:
+                effect = steps.send(answer)
+            except StopIteration as end:
+                taken = end.value
+                break
+            answer = (
+                self._judged(effect, part.aside)
+                if isinstance(effect, taking.Judge)
+                else (yield At(part.resource, effect))
+            )
+        place = self.places[part.resource]
         if taken is None:
-            read = yield Do("browse", lambda: self._browse(xid))
+            read = yield Do("browse", lambda: self._browse(place, part.xid))
         else:
             read = [int(octets) for _, some in taken for octets in some]
-        if xid in self.places["broker"].prepared:
-            self.told.setdefault(xid, []).append(read)
+        if part.xid in place.prepared:
+            self.told.setdefault(part.xid, []).append(read)
         return read
 
-    def _browse(self, xid: Xid) -> list[int]:
-        branch = self.places["broker"].prepared.get(xid)
+    def _judged(self, effect: taking.Judge, aside: int) -> taking.Judged:
+        """What the task makes of what it took."""
+        numbers = [int(octets) for _, some in effect.taken for octets in some]
+        bad = [at for at, number in enumerate(numbers) if number in self.unreadable and at >= aside]
+        return self.cores.judge(aside, bad, len(numbers), max(len(numbers) - aside, 0) - len(bad))
+
+    def _browse(self, place: Place, xid: Xid) -> list[int]:
+        branch = place.prepared.get(xid)
         if branch is None:
             raise BatchRefused("gone")
-        return list(branch.taken)
+        given_back = branch.judged.failed | branch.judged.released
+        told = [number for at, number in enumerate(branch.taken) if at not in given_back]
+        if not self.unreadable.isdisjoint(told):
+            raise BatchRefused("adopted, and it was not judged what it took")
+        return told
 
     # --- effects --------------------------------------------------------------------------------------------------
     def _perform(self, actor: Actor, effect: Any) -> Any:
@@ -409,7 +613,8 @@ class World:
             return effect.call()
         if isinstance(effect, tuple):
             return self._driver(*effect)
-        return self._executor(actor, effect)
+        assert isinstance(effect, At), effect
+        return self._executor(actor, self.places[effect.place], effect.effect)
 
     def _lost(self) -> bool:
         return self.faults and self.random.random() < 0.02
@@ -421,36 +626,51 @@ class World:
         answer = call()
         return xa_error(Code.XAER_RMFAIL, "the reply is lost") if self._lost() else answer
 
-    def _executor(self, actor: Actor, effect: Any) -> Any:
-        broker = self.places["broker"]
+    def _executor(self, actor: Actor, broker: Place, effect: Any) -> Any:
         number = actor.number
+        ask = partial(self._or_gone, broker, number)
         match effect:
             case taking.Start(xid):
-                return self._or_gone(number, lambda: broker.start(xid, number))
+                return ask(lambda: broker.start(xid, number))
             case taking.Take(_, count):
-                return self._or_gone(number, lambda: _octets(broker.take(number, count)))
-            case taking.Prepare(xid):
-                ended = self._or_gone(number, lambda: broker.end(xid, number))
-                return ended if isinstance(ended, XaError) else self._or_gone(number, lambda: broker.prepare(xid))
+                return ask(lambda: _octets(broker.take(number, count)))
+            case taking.Prepare(xid, judged):
+                ended = ask(lambda: broker.end(xid, number))
+                return ended if isinstance(ended, XaError) else ask(lambda: self._prepare(broker, xid, judged))
             case taking.Hold(xid):
-                return self._or_gone(number, lambda: broker.hold(xid))
+                return ask(lambda: broker.hold(xid))
             case taking.Adopt(xid):
-                return self._or_gone(number, lambda: broker.prepare(xid))
+                return ask(lambda: self._prepare(broker, xid))
             case Pause():
                 return None
-        return self._or_gone(number, lambda: broker.roll_back(effect.xid))  # a mutant's
+        return ask(lambda: broker.roll_back(effect.xid))  # a mutant's
 
-    def _or_gone(self, number: int, call: Callable[[], Any]) -> Any:
+    def _prepare(self, place: Place, xid: Xid, judged: taking.Judged = NOT_JUDGED) -> Code | XaError:
+        """Nothing is prepared any more behind a fence."""
+        answer = place.prepare(xid, judged)
+        if place.has_fences and not isinstance(answer, XaError) and xid.gtrid in self.settled - self.unfenced:
+            self.wrong.append(f"prepared at {place.name}, behind the fence: {xid}")
+        return answer
+
+    def _or_gone(self, broker: Place, number: int, call: Callable[[], Any]) -> Any:
         """Who hears XAER_RMFAIL has lost its connection, and what it was at."""
-        answer = self._reached("broker", call)
+        answer = self._reached(broker.name, call)
         if isinstance(answer, XaError) and answer.code is Code.XAER_RMFAIL:
-            self.places["broker"].drop(number)
+            broker.drop(number)
         return answer
 
     def _driver(self, effect: Any, incarnation: int) -> Any:
         match effect:
             case Call(verb, branches, _):
-                return [self._call(verb, branch) for branch in branches]
+                asked: Counter[str] = Counter()
+                return [self._call(verb, branch, asked) for branch in branches]
+            case effects.Upsert(gtrid, staged):
+                return self._upsert(gtrid, staged)
+            case effects.Count(resource, gtrid):
+                held = self.places[resource].prepared
+                return self._reached(
+                    resource, lambda: {xid: len(one.taken) for xid, one in held.items() if xid.gtrid == gtrid}
+                )
             case effects.Scan(resource):
                 prefix = log_prefix("p", self.book.log_id)
                 found = self.places[resource].prepared
@@ -462,7 +682,10 @@ class World:
                 return answer
             case effects.HasMessages(resource, _):
                 return self._reached(resource, lambda: bool(self.places[resource].queue))
-            case Pause() | Note():
+            case Pause():
+                return None
+            case Note(heuristic):
+                self.wrong.append(f"{heuristic.branch} is said to be completed on its own, and nobody does that")
                 return None
             case End(decision):
                 if self.random.random() < 0.7 or not self.faults:  # lazy
@@ -470,8 +693,29 @@ class World:
                 return None
         return self._written(effect, incarnation)
 
-    def _call(self, verb: Verb, branch: Branch) -> Any:
+    def _upsert(self, gtrid: bytes, staged: Any) -> Any:
+        """The driver's branch at the shop, and the rows of these attempts."""
+        place, xid = self.places["shop"], upsert_xid(gtrid, b"%d" % self.steps)
+        rows = [row for one in staged for row in place.staged.get((gtrid, one.attempt), ["gone"])]
+
+        def prepare() -> Code | XaError:
+            place.start(xid, -self.steps)
+            place.post(xid, -self.steps, rows)
+            place.end(xid, -self.steps)
+            return place.prepare(xid)
+
+        answer = self._reached("shop", prepare)
+        if isinstance(answer, XaError):
+            if not self._lost():  # its process dies where it could not roll back
+                place.roll_back(xid)
+            return BatchRefused(answer.message, outage=True)
+        return (Branch("shop", xid),)
+
+    def _call(self, verb: Verb, branch: Branch, asked: Counter[str]) -> Any:
         place = self.places[branch.resource]
+        asked[branch.resource] += 1
+        if self.faults and asked[branch.resource] > self.room and self.random.random() < 0.5:
+            return xa_error(Code.XA_RETRY, "no connection became free in time")
         if verb is Verb.ROLLBACK:
             return self._reached(branch.resource, lambda: place.roll_back(branch.xid))
         assert verb is Verb.COMMIT_AGAIN, verb
@@ -506,28 +750,45 @@ class World:
                 return book.standing(incarnation)
             case effects.FindEpoch(epoch):
                 return book.epoch(epoch)
-            case effects.FindEpochOf(gtrid):
-                return book.epoch_of(gtrid)
+            case effects.FindPlanned(gtrid):
+                return book.planned(gtrid)
+            case effects.FindLater(query, place, epoch):
+                return book.later(query, place, epoch)
+            case effects.FindWaiting(query):
+                return book.waiting(query)
+            case effects.FindKnown(_):
+                return book.known(incarnation)
             case effects.FindUnlogged(upto):
                 return book.unlogged(upto)
             case effects.FindBatch(query):
                 return book.batch(query)
             case effects.Allot():
                 return book.allot(incarnation)
-            case effects.Plan(epoch, previous, gtrid, tries, source):
-                return book.plan(incarnation, epoch, previous, gtrid, tries, source)
+            case effects.Plan(epoch, previous, gtrid, tries, source, query, place):
+                return book.plan(incarnation, epoch, previous, gtrid, tries, source, query, place)
             case effects.PlanAgain(gtrid):
                 return book.plan_again(incarnation, gtrid)
             case effects.Replayed():
                 return book.replayed(incarnation)
             case effects.Sink(gtrid):
                 return book.sink(incarnation, gtrid)
-            case effects.Bind(query, batch, gtrid):
-                return book.bind(incarnation, query, batch, gtrid)
+            case effects.Bind(query, batch, gtrid, offsets):
+                return book.bind(incarnation, query, batch, gtrid, offsets)
+            case effects.BindQuery(query, run, sources):
+                book.bind_query(incarnation, query, run, sources)
+                return self._bound(query)
+            case effects.NameEpochs(query, epochs):
+                return book.name_epochs(incarnation, query, epochs)
             case effects.Log(epochs):
                 return book.logged(incarnation, epochs)
-            case effects.Finished(epoch, words):
-                return book.finished(incarnation, epoch, words)
+            case effects.FindIsolation():
+                return book.isolation
+            case effects.Isolate(isolation):
+                return book.isolate(incarnation, isolation)
+            case effects.Failed(gtrid, messages):
+                return book.failed(incarnation, gtrid, messages)
+            case effects.Finished(gtrid, words):
+                return book.finished(incarnation, gtrid, words)
             case effects.Begin(gtrid):
                 return book.begin(incarnation, gtrid)
             case effects.Abort(gtrid):
@@ -548,17 +809,35 @@ class World:
             entry = self.book.entry(xid.gtrid)
             if entry is not None and entry.decision is not None and told != [told[0]] * len(told):
                 wrong.append(f"{xid} is decided, and told {told}")
-        inputs = Counter({str(number): 1 for number in range(INPUTS)})
-        tokens = Counter(dict.fromkeys(self.nodata, 1))
+        wrong += self._miscounted()
+        suspect = self.poison | self.unreadable
+        inputs = Counter({str(number): 1 for number in range(INPUTS) if number not in suspect})
+        written = {row for place in self.places.values() for row in place.output}
+        tokens = Counter(dict.fromkeys(self.nodata | (self.tokens & written), 1))
         for name, place in self.places.items():
+            expected = inputs + tokens if name in SINKS else Counter[str]()
             found = Counter(place.output)
-            if found != inputs + tokens:
-                wrong.append(f"{name}: missing {inputs + tokens - found}, too many {found - inputs - tokens}")
+            if found != expected:
+                wrong.append(f"{name}: missing {expected - found}, too many {found - expected}")
             if place.prepared or place.active or place.ended:
                 wrong.append(f"{name}: left {list(place.prepared)} {list(place.active)} {list(place.ended)}")
-        if self.places["broker"].queue:
-            wrong.append(f"still queued: {self.places['broker'].queue}")
-        state = Counter(str(row) for one in self.checkpoints for rows in one.done.values() for row in rows)
-        if state != inputs:
-            wrong.append(f"state: missing {inputs - state}, too many {state - inputs}")
+        state = Counter(str(row) for rows in self.checkpoint.done.values() for row in rows)
+        expected = inputs - Counter({str(row): 1 for row in self.checkpoint.before})
+        if state != expected:
+            wrong.append(f"state: missing {expected - state}, too many {state - expected}")
+        return wrong
+
+    def _miscounted(self) -> list[str]:
+        """Of what works nothing is counted, and nothing is dead or left; what can't be read is dead in the end."""
+        brokers, suspect = [self.places[name] for name in self.brokers], self.poison | self.unreadable
+        dead = {number for broker in brokers for number in broker.dead}
+        wrong = []
+        if not self.unreadable <= dead:
+            wrong.append(f"can't be read, and is not dead: {self.unreadable - dead}")
+        if counted := [number for broker in brokers for number in broker.counts if number not in suspect]:
+            wrong.append(f"counted: {counted}")
+        if dead - suspect:
+            wrong.append(f"dead: {dead - suspect}")
+        if left := {number for broker in brokers for number in broker.queue} - self.poison:
+            wrong.append(f"still queued: {left}")
         return wrong

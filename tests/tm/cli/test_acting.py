@@ -11,7 +11,7 @@ import pytest
 from tests.tm.cli.field import NODE, OTHER_LOG, xid_of
 from tm.log import Branch, FileLog, Heuristic, read_log
 from xa import Code, Xid
-from xa.reference import Fate
+from xa.reference import Fate, ReferenceResource
 from xa.tables import BranchState
 
 if TYPE_CHECKING:
@@ -85,12 +85,42 @@ def test_one_branch_only(field: Field, xabridge: Xabridge) -> None:
 @pytest.mark.parametrize("act", ["commit", "rollback"])
 def test_what_would_split_is_refused(field: Field, xabridge: Xabridge, act: str) -> None:
     (undecided if act == "commit" else decided)(field)
-    said = xabridge("recover", act, NAME, "--yes")
+    said = xabridge("recover", act, NAME, "--on", "shop", "--yes")
     assert (said.code, said.out) == (5, "")
     assert "this splits the transaction" in said.err
-    assert "say --heuristic" in said.err
+    assert "this may split a transaction: if you know better than the log, say --heuristic" in " ".join(
+        said.err.split()
+    )
     assert branches(field) == 2
     assert not data(field)
+
+
+@pytest.mark.parametrize("act", ["commit", "rollback"])
+def test_the_same_on_every_branch_splits_nothing(field: Field, xabridge: Xabridge, act: str) -> None:
+    """It is refused all the same, since it goes against the log; but not for what it does not do."""
+    (undecided if act == "commit" else decided)(field)
+    said = xabridge("recover", act, NAME, "--yes")
+    told = " ".join(said.err.split())
+    assert (said.code, said.out) == (5, "")
+    assert "nothing is split" in told
+    assert "this goes against the log: if you know better than the log, say --heuristic" in told
+    assert "this splits" not in told
+    assert xabridge("recover", act, NAME, "--heuristic", "--yes").code == 0
+    assert data(field) == ({"order", "row"} if act == "commit" else set())
+
+
+def test_every_branch_that_shows_is_not_every_branch(field: Field, xabridge: Xabridge) -> None:
+    """Where somebody could not be asked, or has committed already, the rest is a part."""
+    gtrid = decided(field)
+    rm = ReferenceResource(field.stores["broker"])
+    rm.open(field.stores["broker"].url, 1)
+    rm.commit(xid_of(gtrid, "broker"), 1)
+    said = xabridge("recover", "rollback", NAME, "--yes")
+    assert "this splits the transaction" in " ".join(said.err.split())
+    field.prepare("shop", field.gtrid(2))
+    field.configure("broker", "shop", urls=[("analytics", field.url("analytics", socket="nowhere"))])
+    said = xabridge("recover", "commit", "orders-1·1·2", "--yes")
+    assert "this splits the transaction" in " ".join(said.err.split())
 
 
 def test_a_heuristic_rollback_is_noted(field: Field, xabridge: Xabridge) -> None:
@@ -287,7 +317,7 @@ def test_json(field: Field, xabridge: Xabridge) -> None:
     field.prepare("shop", field.gtrid(2), "another row")
     value = json.loads(xabridge("recover", "commit", "orders-1:3fa91c:2", "--yes", "--json").out)
     assert value["done"] == []
-    assert value["trouble"].startswith("nothing was done: this may split")
+    assert value["trouble"].startswith("nothing was done: this goes against the log")
 
 
 def test_what_is_not_there(field: Field, xabridge: Xabridge) -> None:

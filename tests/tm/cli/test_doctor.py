@@ -42,11 +42,31 @@ def test_all_is_well(field: Field, xabridge: Xabridge) -> None:
         ("log", "content"),
         ("broker", "reachable"),
         ("shop", "reachable"),
+        ("decisions", "decisions"),
         ("orphans", "orphans"),
         ("node", "node id"),
         ("clock", "clock"),
     }
-    assert found["log", "content"]["found"] == "log abababababababab, opened 1 time, 0 decisions not carried out yet"
+    assert found["log", "content"]["found"] == "log abababababababab, opened 1 time"
+    assert found["decisions", "decisions"]["found"] == "none is open"
+
+
+def test_decisions_are_counted_as_list_counts_them(field: Field, xabridge: Xabridge) -> None:
+    """One whose branch is in doubt, and two that are carried out and whose end was not noted."""
+    for number in (1, 2, 3):
+        field.decide(field.gtrid(number), "broker", "shop")
+    field.prepare("shop", field.gtrid(2))
+    told = (
+        "3 decisions open: 1 of transactions in doubt and 2 carried out everywhere, which the next recovery pass ends"
+    )
+    assert checks(xabridge)["decisions", "decisions"]["found"] == told
+    said = " ".join(xabridge("recover", "list").out.split())
+    assert "1 transaction in doubt on" in said
+    assert said.endswith("2 decisions more are carried out everywhere; the next recovery pass ends that")
+    value = json.loads(xabridge("recover", "list", "--json").out)
+    assert (value["open_decisions"], value["carried_out"]) == (1, 2)
+    assert xabridge("recover", "run").code == 0
+    assert checks(xabridge)["decisions", "decisions"]["found"] == "none is open"
 
 
 def test_it_leaves_the_folder_as_it_was(field: Field, xabridge: Xabridge) -> None:

@@ -57,7 +57,7 @@ orders-2·c07d11·114           100 s  prepared     unknown   shop
     another transaction manager's (format id 4660): its log is not here
 orders-1·3fa91c·9000          0 s    prepared     none      broker
     1 key locked in broker
-4 transactions in doubt on 2 resource managers
+4 transactions in doubt on 2 resource managers, 1 of them not xabridge's
 analytics could not be reached: analytics can't be reached at /field/nowhere
 """
 
@@ -70,7 +70,7 @@ orders-2·c07d11·114               orders-2  100 s  prepared  unknown   shop   
 4660_c29tZWJvZHkgZWxzZSdzIHRyYW…  -         0 s    prepared  unknown   shop     1 key locked in shop
     another transaction manager's (format id 4660): its log is not here
 orders-1·3fa91c·9000              orders-1  0 s    prepared  none      broker   1 key locked in broker
-4 transactions in doubt on 2 resource managers
+4 transactions in doubt on 2 resource managers, 1 of them not xabridge's
 """
 
 
@@ -97,6 +97,18 @@ def test_nothing_in_doubt(field: Field, xabridge: Xabridge) -> None:
     said = xabridge("recover", "list")
     assert (said.code, said.out, said.err) == (0, "nothing in doubt on 2 resource managers\n", "")
     assert not field.log_folder.exists(), "looking makes no log"
+
+
+def test_what_others_have_in_doubt_is_shown_and_no_trouble_of_ours(field: Field, xabridge: Xabridge) -> None:
+    """Many transaction managers write their xids into PostgreSQL's gids in the same form."""
+    field.prepare("shop", b"", "e", xid=FOREIGN)
+    for action in (("list",), ("list", "--json"), ("list", "--names"), ("show", str(FOREIGN))):
+        said = xabridge("recover", *action)
+        assert said.code == 0, action
+        assert "4660_" in said.out or "4660" in said.out
+    assert "1 transaction in doubt on 1 resource manager, 1 of them not xabridge" in xabridge("recover", "list").out
+    field.prepare("shop", field.gtrid(9000), "f")
+    assert xabridge("recover", "list").code == 3
 
 
 def test_looking_needs_no_lock_and_takes_none(field: Field, xabridge: Xabridge) -> None:
@@ -345,3 +357,36 @@ def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str], xabridge:
     with pytest.raises(SystemExit):
         xabridge("recover", "list", "--help")
     assert dedent("6 log in use, nothing done") in capsys.readouterr().out
+
+
+def test_many_are_summed_up(field: Field, xabridge: Xabridge) -> None:
+    """Fifty are listed, the oldest first; of the others how many there are of each kind. All of them with --all."""
+    field.open_log().close()
+    for number in range(70):
+        field.prepare("broker", field.gtrid(number))
+        field.prepare("shop", field.gtrid(number))
+        field.now += 1
+    field.prepare("shop", b"", "e", xid=FOREIGN)
+    said = xabridge("recover", "list")
+    assert said.code == 3
+    assert "orders-1·1·49 " in said.out
+    assert "orders-1·1·50 " not in said.out
+    assert said.out.endswith(
+        """\
+… and 21 transactions more; --all lists them:
+    20  orders-1, decision none: prepared on broker and shop, oldest 20 s
+    1  foreign, decision unknown: prepared on shop, oldest 0 s
+71 transactions in doubt on 2 resource managers
+"""
+    )
+    everything = xabridge("recover", "list", "--all").out
+    assert all(f"orders-1·1·{number} " in everything for number in range(70))
+    assert len(xabridge("recover", "list", "--names").out.splitlines()) == 71
+    assert len(json.loads(xabridge("recover", "list", "--json").out)["transactions"]) == 71
+    said = xabridge("recover", "run", "--dry-run")
+    assert len(said.out.splitlines()) < 2 * 55
+    assert "… and 21 transactions more (--all tells of each):" in said.out
+    assert len(xabridge("recover", "run", "--dry-run", "--all").out.splitlines()) >= 2 * 70
+    said = xabridge("recover", "run")
+    assert len(said.out.splitlines()) < 55
+    assert "20 rolled back on broker, shop" in " ".join(said.out.split())

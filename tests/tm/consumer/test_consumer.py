@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import threading
+import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,14 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from proton import symbol
 from proton.utils import BlockingConnection
 
 from rm_amqp import Message
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import PATIENCE_S, Stall
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
+from tm.consumer.failures import name_of
 from tm.telemetry import opentelemetry
 from xa.reference import Fate
 
@@ -133,7 +136,6 @@ def test_a_handler_can_take_the_batch(stall: Stall) -> None:
 
 
 def test_poison_is_dead_lettered_and_what_was_received_with_it_is_handled(stall: Stall) -> None:
-    dead = len(stall.look("dead-letter"))
     stall.put(*range(30))
     with stall.consumer(Work(stall, 7, 21), batch=10, workers=2, max_deliveries=3) as consumer:
         while consumer.counts.handled + consumer.counts.dead_lettered < 30:
@@ -143,7 +145,7 @@ def test_poison_is_dead_lettered_and_what_was_received_with_it_is_handled(stall:
     for number in (7, 21):  # a delivery in a batch that failed before its turn counts, and its handler was not called
         assert 2 <= stall.until.told.count(number) <= 3
     assert sorted(stall.look(stall.out)) == [number for number in range(30) if number not in {7, 21}]
-    assert sorted(stall.look("dead-letter")[dead:]) == [7, 21]
+    assert sorted(stall.look(f"{stall.queue}.dead")) == [7, 21]
     assert not {"7", "21"} & stall.store.data.keys()
 
 
@@ -193,7 +195,7 @@ def test_what_cannot_be_read_is_dead_lettered(tmp_path: Path, batch: int) -> Non
         while depth(stall.queue):
             threading.Event().wait(0.001)
     assert sorted(stall.until.told) == ["a", "b"]
-    assert depth("dead-letter") == 1
+    assert depth("orders.dead") == 1
     assert broker.left() == []
     broker.stop()
 
@@ -420,5 +422,130 @@ def test_lines_about_a_transaction_name_it(stall: Stall, caplog: pytest.LogCaptu
     lines = [record.getMessage() for record in caplog.records if record.name == "xabridge.tm.consumer"]
     assert len(lines) == 2
     assert all(line.startswith("stall-1·") for line in lines)
-    assert "LookupError: a" in lines[0]
-    assert "dead-lettered after 1 deliveries" in lines[1]
+    message = name_of(Message("a"))
+    assert f"message {message} of {stall.queue}: failed: LookupError: a ({__file__}:" in lines[0]
+    assert f"message {message} of {stall.queue} was dead-lettered to {stall.queue}.dead after 1 deliveries" in lines[1]
+    assert "LookupError: a" in lines[1]
+
+
+def letters(stall: Stall, queue: str = "") -> list[tuple[Any, dict[str, Any]]]:
+    """Body and annotations of the dead letters."""
+    with stall.manager.begin() as tx:
+        found = list(tx["broker"].browse(queue or f"{stall.queue}.dead"))
+    return [
+        (letter.body, {str(name).removeprefix("x-opt-dead-"): value for name, value in letter.annotations.items()})
+        for letter in found
+    ]
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_dead_letter_says_why_where_when_and_how_often(stall: Stall, kind: str) -> None:
+    def handle(message: Message, tx: Transaction) -> None:
+        tx["shop"].write("never", 1)
+        raise ValueError(f"no such customer: {message.body!s}")
+
+    async def ahandle(message: Message, tx: Transaction) -> None:
+        handle(message, tx)
+
+    began = time.time() * 1000
+    told = {"x-opt-mine": "kept", "x-opt-dead-reason": "of another time"}
+    message = Message(
+        "a", id="order 1", properties={"tenant": 7}, annotations={symbol(k): v for k, v in told.items()}, ttl=60.0
+    )
+    message.durable = True
+    with stall.manager.begin() as tx:
+        tx["broker"].send(stall.queue, message)
+    with stall.consumer(handle if kind == "threads" else ahandle, max_deliveries=3) as consumer:
+        while not consumer.counts.dead_lettered:
+            threading.Event().wait(0.001)
+    assert consumer.counts == Counts(failed=3, dead_lettered=1)
+    ((body, why),) = letters(stall)
+    assert body == "a"
+    assert why.pop("x-opt-mine") == "kept"
+    first, last = why.pop("first"), why.pop("last")
+    assert began - 1 <= first < last <= time.time() * 1000 + 1
+    place = why.pop("place")
+    line = handle.__code__.co_firstlineno + 2
+    assert place == f"{__file__}:{line} in handle"
+    assert why == {"reason": "ValueError: no such customer: a", "queue": stall.queue, "deliveries": 3}
+    with stall.manager.begin() as tx:
+        letter = tx["broker"].receive(f"{stall.queue}.dead", 5)
+        assert (letter.id, letter.properties, letter.ttl, letter.durable) == ("order 1", {"tenant": 7}, 0, True)
+        assert letter.delivery_count == 0
+    assert stall.look(stall.queue) == []
+    assert stall.store.data == {}
+
+
+def test_what_failed_elsewhere_is_a_dead_letter_that_says_so(stall: Stall) -> None:
+    stall.put("a")
+    for _ in range(2):
+        tx = stall.manager.begin()
+        tx["broker"].receive(stall.queue, 5)
+        tx.rollback()
+    with stall.consumer(Work(stall), max_deliveries=2) as consumer:
+        while not consumer.counts.dead_lettered:
+            threading.Event().wait(0.001)
+    ((_, why),) = letters(stall)
+    assert why["reason"] == "not known: it failed in another process, or its process ended"
+    assert (why["place"], why["queue"], why["deliveries"]) == ("", stall.queue, 2)
+    assert "first" not in why
+
+
+@pytest.mark.parametrize(("dead_letter", "failed"), [("", 1), ("$nowhere", 2)])
+def test_where_nobody_may_send_it_the_broker_puts_it_away(
+    stall: Stall, dead_letter: str, failed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    stall.put("a")
+    with stall.consumer(Work(stall, "a"), max_deliveries=1, dead_letter=dead_letter) as consumer:
+        while not consumer.counts.dead_lettered:
+            threading.Event().wait(0.001)
+    assert consumer.counts == Counts(failed=failed, dead_lettered=1)
+    assert stall.look(stall.queue) == []
+    assert stall.look(f"{stall.queue}.dead") == ["a"], "the broker's own rule"
+    last = [record.getMessage() for record in caplog.records if record.name == "xabridge.tm.consumer"][-1]
+    assert "was dead-lettered to where the broker puts it" in last
+    assert "LookupError: a" in last
+
+
+def test_a_traceback_is_logged_once_for_each_place(stall: Stall, caplog: pytest.LogCaptureFixture) -> None:
+    stall.put(*range(6))
+
+    def handle(message: Message, _tx: Transaction) -> None:
+        number: Any = message.body
+        if number % 2:
+            raise ValueError(number)
+        raise LookupError(number)
+
+    with stall.consumer(handle, workers=2, max_deliveries=2) as consumer:
+        while consumer.counts.dead_lettered < 6:
+            threading.Event().wait(0.001)
+    failed = [record for record in caplog.records if ": failed: " in record.getMessage()]
+    assert len(failed) == 12
+    traced = [record.exc_info[1] for record in failed if record.exc_info]
+    assert sorted(type(error).__name__ for error in traced) == ["LookupError", "ValueError"]
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_a_handler_that_hangs_is_not_healthy(stall: Stall, kind: str) -> None:
+    stall.put("a")
+    released = threading.Event()
+
+    def handle(message: Message, _tx: Transaction) -> None:
+        stall.until.tell(message.body)
+        if len(stall.until.told) == 1:
+            released.wait(PATIENCE_S)
+
+    async def ahandle(message: Message, tx: Transaction) -> None:
+        handle(message, tx)
+
+    with stall.consumer(handle if kind == "threads" else ahandle, timeout_s=0.3, retry_first_s=0.01) as consumer:
+        stall.until.count(1)
+        assert consumer.health().ok
+        while consumer.health().ok:
+            threading.Event().wait(0.001)
+        (trouble,) = consumer.health().trouble
+        assert "a handler is at work for " in trouble
+        assert "longer than the 0.3 s of its transaction stall-1·" in trouble
+        released.set()
+        while not consumer.health().ok:
+            threading.Event().wait(0.001)

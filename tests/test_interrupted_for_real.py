@@ -1,0 +1,120 @@
+"""Ctrl-C at random moments of transactions over PostgreSQL, SQLite and a broker: nothing is split, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from sqlalchemy import text
+
+from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.simulation.seeds import few
+from tm import ResourceConfig, TransactionManager
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+
+pytestmark = pytest.mark.slow
+
+ROUNDS: Final = 2000 if os.environ.get("XABRIDGE_INTERRUPTIONS") == "all" else 60
+LONGEST_S: Final = 0.008
+
+
+@pytest.fixture
+def alarm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """SIGALRM interrupts, as SIGINT does."""
+
+    def interrupted(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(number, frame)
+
+    before = signal.signal(signal.SIGALRM, interrupted)
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # a finalizer of the interpreter's may be hit as well
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def transact(manager: TransactionManager, number: int, *, interrupt_s: tuple[float, float], fails: bool) -> bool:
+    """Whether the transaction was interrupted."""
+    interrupted = False
+    try:
+        with manager.begin() as tx:
+            for name in ("shop", "ledger"):
+                tx[name].execute(text("insert into orders (id) values (:id)"), {"id": number})
+            tx["broker"].send("orders", message(number))
+            signal.setitimer(signal.ITIMER_REAL, *interrupt_s)
+            if fails:
+                raise LookupError  # noqa: TRY301 — out of the block
+    except LookupError:
+        pass
+    except KeyboardInterrupt:
+        interrupted = True
+    while True:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            continue
+        return interrupted
+
+
+def message(number: int) -> Any:
+    from rm_amqp import Message  # noqa: PLC0415 — beside its use
+
+    return Message(body=number)
+
+
+@pytest.mark.parametrize("decider", [False, True], ids=["log", "decider"])
+@pytest.mark.parametrize("seed", few(1))
+@pytest.mark.usefixtures("alarm")
+def test_at_random(postgres: Postgres, tmp_path: Path, seed: int, *, decider: bool) -> None:
+    generator = random.Random(seed)
+    broker = EmbeddedBroker(tmp_path)
+    try:
+        resources = {
+            "shop": ResourceConfig(postgres.create_database()),
+            "ledger": ResourceConfig(f"sqlite:///{tmp_path}/ledger.db", "decider")
+            if decider
+            else ResourceConfig(postgres.create_database()),
+            "broker": ResourceConfig(f"amqp://{broker.address}"),
+        }
+        log = None if decider else f"file://{tmp_path}/log"
+        with TransactionManager("node-1", log, resources) as manager:
+            for name in ("shop", "ledger"):
+                with manager.begin() as tx:
+                    tx[name].execute(text("create table orders (id integer primary key)"))
+            interrupted = 0
+            for number in range(ROUNDS):
+                interrupt_s = generator.uniform(1e-5, LONGEST_S), generator.choice([0.0, 2e-4, 1e-3])
+                fails = generator.random() < 0.3
+                interrupted += transact(manager, number, interrupt_s=interrupt_s, fails=fails)
+            assert interrupted
+            manager.wait_for_completions()
+            manager.recover()
+            assert manager.recover().clean
+            assert not manager._live
+            ids = {name: ids_of(manager, name) for name in ("shop", "ledger")}
+            assert ids["shop"] == ids["ledger"] == received(manager)
+    finally:
+        broker.stop()
+
+
+def ids_of(manager: TransactionManager, name: str) -> list[int]:
+    with manager.begin() as tx:
+        return [row.id for row in tx[name].execute(text("select id from orders order by id"))]
+
+
+def received(manager: TransactionManager) -> list[int]:
+    numbers: list[int] = []
+    while True:
+        with manager.begin() as tx:
+            found = tx["broker"].receive_batch("orders", 100, timeout_s=0.2)
+            if not found:
+                return sorted(numbers)
+            numbers += [one.body for one in found]

@@ -1,0 +1,116 @@
+"""Failures: why messages could not be handled, remembered until they are handled or put away, for the dead letter.
+
+A message comes again after a failure, perhaps to another process, so that what is remembered here may be incomplete:
+where nothing is known of a message that was delivered too often, its dead letter says that. What is remembered is
+bounded, the oldest goes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import sysconfig
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+MOST: Final = 1000
+"""Messages, and places in the code, that are remembered."""
+MOST_TEXT: Final = 2000
+"""Characters of a reason that go into a dead letter."""
+_PACKAGES: Final = ("xa", "dtx", "rm_amqp", "rm_db", "tm", "pipeline")
+_OTHERS: Final = (
+    *(str(Path(__file__).parents[2] / name) + "/" for name in _PACKAGES),
+    sysconfig.get_path("stdlib"),
+    sysconfig.get_path("purelib"),
+    sysconfig.get_path("platlib"),
+    f"{sys.prefix}/lib",
+)
+"""Where code stands that is not the application's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is known of the failures of one message. Times are milliseconds since 1970."""
+
+    reason: str
+    place: str
+    first_ms: int
+    last_ms: int
+    vain: bool = False
+    """Whether it could not be put away as a dead letter."""
+
+
+class Failures:
+    """Those of one consumer, from any thread."""
+
+    def __init__(self, wall_s: Callable[[], float] = time.time) -> None:
+        self._wall_s = wall_s
+        self._lock = threading.Lock()
+        self._of: dict[str, Failure] = {}
+        self._places: dict[str, None] = {}
+
+    def note(self, message: Any, error: BaseException, *, vain: bool = False) -> Failure:
+        """Another failure of `message`."""
+        key, now = name_of(message), int(self._wall_s() * 1000)
+        reason = f"{type(error).__name__}: {error}"[:MOST_TEXT]
+        with self._lock:
+            before = self._of.pop(key, None)
+            if vain and before is not None:
+                failure = replace(before, vain=True)
+            else:
+                first = now if before is None else before.first_ms
+                failure = Failure(reason, place_of(error), first, now, vain)
+            self._of[key] = failure
+            if len(self._of) > MOST:
+                del self._of[next(iter(self._of))]
+        return failure
+
+    def known(self, message: Any) -> Failure | None:
+        """What is known of `message`."""
+        with self._lock:
+            return self._of.get(name_of(message)) if self._of else None
+
+    def forget(self, message: Any) -> None:
+        """`message` was handled, or put away."""
+        if self._of:
+            with self._lock:
+                self._of.pop(name_of(message), None)
+
+    def is_new(self, place: str) -> bool:
+        """Whether nothing has failed at this place before; from now on something has."""
+        with self._lock:
+            if place in self._places:
+                return False
+            self._places[place] = None
+            if len(self._places) > MOST:
+                del self._places[next(iter(self._places))]
+            return True
+
+
+def name_of(message: Any) -> str:
+    """A message as log lines name it: by its id, or by a digest of what it says."""
+    identity = getattr(message, "id", None)
+    if identity is not None:
+        return repr(identity)
+    said = repr((getattr(message, "subject", None), getattr(message, "properties", None), getattr(message, "body", "")))
+    return "#" + hashlib.blake2b(said.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def place_of(error: BaseException) -> str:
+    """Where in the application's code an exception came from: the innermost line that is neither ours nor a library's.
+    Empty where there is none, as for a commit that was refused."""
+    place = ""
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not code.co_filename.startswith((*_OTHERS, "<")):
+            place = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return place
