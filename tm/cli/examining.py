@@ -11,9 +11,9 @@ from tm.cli.text import age, listed, printable, several
 from tm.log import LogDamaged, LogError, LogMissing
 from tm.log.examination import examine_folder
 from tm.log.opening import folder_of, look_at_log
-from tm.resources import redacted
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosing, Diagnosis, Health
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +81,7 @@ def _content(url: str, node: str) -> Check:
     except LogDamaged as error:
         return Check(Health.FAIL, "content", str(error), "restore the folder from where it was whole")
     except (LogError, ValueError, OSError) as error:
-        return Check(Health.FAIL, "content", redacted(str(error)), "let it be read by this user; its place is log")
+        return Check(Health.FAIL, "content", masked(str(error)), "let it be read by this user; its place is log")
     decisions = several(len(image.decisions), "decision")
     found = f"log {image.log_id.hex()}, opened {several(image.incarnation, 'time')}, {decisions} not carried out yet"
     if image.node != node:
@@ -116,8 +116,8 @@ def _diagnosis(resource: Resource) -> Diagnosis:
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
         error = raised if isinstance(raised, XaError) else resource.heard(raised, "diagnose")
         mend = _MENDS.get(error.code, "mend {key}.url").format(key=key)
-        return Diagnosis((Check(Health.FAIL, "opened", redacted(error.message), mend),))
-    return Diagnosis((Check(Health.OK, "opened", f"{redacted(resource.url)}: {resource.rm.name}"),))
+        return Diagnosis((Check(Health.FAIL, "opened", masked(error.message), mend),))
+    return Diagnosis((Check(Health.OK, "opened", f"{masked(resource.url)}: {resource.rm.name}"),))
 
 
 # --- what is in doubt -------------------------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def examine_survey(found: Survey, told: Mapping[str, Diagnosis]) -> Iterator[Exa
     failed = {name for name, of in told.items() if any(check.health is Health.FAIL for check in of.checks)}
     for name, why in found.unreachable.items():
         if name not in failed:
-            check = Check(Health.FAIL, "in doubt", f"can't tell what is in doubt: {redacted(why)}", "see above")
+            check = Check(Health.FAIL, "in doubt", f"can't tell what is in doubt: {masked(why)}", "see above")
             yield Examined(name, check)
     yield Examined("orphans", _orphans(found))
     yield Examined("node", _node(found))
