@@ -19,6 +19,7 @@ from dtx.resource.credentials import CredentialsError, set_password
 from dtx.resource.permissions import PermissionsError
 from dtx.store.contract import StoreError
 from dtx.store.databases import compact
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +143,7 @@ async def _serve(config: BrokerConfig) -> int:
         sys.stderr.write(f"xabridge broker: {broker.notice}\n")
     where = ", ".join(map(str, broker.addresses))
     in_doubt = broker.node.registry.in_doubt_count
-    sys.stdout.write(f"xabridge broker: listening on {where} · {config.store} · {in_doubt} branches in doubt\n")
+    sys.stdout.write(f"xabridge broker: listening on {where} · {masked(config.store)} · {in_doubt} branches in doubt\n")
     sys.stdout.flush()
     await broker.run()
     if broker.failure is not None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from xa.secrets import masked
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -34,7 +36,10 @@ NUMBERS_PER_OPENING: Final = 1 << 40
 
 
 class StoreError(Exception):
-    """Something is wrong with a message store."""
+    """Something is wrong with a message store. The message holds no password."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class StoreLocked(StoreError):

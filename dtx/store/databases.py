@@ -15,6 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from dtx.store.contract import StoreBusy, StoreError, StoreFull, StoreLocked, StoreRefused
 from dtx.store.reserve import Reserve
+from xa.secrets import masked, with_password
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,9 +183,13 @@ class Database(Protocol):
 def open_database(url: str) -> Database:
     """The database of a URL: sqlite:///path or postgresql://user@host/name."""
     try:
+        url = with_password(url)
+    except ValueError as error:
+        raise StoreError(f"the store can't be opened: {error}") from None
+    try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        raise StoreError(f"{url!r} is no URL of a store, such as sqlite:///path or postgresql://…") from error
+    except (ArgumentError, ValueError) as error:
+        raise StoreError(f"{masked(url)!r} is no URL of a store, such as sqlite:///path or postgresql://…") from error
     kind = parsed.get_backend_name()
     if kind == "sqlite":
         return _Sqlite(parsed)
