@@ -41,7 +41,7 @@ def stage(tmp_path: Path, roomy: Postgres) -> Iterator[Stage]:
     try:
         yield stage
     finally:
-        stage.resources.close()
+        stage.close()
         broker.stop()
 
 
