@@ -12,7 +12,7 @@ from sqlalchemy import text
 from pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken, Query
 from pipeline.core import planning as planning_module
 from pipeline.core.driver import Writer, bind
-from pipeline.core.tables import QUERY, SOURCE
+from pipeline.core.tables import ISOLATION, QUERY, SOURCE
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm.log.sql_schema import Database
 from xa import FORMAT_ID, Xid
@@ -346,7 +346,7 @@ def old(request: pytest.FixtureRequest, stage: Stage, monkeypatch: pytest.Monkey
     assert stage.prepared() == ["src/0", "src/1"]
     database = Database(stage.log)
     with database.engine.connect() as connection:
-        for table in (QUERY, SOURCE):
+        for table in (QUERY, SOURCE, ISOLATION):
             connection.execute(text(f"DROP TABLE {table.name}"))
         for name, column in (("epoch", "query"), ("epoch", "place"), ("batch", "offsets")):
             connection.execute(text(f"ALTER TABLE xabridge_pipeline_{name} DROP COLUMN {column}"))
