@@ -181,7 +181,8 @@ class EmbeddedPostgres:
         shutil.rmtree(self._folder)
 
     def _url(self, database: str) -> str:
-        return f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/{database}"
+        user = "postgres" if self.authentication == "trust" else f"postgres:{self._password}"
+        return f"postgresql://{user}@127.0.0.1:{self.port}/{database}"
 
     def _ready(self) -> bool:
         try:

@@ -330,7 +330,12 @@ class _Postgres:
     """Tables in the first schema of the search path; an advisory lock of the writer keeps others out."""
 
     def __init__(self, url: URL) -> None:
-        self._engine = create_engine(url.set(drivername="postgresql+psycopg"), paramstyle="format", poolclass=NullPool)
+        self._engine = create_engine(
+            url.set(drivername="postgresql+psycopg"),
+            paramstyle="format",
+            poolclass=NullPool,
+            pool_reset_on_return=None,  # it is closed, which undoes as much, and does not complain of one that broke
+        )
         self._connections: list[Connection] = []
 
     def writer(self) -> Connection:
