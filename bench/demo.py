@@ -7,6 +7,7 @@ broker and database are killed (SIGKILL) and started again. At the end orders, r
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import shutil
@@ -15,7 +16,7 @@ import sys
 import sysconfig
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -71,8 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     display = Display(live=sys.stdout.isatty() and not arguments.plain and not arguments.json, quiet=arguments.json)
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # stopped or interrupted: nothing is left running
     try:
-        folder = scratch(arguments.folder)
         with ExitStack() as stack:
+            folder = stack.enter_context(scratch(arguments.folder))
             lines = logging.FileHandler(folder / "front.err")  # the broker is gone for a while: that is no news here
             logging.getLogger("xabridge").addHandler(lines)
             stack.callback(lines.close)
@@ -93,16 +94,24 @@ class FolderInUse(Exception):
     """The folder has something else in it."""
 
 
-def scratch(folder: Path) -> Path:
-    """An empty folder, in place of what an earlier demo has left there."""
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """An empty folder, in place of what an earlier demo has left there. No other demo gets it meanwhile."""
     folder = folder.absolute()
-    if folder.exists():
-        if any(folder.iterdir()) and not (folder / MARK).exists():
-            raise FolderInUse(f"{folder} is not empty, and no demo's: name another one with --folder")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    (folder / MARK).touch()
-    return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()) and not (folder / MARK).exists():
+        raise FolderInUse(f"{folder} is not empty, and no demo's: name another one with --folder")
+    with (folder / MARK).open("a") as mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderInUse(f"another demo runs in {folder}: name another folder with --folder") from None
+        for left in folder.iterdir():
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            elif left.name != MARK:
+                left.unlink()
+        yield folder
 
 
 class Demo:

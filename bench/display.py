@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import Final
 
@@ -67,6 +68,8 @@ class Display:
             self._drawn = False
 
     def _draw(self, bar: str) -> None:
+        """One line of the terminal: what is wider would begin a new one at each refresh."""
+        bar = bar[: max(shutil.get_terminal_size().columns - 1, 1)]
         self._bar = bar
         self._drawn = True
         print(f"\r\x1b[2K{bar}", end="", flush=True)

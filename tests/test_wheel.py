@@ -80,7 +80,7 @@ def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=110, check=False)
+    return subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.slow
@@ -148,6 +148,7 @@ with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # dozens of processes, on a busy machine
 def test_every_command_helps_and_a_first_transaction_commits(bare: Path, tmp_path: Path) -> None:
     xabridge = bare / "xabridge"
     for words in (["--version"], ["--help"], *([command, "--help"] for command in COMMANDS)):
@@ -162,6 +163,7 @@ def test_every_command_helps_and_a_first_transaction_commits(bare: Path, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # dozens of processes, on a busy machine
 def test_what_needs_an_extra_says_which(wheel: Path, tmp_path: Path) -> None:
     commands = environment(tmp_path / "environment", wheel)
     for words in (["demo"], ["pipeline", "demo"], ["bench", "e2e", "--quick"], ["bench", "pipeline", "--quick"]):
@@ -216,6 +218,7 @@ def test_type_checkers_know_our_types_in_a_program_of_a_user(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # dozens of processes, on a busy machine
 def test_a_broken_plugin_breaks_no_other_command(wheel: Path, tmp_path: Path) -> None:
     commands = environment(tmp_path / "environment", wheel)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(commands.parent)}))

