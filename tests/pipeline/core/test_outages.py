@@ -81,7 +81,7 @@ def test_a_broker_that_is_away_for_a_moment_is_waited_for(stage: Stage) -> None:
 @pytest.mark.parametrize("layout", [LAYOUT, KEYED], ids=["table and address", "by key"])
 def test_a_task_writes_again_what_went_away_with_its_connections(stage: Stage, layout: Layout) -> None:
     writer = stage.writer()
-    plan = writer.plan()
+    plan = writer.plan(streaming=False)
 
     def rows() -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate(_batches("body", "product")):
