@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import socket
@@ -29,6 +30,7 @@ STOP_TIMEOUT_S: Final = 60.0
 SETTINGS: Final[Mapping[str, str]] = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
+    "password_encryption": "scram-sha-256",
     "max_prepared_transactions": "100",
     "max_connections": "200",
 }
@@ -51,7 +53,10 @@ class PostgresMissing(ModuleNotFoundError):
 
 class EmbeddedPostgres:
     """One server with its data below `folder`. Made once, started and stopped as often as one likes, then removed.
-    `binaries` are those of another installation than the wheel's."""
+    `binaries` are those of another installation than the wheel's. Everybody on this machine reaches its port, so that
+    it asks for a password, which is random."""
+
+    authentication = "scram-sha-256"
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None, binaries: Path | None = None) -> None:
         self._settings = {**SETTINGS, **(settings or {})}
@@ -69,7 +74,19 @@ class EmbeddedPostgres:
         data.mkdir(mode=0o700)
         if self._user:
             os.chown(data, self._user["user"], self._user["group"])
-        self._run("initdb", "-D", str(data), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+        self._password = secrets.token_urlsafe(24)  # everybody on this machine reaches the port
+        self._initialise(data)
+
+    def _initialise(self, data: Path) -> None:
+        with tempfile.NamedTemporaryFile("w", prefix="xabridge-password-", encoding="ascii") as file:
+            file.write(self._password)
+            file.flush()
+            if self._user:
+                os.chown(file.name, self._user["user"], self._user["group"])
+            self._run(
+                "initdb", "-D", str(data), "-U", "postgres", "-A", self.authentication, f"--pwfile={file.name}",
+                "-E", "UTF8", "--locale=C", "--no-sync",
+            )  # fmt: skip
 
     @property
     def url(self) -> str:
@@ -164,7 +181,7 @@ class EmbeddedPostgres:
         shutil.rmtree(self._folder)
 
     def _url(self, database: str) -> str:
-        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+        return f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/{database}"
 
     def _ready(self) -> bool:
         try:

@@ -41,16 +41,16 @@ LISTENER: Final = "_xabridge_listener"
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the formats `amqp` and `xa` known to `spark`, and has a listener say which pipeline a query belongs to.
-    `start()` checks queries that write `xa`. PipelineError: a session of Spark Connect."""
+    """Makes the formats `amqp` and `xa` known to `spark`, has a listener say which pipeline a query belongs to, and
+    `start()` check queries that write `xa`. PipelineError: a session of Spark Connect."""
     jvm_of(spark)
     spark.dataSource.register(AmqpSource)
     spark.dataSource.register(XaSink)
+    intercept(epoch)
     if not hasattr(spark, LISTENER):
         listener = Listener(spark)
         spark.streams.addListener(listener)
         setattr(spark, LISTENER, listener)
-    intercept(epoch)
 
 
 _DECIDED: Final[dict[str, tuple[str, int]]] = {}
@@ -143,7 +143,7 @@ class Epoch:
             if kind is None:
                 self.decided = self._commit(self._writer, plan)
             else:
-                self._writer.abort(plan, self._batch, [*self._reports, None])  # what was to come has failed
+                self._writer.abort(plan, self._batch, [*self._reports, None])  # what raised has not written
         finally:
             self._writer.close()
 

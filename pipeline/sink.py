@@ -165,7 +165,7 @@ def give_up(writer: Writer, messages: Sequence[WriterCommitMessage | None], numb
     is what failed."""
     written = [message for message in messages if isinstance(message, Written)]
     plan = written[0].plan if written else writer.plan(streaming=number is not None)
-    reports = [message.report if isinstance(message, Written) else None for message in messages]
+    reports = [one.report if isinstance(one, Written) else None for one in messages]
     writer.abort(plan, _batch(written[0], number) if written else None, reports)
 
 

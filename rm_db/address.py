@@ -7,6 +7,8 @@
     xa_reply_s         how long a verb waits for the database's answer before the connection is given up (default 60)
     xa_pooler          none, session or transaction: what kind of pooler stands before the database (default none)
 
+    password_env       the environment variable that holds the password, instead of one in the URL
+
 Everything else goes to the database's own library.
 """
 
@@ -17,6 +19,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from xa import Code, xa_error
+from xa.secrets import with_password
 
 _PREFIX: Final = "xa_"
 _DEFAULTS: Final = {"xa_pool_size": "20", "xa_pool_wait_s": "30", "xa_reply_s": "60", "xa_pooler": "none"}
@@ -37,6 +40,10 @@ class Address:
     @classmethod
     def parse(cls, open_string: str) -> Address:
         """XAER_INVAL says what is wrong with any other open string."""
+        try:
+            open_string = with_password(open_string)
+        except ValueError as error:
+            raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
         base, _, query = open_string.partition("?")
         ours: dict[str, str] = {}
         theirs: list[str] = []

@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from bench.postgres import EmbeddedPostgres
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.postgres import Postgres
 
 
@@ -40,3 +44,17 @@ def test_what_was_committed_and_prepared_is_there_after_it_went_down(postgres: P
         assert connection.execute("SELECT id FROM kept").fetchall() == [(1,)]
         assert connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall() == [("in doubt",)]
         connection.execute("ROLLBACK PREPARED 'in doubt'")
+
+
+def test_the_one_of_the_demo_asks_everybody_for_a_password(tmp_path: Path) -> None:
+    server = EmbeddedPostgres(tmp_path / "postgres")
+    try:
+        server.start()
+        url = server.create_database()
+        with psycopg.connect(url) as connection:
+            assert connection.execute("SELECT 1").fetchall() == [(1,)]
+        for password in ("", ":guessed"):
+            with pytest.raises(psycopg.OperationalError, match="password"):
+                psycopg.connect(f"postgresql://postgres{password}@127.0.0.1:{server.port}/postgres").close()
+    finally:
+        server.remove()

@@ -9,13 +9,13 @@
     broker = "amqps://orders-svc@broker:5671"
     shop   = { url = "postgresql://orders@db/shop", mode = "two-phase" }
 
-`${NAME}` in an open string stands for the environment variable NAME: secrets don't belong into the file.
+`${NAME}` in any text stands for the environment variable NAME: secrets don't belong into the file. In a URL its value
+is encoded, so that a password may hold any character; a URL that is wholly `${NAME}` is taken as it is.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tm.resources import ConfigurationError, ResourceConfig
 from xa import check_node
+from xa.secrets import expanded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _KEYS: Final = {"node", "log", "decider", "timeout_s", "recovery_interval_s", "resources", "telemetry"}
 _RESOURCE_KEYS: Final = {"url", "mode"}
 _OTHERS: Final = {"broker", "pipeline", "demo"}
@@ -79,6 +79,7 @@ class _Reader:
         node = self._text(table, "node")
         if node is None:
             raise self._wrong("node", 'missing; name this node, for good: node = "orders-1"')
+        node = self._expanded("node", node)
         try:
             check_node(node)
         except ValueError as error:
@@ -93,7 +94,7 @@ class _Reader:
             {name: self._resource(name, value) for name, value in resources.items()},
             self._seconds(table, "timeout_s", 60.0),
             self._seconds(table, "recovery_interval_s", 10.0),
-            self._text(table, "decider"),
+            self._expanded_or_none(table, "decider"),
             self._flag(table, "telemetry"),
         )
 
@@ -120,6 +121,10 @@ class _Reader:
             raise self._wrong(key, f"expected text, not {value!r}")
         return value
 
+    def _expanded_or_none(self, table: Mapping[str, Any], key: str) -> str | None:
+        text = self._text(table, key)
+        return None if text is None else self._expanded(key, text)
+
     def _flag(self, table: Mapping[str, Any], key: str) -> bool:
         value = table.get(key, False)
         if not isinstance(value, bool):
@@ -133,13 +138,11 @@ class _Reader:
         return float(value)
 
     def _expanded(self, key: str, text: str) -> str:
-        def value_of(match: re.Match[str]) -> str:
-            value = self._environment.get(match[1])
-            if value is None:
-                raise self._wrong(key, f"the environment variable {match[1]} is not set; set it for this process")
-            return value
-
-        return _VARIABLE.sub(value_of, text)
+        try:
+            return expanded(text, self._environment)
+        except KeyError as error:
+            told = f"the environment variable {error.args[0]} is not set; set it for this process"
+            raise self._wrong(key, told) from error
 
     def _unknown(self, key: str, last: str, known: Collection[str]) -> ConfigurationError:
         close = get_close_matches(last, known, 1)

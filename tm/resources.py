@@ -21,6 +21,7 @@ from weakref import WeakSet
 from tm.outcome import named
 from tm.verdicts import Verb
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, thread_of_control, xa_error
+from xa.secrets import check_encoded, masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +72,10 @@ class ResourceConfig:
 
 
 class ConfigurationError(Exception):
-    """The configuration can't be used; the message names the place, the key and the mend."""
+    """The configuration can't be used; the message names the place, the key and the mend, and no password."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
@@ -80,10 +84,14 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
         raise ConfigurationError(f'resources.{name}.mode: {config.mode!r} is neither "two-phase" nor "decider"')
     if config.factory is not None:
         return config.factory
+    try:
+        check_encoded(config.url)
+    except ValueError as error:
+        raise ConfigurationError(f"resources.{name}.url: {error}") from None
     scheme, separator, _ = config.url.partition("://")
     if not separator or not scheme:
         raise ConfigurationError(
-            f"resources.{name}.url: {redacted(config.url)!r} is not a URL: write scheme://…, "
+            f"resources.{name}.url: {masked(config.url)!r} is not a URL: write scheme://…, "
             "as in postgresql://orders@db/shop"
         )
     if config.mode == "decider" and not scheme.startswith(_DECIDER):
@@ -117,15 +125,6 @@ def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda foun
             f"resources.{name}.url: the resource manager registered for {scheme}:// can't be loaded: {error}; "
             "install its package again"
         ) from error
-
-
-def redacted(url: str) -> str:
-    """`url` without its password, for messages."""
-    scheme, separator, rest = url.rpartition("://")
-    user, at, host = rest.rpartition("@")
-    if not at or ":" not in user:
-        return url
-    return f"{scheme}{separator}{user.partition(':')[0]}:…@{host}"
 
 
 def is_decider(manager: ResourceManager) -> TypeGuard[DecidingResource]:

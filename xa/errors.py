@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from xa.codes import HEURISTIC_CODES, MEANING, ROLLBACK_CODES, Code
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from xa.xid import Xid
@@ -19,7 +20,7 @@ class XaError(Exception):
     def __init__(self, code: Code, message: str = "", xid: Xid | None = None) -> None:
         self.code = code
         self.xid = xid
-        self.message = message or MEANING[code]
+        self.message = masked(message) or MEANING[code]
         super().__init__(code, self.message, xid)
 
     def __str__(self) -> str:

@@ -18,6 +18,8 @@ from dtx.resource.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
 from dtx.resource.credentials import CredentialsError, set_password
 from dtx.resource.permissions import PermissionsError
 from dtx.store.contract import StoreError
+from dtx.store.databases import compact
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="USER",
         help="add USER to the file of users, or change the password, and end; it is asked for, or read from stdin",
     )
+    parser.add_argument(
+        "--compact", action="store_true", help="give unused space of the store, in SQLite, back to the system, and end"
+    )
     parser.add_argument("--verbose", action="store_true", help="say more on stderr")
 
 
@@ -88,6 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
             _set_user(config, given)
         if arguments.set_password is not None:
             return _set_password(config, arguments.set_password)
+        if arguments.compact:
+            return _compact(config)
         return asyncio.run(_serve(config))
     except (ConfigError, CredentialsError, PermissionsError) as error:
         sys.stderr.write(f"xabridge broker: {error}\n")
@@ -103,6 +110,12 @@ def _set_password(config: BrokerConfig, user: str) -> int:
     typed = sys.stdin.isatty()
     password = getpass.getpass(f"password of {user}: ") if typed else sys.stdin.readline().rstrip("\n")
     set_password(config.users, user, password)
+    return EXIT_OK
+
+
+def _compact(config: BrokerConfig) -> int:
+    before, after = compact(config.store)
+    sys.stdout.write(f"xabridge broker: the store had {before} octets, and has {after} now\n")
     return EXIT_OK
 
 
@@ -130,7 +143,7 @@ async def _serve(config: BrokerConfig) -> int:
         sys.stderr.write(f"xabridge broker: {broker.notice}\n")
     where = ", ".join(map(str, broker.addresses))
     in_doubt = broker.node.registry.in_doubt_count
-    sys.stdout.write(f"xabridge broker: listening on {where} · {config.store} · {in_doubt} branches in doubt\n")
+    sys.stdout.write(f"xabridge broker: listening on {where} · {masked(config.store)} · {in_doubt} branches in doubt\n")
     sys.stdout.flush()
     await broker.run()
     if broker.failure is not None:

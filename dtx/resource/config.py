@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
 from dtx.resource.permissions import Permissions, PermissionsError
 from dtx.resource.settings import Limits, QueueSettings, Settings
+from xa.secrets import expanded, masked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,10 @@ _OWN: Final = frozenset(
 
 
 class ConfigError(Exception):
-    """The configuration is wrong. The message says where."""
+    """The configuration is wrong. The message says where, and holds no password."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> BrokerConfig:
     if not isinstance(section, dict):
         raise ConfigError("broker: expected a table")
     told = {**section, **{name: value for name, value in overrides.items() if value is not None}}
-    config = _read(told)
+    config = _read({name: _expanded(value, f"broker.{name}") for name, value in told.items()})
     if not config.listen and not config.listen_tls:
         config = replace(config, listen=(Address.parse(DEFAULT_LISTEN),))
     if bool(config.certificate) != bool(config.key):
@@ -103,6 +107,18 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> BrokerConfig:
     if config.listen_tls and config.certificate is None:
         raise ConfigError("broker.listen_tls: TLS needs a certificate and its key")
     return config
+
+
+def _expanded(value: Any, where: str) -> Any:
+    """`value` with the environment variables in its texts, however deep."""
+    if isinstance(value, dict):
+        return {key: _expanded(inner, f"{where}.{key}") for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_expanded(inner, where) for inner in value]
+    try:
+        return expanded(value) if isinstance(value, str) else value
+    except KeyError as error:
+        raise ConfigError(f"{where}: the environment variable {error.args[0]} is not set") from error
 
 
 def _read(told: dict[str, Any]) -> BrokerConfig:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from xa.secrets import masked
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -34,7 +36,10 @@ NUMBERS_PER_OPENING: Final = 1 << 40
 
 
 class StoreError(Exception):
-    """Something is wrong with a message store."""
+    """Something is wrong with a message store. The message holds no password."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class StoreLocked(StoreError):
@@ -193,6 +198,12 @@ class Batch:
         self.finished: list[int] = []
         self.queues_deleted: list[int] = []
         self.octets = 0
+
+    @property
+    def takes_space(self) -> bool:
+        """Whether the store grows by it. What only retires, places, decides or forgets takes next to nothing, and in
+        the end frees; so does a branch that is prepared to retire."""
+        return bool(self.enqueues or self.payloads or self.chunks or self.queues)
 
     @classmethod
     def merged(cls, group: Iterable[Batch]) -> Batch:

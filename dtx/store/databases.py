@@ -14,6 +14,8 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from dtx.store.contract import StoreBusy, StoreError, StoreFull, StoreLocked, StoreRefused
+from dtx.store.reserve import Reserve
+from xa.secrets import masked, with_password
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +25,13 @@ if TYPE_CHECKING:
     from dtx.store.contract import NotStored
 
 PAGE_SIZE: Final = 8192
-CHECKPOINT_PAGES: Final = 4000
+INCREMENTAL: Final = 2
+"""The mode of auto_vacuum in which pages are given back when somebody asks for it."""
+WORTH_PAGES: Final = 1024
+TIDY_PAGES: Final = 256
+MARGIN: Final = 256 * 1024
+LITTLE: Final = 1024 * 1024
+"""With less free, a store is opened without its reserve."""
 KEPT_TEXTS: Final = 512
 POSTGRES_FULL: Final = "53100"
 POSTGRES_BUSY: Final = ("40", "53200", "53400", "55P03", "57014")
@@ -73,6 +81,84 @@ class Transactions:
         """Leaves no trace of the transaction."""
         self._driver.rollback()
 
+    @property
+    def tight(self) -> bool:
+        """Whether there is so little space that nothing is taken but what frees some."""
+        return False
+
+    def is_undone(self, error: Exception) -> bool:  # noqa: ARG002 — of a database that tells it of no error
+        """Whether a commit that failed with `error` has certainly left no trace."""
+        return False
+
+    def has_room(self, octets: int) -> bool:  # noqa: ARG002 — nobody knows of another machine's disk
+        """Whether what takes so much may be tried; otherwise it is refused as if the disk were full."""
+        return True
+
+    def written(self, octets: int) -> None:
+        """So much was made durable."""
+
+    def make_room(self) -> bool:
+        """There is no space: uses what was kept for this; whether there was any."""
+        return False
+
+    def keep_room(self) -> None:
+        """Keeps some space again, where there is. To be called now and then while it is tight."""
+
+    def tidy(self) -> bool:
+        """Gives a part of the space that is not used any more back to the system; whether there may be more. To be
+        called when there is nothing else to do."""
+        return False
+
+
+class SqliteTransactions(Transactions):
+    """Those on a file in WAL mode."""
+
+    def __init__(self, connection: Connection, reserve: Reserve) -> None:
+        super().__init__(connection, "BEGIN IMMEDIATE")
+        self._reserve = reserve
+        self._tight = not reserve.hold()
+        # what is in the log only, and not in the file, has to fit into the reserve when nothing else is left
+        self._cursor.execute(f"PRAGMA wal_autocheckpoint = {max(1, reserve.octets // 2 // PAGE_SIZE)}")
+        self._gives_back = self._pragma("auto_vacuum") == INCREMENTAL
+
+    @property
+    def tight(self) -> bool:
+        return self._tight
+
+    def is_undone(self, error: Exception) -> bool:
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL  # of a write, before the force
+
+    def has_room(self, octets: int) -> bool:
+        return octets == 0 or self._reserve.free > 2 * octets + MARGIN
+
+    def written(self, octets: int) -> None:
+        if octets > self._reserve.octets // 4:
+            self._checkpoint("PASSIVE")
+
+    def make_room(self) -> bool:
+        self._tight = True
+        released = self._reserve.release()
+        self._checkpoint()
+        return released
+
+    def keep_room(self) -> None:
+        self._checkpoint()
+        self._tight = not self._reserve.hold()
+
+    def tidy(self) -> bool:
+        if not self._gives_back or self._pragma("freelist_count") < WORTH_PAGES:
+            return False
+        self._cursor.execute(f"PRAGMA incremental_vacuum({TIDY_PAGES})").fetchall()
+        return True
+
+    def _checkpoint(self, mode: str = "TRUNCATE") -> None:
+        """Takes over what is in the log, so that its space can be had."""
+        with contextlib.suppress(*self.failures):  # somebody reads at this moment; there will be another one
+            self._cursor.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+
+    def _pragma(self, name: str) -> int:
+        return int(self._cursor.execute(f"PRAGMA {name}").fetchone()[0])
+
 
 class Database(Protocol):
     """A database that this process has for itself."""
@@ -97,9 +183,13 @@ class Database(Protocol):
 def open_database(url: str) -> Database:
     """The database of a URL: sqlite:///path or postgresql://user@host/name."""
     try:
+        url = with_password(url)
+    except ValueError as error:
+        raise StoreError(f"the store can't be opened: {error}") from None
+    try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        raise StoreError(f"{url!r} is no URL of a store, such as sqlite:///path or postgresql://…") from error
+    except (ArgumentError, ValueError) as error:
+        raise StoreError(f"{masked(url)!r} is no URL of a store, such as sqlite:///path or postgresql://…") from error
     kind = parsed.get_backend_name()
     if kind == "sqlite":
         return _Sqlite(parsed)
@@ -129,8 +219,11 @@ class _Sqlite:
             raise StoreError("a store in SQLite needs a file: sqlite:///path")
         path = Path(str(url.database)).absolute()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
             self._lock = _locked(path.with_name(path.name + ".lock"))
+            self._reserve = Reserve(path.with_name(path.name + ".reserve"))
+            if _free(path.parent) < LITTLE:
+                self._reserve.release()
             created = not path.exists()
             path.touch(mode=0o600)
             if created:
@@ -153,7 +246,7 @@ class _Sqlite:
         return self._connections[-1]
 
     def transactions(self, writer: Connection) -> Transactions:
-        return Transactions(writer, "BEGIN IMMEDIATE")
+        return SqliteTransactions(writer, self._reserve)
 
     def close(self) -> None:
         _close_all(self._connections)
@@ -163,8 +256,8 @@ class _Sqlite:
 def _set_pragmas(connection: Any, _record: object) -> None:
     for pragma in (
         f"page_size = {PAGE_SIZE}",
+        f"auto_vacuum = {INCREMENTAL}",  # of a new file; of another one `compact` changes it
         "synchronous = FULL",
-        f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
     ):
         connection.execute(f"PRAGMA {pragma}")
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
@@ -180,9 +273,49 @@ def _locked(path: Path) -> int:
         holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
         raise StoreLocked(f"the store is in use by process {holder or 'unknown'} ({path} is locked)") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # where the disk is full, it is not said who holds it
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _make_folder(path: Path) -> None:
+    """Makes a folder, and those above it, each of which is in the one above it durably."""
+    if path.is_dir():
+        return
+    _make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    _force_directory(path.parent)
+
+
+def _free(folder: Path) -> int:
+    place = os.statvfs(folder)
+    return place.f_bavail * place.f_frsize
+
+
+def compact(url: str) -> tuple[int, int]:
+    """Gives the space that a store in SQLite does not use back, which nobody may have open; octets before and after.
+    It takes as much space as the store will have, for a moment. From then on the store gives it back by itself."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        raise StoreError("only a store in SQLite is made smaller; PostgreSQL does so by itself, or by VACUUM FULL")
+    path = Path(str(parsed.database))
+    if not path.exists():
+        raise StoreError(f"there is no store {path}")
+    database = _Sqlite(parsed)
+    try:
+        before = path.stat().st_size
+        connection = database.writer().connection
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        cursor.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
+        cursor.execute("VACUUM")
+        cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return before, path.stat().st_size
+    except OPENING_FAILURES as error:
+        raise StoreError(f"the store {path} can't be made smaller: {error}") from error
+    finally:
+        database.close()
 
 
 def _force_directory(path: Path) -> None:
@@ -202,6 +335,7 @@ class _Postgres:
 
     def writer(self) -> Connection:
         connection = self.reader()
+        _check_durable(connection)
         connection.exec_driver_sql(POSTGRES_LOCK_WAIT)
         try:
             connection.exec_driver_sql(POSTGRES_LOCK)
@@ -226,6 +360,12 @@ class _Postgres:
 
     def close(self) -> None:
         _close_all(self._connections)
+
+
+def _check_durable(connection: Connection) -> None:
+    for setting in ("fsync", "full_page_writes"):
+        if connection.exec_driver_sql(f"SHOW {setting}").scalar() != "on":
+            raise StoreError(f"this PostgreSQL has {setting} = off: a crash would lose messages. Set it to on")
 
 
 def _close_all(connections: Sequence[Connection]) -> None:

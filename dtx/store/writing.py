@@ -3,18 +3,22 @@
 1. It takes everything that waits at this moment, up to GROUP_OCTETS, and carries it out in one transaction.
 2. It commits: this is the force, and the only one.
 3. It delivers the completion of the group to the event loop, which answers the batches in their order.
-Where the database takes nothing before step 2 (no space, it is locked), the group is refused. Where it does not take
-what one of the batches tells, they are carried out one by one, so that the others are kept. Any other failure stops
-the store.
+Where the database takes nothing before step 2 (it is locked), the group is refused. Where there is no space, only what
+takes some is refused, and the rest is carried out with what was kept for this (`dtx.store.reserve`). Where it does not
+take what one of the batches tells, they are carried out one by one, so that the others are kept. Any other failure
+stops the store.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
+from itertools import groupby
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from dtx.store.contract import Batch, Step, StoreError, StoreRefused, StoreStopped
+from dtx.store.contract import Batch, Step, StoreError, StoreFull, StoreRefused, StoreStopped
 from dtx.store.databases import not_stored
 from dtx.store.group import carry_out
 
@@ -26,6 +30,9 @@ if TYPE_CHECKING:
 
     Submitted: TypeAlias = tuple[Batch, Callable[[StoreError | None], None]]
 
+LOG: Final = logging.getLogger("xabridge.broker")
+TIGHT: Final = "no space in the store: only what frees some is taken"
+LOOK_AGAIN_S: Final = 1.0
 GROUP_OCTETS: Final = 16 * 1024 * 1024
 GROUP_BATCHES: Final = 4096
 
@@ -46,6 +53,10 @@ class Writer:
         self._completed = completed
         self._waiting: SimpleQueue[list[Submitted] | None] = SimpleQueue()
         self._stopped: StoreStopped | None = None
+        self._clock = time.monotonic
+        self._look_at = 0.0
+        self._untidy = False
+        """Whether there may be space to give back."""
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -73,7 +84,7 @@ class Writer:
 
     def _next_group(self) -> tuple[list[Submitted], bool]:
         """What waits now, at least one batch; and whether it is the last."""
-        entry = self._waiting.get()
+        entry = self._next()
         group: list[Submitted] = []
         octets = 0
         while entry is not None:
@@ -87,15 +98,75 @@ class Writer:
                 return group, False
         return group, True
 
+    def _next(self) -> list[Submitted] | None:
+        """What comes next; while there is nothing, unused space is given back."""
+        more = self._untidy
+        while more:
+            try:
+                return self._waiting.get_nowait()
+            except Empty:
+                more = self._untidy = self._stopped is None and self._tidied()
+        return self._waiting.get()
+
+    def _tidied(self) -> bool:
+        try:
+            return self._transactions.tidy()
+        except self._transactions.failures:  # a reader is in the way, or there is no space for it
+            return False
+
     def _write(self, group: list[Submitted]) -> None:
         """Makes the group durable, or at least what the database takes of it, and answers it."""
+        if self._transactions.tight:
+            self._look_for_room()
+        if self._transactions.tight:
+            self._write_what_frees(group, StoreFull(TIGHT))
+            return
+        if not self._transactions.has_room(sum(batch.octets for batch, _ in group)):
+            self._write_what_frees(group, StoreFull(TIGHT))
+            return
         error = self._force([batch for batch, _ in group])
+        if isinstance(error, StoreFull):
+            self._write_what_frees(group, error)
+            return
         if not isinstance(error, StoreRefused) or len(group) == 1:
             self._completed(group, error)
             return
         while group:
             self._write(group[:1])
             del group[:1]
+
+    def _write_what_frees(self, group: list[Submitted], full: StoreFull) -> None:
+        """Refuses what takes space, and carries out the rest; answers all in their order."""
+        error: StoreError | None = None
+        while group:
+            takes, same = next(groupby(group, lambda one: one[0].takes_space))
+            alike = list(same)
+            if takes:
+                error = full
+            else:
+                batches = [batch for batch, _ in alike]
+                error = self._force(batches)
+                if isinstance(error, StoreFull):
+                    if self._transactions.make_room():
+                        LOG.error("the disk is full: nothing is taken any more but what frees space (%s)", full)
+                    error = self._force(batches)
+                if isinstance(error, StoreFull) and len(alike) > 1:  # less at a time may fit
+                    alike = alike[:1]
+                    error = self._force([alike[0][0]])
+            self._completed(alike, error)
+            del group[: len(alike)]
+        if self._transactions.tight:
+            self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """Now and then, while it is tight."""
+        now = self._clock()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_AGAIN_S
+        self._transactions.keep_room()
+        if not self._transactions.tight:
+            LOG.warning("there is space again: everything is taken")
 
     def _force(self, batches: list[Batch]) -> StoreError | None:
         """Makes the group durable; the error that its batches are told, or None."""
@@ -111,8 +182,12 @@ class Writer:
         try:
             self._transactions.commit()  # the force: what the batches tell is durable from here on
         except self._transactions.failures as error:
+            if self._transactions.is_undone(error):
+                return self._not_written(error)
             return self._stop(f"a force failed: {error}")
         self._hook(Step.FORCED)
+        self._transactions.written(sum(batch.octets for batch in batches))
+        self._untidy = self._untidy or any(batch.dequeues or batch.queues_deleted for batch in batches)
         return None
 
     def _not_written(self, error: Exception) -> StoreError:

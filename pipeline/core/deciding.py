@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pipeline.core.effects import (
@@ -24,7 +24,9 @@ from pipeline.core.effects import (
     Count,
     Failed,
     FindBatch,
+    FindIsolation,
     FindPlanned,
+    Isolate,
     Log,
     Look,
     Replayed,
@@ -34,8 +36,8 @@ from pipeline.core.effects import (
 )
 from pipeline.core.errors import BatchRefused, EpochGone, PipelineError
 from pipeline.core.finishing import DECIDED, Swept, carry_out, fence, scan, settle, tell
-from pipeline.core.isolation import EXCUSED
-from pipeline.core.naming import is_excuse, is_source
+from pipeline.core.isolation import EXCUSED, Isolation
+from pipeline.core.naming import is_excuse, is_source, source_epoch
 from pipeline.core.outages import patiently
 from pipeline.core.planning import OLDER, check_whole, undecidable
 from tm.effects import Force
@@ -74,8 +76,11 @@ def commit(
     try:
         return (yield from _commit(own, plan, batch, reports, resources))
     except PipelineError as error:
-        if not (isinstance(error, BatchRefused) and error.of_rows):
-            with suppress(LogError):  # then nothing is noted of this try, or nothing is noted any more by this driver
+        with suppress(LogError):  # then nothing is noted of this try, or nothing is noted any more by this driver
+            if isinstance(error, BatchRefused) and error.of_rows:
+                found = yield from scan(resources, Swept())
+                yield from _note_failed(plan.gtrid, found.get(plan.gtrid, []))
+            else:
                 yield Failed(plan.gtrid, EXCUSED)
         raise
 
@@ -105,6 +110,7 @@ def _commit(
     reported = [branch for report in reports for branch in report.branches]
     reported += yield from _upserted(plan, reports, resources)
     decision = Decision(plan.gtrid, (yield from _prepared(plan, planned, reported, resources)))
+    yield from _note_unproven(plan.gtrid, decision.branches)
     if batch is not None:
         yield Bind(batch.query, batch.number, plan.gtrid, batch.offsets)
     refused: LogError | None = yield Force(decision)
@@ -164,6 +170,17 @@ def _not_at_work(plan: SinkPlan, batch: Batch | None, entry: Entry | None, stand
     if standing.gtrid != plan.gtrid:
         return BatchRefused(f"{name}: another batch of the pipeline was planned since; it has to be run again")
     return BatchRefused(f"{name}: its global transaction is {entry.state.value if entry else 'unknown'}")
+
+
+def _note_unproven(gtrid: bytes, branches: Sequence[Branch]) -> Steps[None]:
+    """Where messages are set aside and there were no others, the decision proves nothing: all sources have their turn
+    again."""
+    known: Isolation | None = yield FindIsolation()
+    if known is None or known.gtrid != gtrid or not known.aside:
+        return
+    messages: dict[int, int] = yield from _taken(gtrid, branches)
+    if messages.get(known.place, 0) <= known.aside:
+        yield Isolate(Isolation(gtrid, place=known.place))
 
 
 def _upserted(plan: SinkPlan, reports: Sequence[SinkReport], resources: Collection[str]) -> Steps[tuple[Branch, ...]]:
@@ -243,9 +260,9 @@ def _discard(own: Own, plan: SinkPlan, decision: Decision, resources: Collection
     return outcome
 
 
-def abort(plan: SinkPlan, resources: Collection[str], *, worked: bool = False) -> Steps[bool]:
-    """Rolls the batch back; False: it is decided, and was left alone. `worked`: every task had prepared what it wrote,
-    so that no message is to blame."""
+def abort(plan: SinkPlan, resources: Collection[str], *, written: bool = False) -> Steps[bool]:
+    """Rolls the batch back; False: it is decided, and was left alone. `written`: every task had written, and it is the
+    commit that failed: it has noted itself what its messages have to do with that."""
     if plan.decided:
         return False
     state: GtridState = yield Abort(plan.gtrid)
@@ -254,26 +271,34 @@ def abort(plan: SinkPlan, resources: Collection[str], *, worked: bool = False) -
     yield from fence(plan.gtrid, resources)
     swept = Swept()
     mine = (yield from scan(resources, swept)).get(plan.gtrid, [])
-    planned: Planned = yield FindPlanned(plan.gtrid)
-    # of several sources nobody can tell whose message it was
-    excused = (
-        worked or bool(swept.unreachable) or len(planned.epochs) > 1 or any(is_excuse(branch.xid) for branch in mine)
-    )
-    messages = 0 if excused else (yield from _taken(plan.gtrid, mine))
+    if not written and not swept.unreachable and not any(is_excuse(branch.xid) for branch in mine):
+        yield from _note_failed(plan.gtrid, mine)
     yield from tell(Verb.ROLLBACK, mine)
-    if messages:
-        yield Failed(plan.gtrid, messages)
     return True
 
 
-def _taken(gtrid: bytes, prepared: Sequence[Branch]) -> Steps[int]:
-    """How many messages the batch has read, as far as can be told."""
-    messages = 0
+def _note_failed(gtrid: bytes, prepared: Sequence[Branch]) -> Steps[None]:
+    """One of the messages that the batch has read may be what made it fail."""
+    messages: dict[int, int] = yield from _taken(gtrid, prepared)
+    if any(messages.values()):
+        known: Isolation | None = yield FindIsolation()
+        tried = known if known is not None else Isolation(gtrid)
+        place = (tried if tried.gtrid == gtrid else replace(tried, suspects=0)).suspected(messages)
+        yield Failed(gtrid, messages.get(place, 0), place)
+
+
+def _taken(gtrid: bytes, prepared: Sequence[Branch]) -> Steps[dict[int, int]]:
+    """How many messages of each source the batch has read, as far as can be told."""
+    planned: Planned = yield FindPlanned(gtrid)
+    places = {row.epoch: row.place for row in planned.epochs}
+    messages: dict[int, int] = {}
     for resource in sorted({branch.resource for branch in prepared if is_source(branch.xid)}):
         told: Mapping[Xid, int] | XaError = yield Count(resource, gtrid)
         if isinstance(told, XaError):
-            return 0
-        messages += sum(count for xid, count in told.items() if is_source(xid))
+            return {}
+        for xid, count in told.items():
+            if is_source(xid) and (place := places.get(source_epoch(xid))) is not None:
+                messages[place] = messages.get(place, 0) + count
     return messages
 
 

@@ -347,12 +347,12 @@ class Writer:
 
     def abort(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> None:
         """Rolls the micro-batch back, unless it is decided. Spark calls it right after a commit that raised, too. A
-        task that failed has reported None."""
+        task that failed has reported None: only then may a message be to blame, as a commit notes that itself."""
         del batch  # the log and the resource managers know better
-        worked = bool(reports) and all(report is not None and not report.staged for report in reports)
+        written = bool(reports) and None not in reports
         with _told():
             shell = self._shell(plan.incarnation)
-            if not shell.run(deciding.abort(plan, shell.names, worked=worked)):
+            if not shell.run(deciding.abort(plan, shell.names, written=written)):
                 logger.warning("epoch %d of pipeline %s is decided: it is not rolled back", plan.epoch, plan.pipeline)
 
     def close(self) -> None:

@@ -158,22 +158,23 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class FindIsolation:
-    """Answer: the Isolation, or None where nothing is suspected."""
+    """Answer: the Isolation, or None where nothing was ever suspected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Isolate:
-    """The next try is planned so; None: nothing is suspected any more. Answer: None."""
+    """The next try is planned so. Answer: None."""
 
-    isolation: Isolation | None
+    isolation: Isolation
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The try failed with so many messages, or EXCUSED. Answer: None."""
+    """The try failed with so many messages of the source at `place`, or EXCUSED. Answer: None."""
 
     gtrid: bytes
     messages: int
+    place: int = -1
 
 
 # --- the log -----------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from sqlalchemy import delete, func, select, text, update
 
 from pipeline.core.errors import PipelineTaken
-from pipeline.core.isolation import EXCUSED, Isolation
+from pipeline.core.isolation import Isolation
 from pipeline.core.tables import BATCH, EPOCH, ISOLATION, PIPELINE, QUERY, SOURCE
 from tm.log.sql_gtrids import TakenOver
 from tm.log.sql_schema import GTRIDS, NODE, Database
@@ -196,10 +196,10 @@ class Ledger:
         return _batch_row(rows[0]) if rows else None
 
     def isolation(self) -> Isolation | None:
-        """How the last try was planned, and whether it failed; None where nothing is suspected."""
-        columns = (ISOLATION.c.gtrid, ISOLATION.c.suspects, ISOLATION.c.aside, ISOLATION.c.failed)
-        rows = self._told(lambda: self._rows(select(*columns).where(ISOLATION.c.pipeline == self.pipeline)))
-        return Isolation(bytes(rows[0].gtrid), rows[0].suspects, rows[0].aside, rows[0].failed) if rows else None
+        """How the last try was planned, and whether it failed; None where nothing was ever suspected."""
+        found = select(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline)
+        rows = self._told(lambda: self._rows(found))
+        return _isolation_row(rows[0]) if rows else None
 
     # --- what is changed ----------------------------------------------------------------------------------------
     def allot(self) -> int:
@@ -305,24 +305,18 @@ class Ledger:
         noting = self._row(forgotten=forgotten).where(PIPELINE.c.forgotten < forgotten)
         self._changes("what Spark has logged", logging, *((noting, delete(EPOCH).where(*old)) if last > 0 else ()))
 
-    def isolate(self, isolation: Isolation | None) -> None:
-        """The next try is planned so; None: nothing is suspected any more."""
-        if isolation is None:
-            self._changes("an isolation", delete(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline))
-        else:
-            self._changes("an isolation", self._isolating(isolation))
+    def isolate(self, isolation: Isolation) -> None:
+        """The next try is planned so."""
+        self._changes("an isolation", self._isolating(isolation))
 
-    def failed(self, gtrid: bytes, messages: int) -> None:
-        """The try failed with so many messages; unless it is excused already."""
+    def failed(self, gtrid: bytes, messages: int, place: int) -> None:
+        """The try failed with so many messages of the source at `place`; unless it is excused already."""
 
         def change(connection: Connection) -> None:
             found = select(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline)
             row = connection.execute(found).one_or_none()
-            known = None if row is None else Isolation(bytes(row.gtrid), row.suspects, row.aside, row.failed)
-            if known is None or known.gtrid != gtrid:
-                known = Isolation(gtrid)
-            if known.failed != EXCUSED:
-                connection.execute(self._isolating(replace(known, failed=messages)))
+            changed = (Isolation(b"") if row is None else _isolation_row(row)).after(gtrid, messages, place)
+            connection.execute(self._isolating(changed))
 
         self._change("a failure", change)
 
@@ -332,6 +326,7 @@ class Ledger:
             "suspects": isolation.suspects,
             "aside": isolation.aside,
             "failed": isolation.failed,
+            "place": isolation.place,
         }
         insert = self._database.insert(ISOLATION).values(pipeline=self.pipeline, **values)
         return insert.on_conflict_do_update(
@@ -464,6 +459,10 @@ def _epoch_row(row: Any) -> EpochRow:
         row.query,
         row.place,
     )
+
+
+def _isolation_row(row: Any) -> Isolation:
+    return Isolation(bytes(row.gtrid), row.suspects, row.aside, row.failed, row.place)
 
 
 def read_pipeline(database: Database, pipeline: str) -> PipelineRow | None:

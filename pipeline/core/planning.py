@@ -227,9 +227,7 @@ def plan(
         entry = yield Look(row.gtrid)
         if state_of(row, entry) is EpochState.ACTIVE:
             if row.gtrid == standing.gtrid and own.planned(row.gtrid):
-                known: Isolation | None = yield FindIsolation()
-                isolation = known if known is not None and known.gtrid == row.gtrid else Isolation(row.gtrid)
-                return _reading(row.gtrid, end, partitions, rows, isolation)
+                return _reading((yield from _isolated(row.gtrid)), origin, end, partitions, rows)
             yield Abort(row.gtrid)
             entry = yield Look(row.gtrid)
             yield from fence(row.gtrid, resources)
@@ -248,25 +246,32 @@ def plan(
             raise _mixed(end)
     tries = row.tries + 1 if row is not None else 1
     gtrid = shared or own.gtrid(end, tries)
-    isolation = Isolation(gtrid) if shared else (yield from _isolated(gtrid))
+    isolation = yield from _isolated(gtrid)
     yield Plan(end, start, gtrid, tries, resource, origin.query, origin.place)
     if shared is None:
         yield from _begin(gtrid)
     advance(EPOCH, state, EpochVerb.PLAN)
-    return _reading(gtrid, end, partitions, rows, isolation)
+    return _reading(isolation, origin, end, partitions, rows)
 
 
-def _reading(gtrid: bytes, end: int, partitions: int, rows: int, isolation: Isolation) -> Reading:
+def _reading(isolation: Isolation, origin: Origin, epoch: int, partitions: int, rows: int) -> Reading:
+    """A new try. Where something is suspected of one source, that is read in the order of its queue, and no other."""
+    if isolation.suspects and isolation.place != origin.place:
+        return Reading(())
     share = isolation.share(rows)
     count = 1 if isolation.suspects else min(partitions, share)
-    return Reading(tuple(source_xid(gtrid, end, index) for index in range(count)), share, isolation.aside)
+    xids = tuple(source_xid(isolation.gtrid, epoch, index) for index in range(count))
+    return Reading(xids, share, isolation.aside)
 
 
 def _isolated(gtrid: bytes) -> Steps[Isolation]:
-    """How the try `gtrid` is planned after what came of the last one; noted before it is."""
+    """How the try `gtrid` is planned after what came of the last one; noted before it is. Another source of the same
+    query hears the same."""
     before: Isolation | None = yield FindIsolation()
     if before is None:
         return Isolation(gtrid)
+    if before.gtrid == gtrid:
+        return before
     entry: Entry | None = yield Look(before.gtrid)
     following = before.following(gtrid, decided=entry is not None and entry.state in DECIDED)
     if following.aside:
@@ -279,7 +284,8 @@ def _isolated(gtrid: bytes) -> Steps[Isolation]:
         )
     elif following.suspects:
         logger.warning("the first of the messages that wait may be what makes batches fail: it is read alone")
-    yield Isolate(following if following.suspects else None)
+    if following.suspects or before.suspects:
+        yield Isolate(following)
     return following
 
 

@@ -13,8 +13,9 @@ from pipeline.core.errors import PipelineError
 from pipeline.core.secrets import expanded
 from rm_amqp import AmqpResource
 from rm_db import PostgresResource
-from tm.resources import ConfigurationError, Resource, ResourceConfig, redacted
+from tm.resources import ConfigurationError, Resource, ResourceConfig
 from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -79,7 +80,7 @@ def _made(name: str, url: str) -> Resource:
     if not isinstance(resource.rm, (AmqpResource, PostgresResource)):
         raise PipelineError(
             f"resources.{name}: a pipeline works with AMQP brokers (amqp://, amqps://) and PostgreSQL (postgresql://) "
-            f"in two phases, and {redacted(url)} is a resource of {resource.rm.name}"
+            f"in two phases, and {masked(url)} is a resource of {resource.rm.name}"
         )
     return resource
 

@@ -167,7 +167,7 @@ _PERFORM: Final[dict[type, Callable[[Shell, Any], Any]]] = {
     effects.Fence: _fence,
     effects.FindIsolation: lambda shell, _: shell.ledger.isolation(),
     effects.Isolate: lambda shell, effect: shell.ledger.isolate(effect.isolation),
-    effects.Failed: lambda shell, effect: shell.ledger.failed(effect.gtrid, effect.messages),
+    effects.Failed: lambda shell, effect: shell.ledger.failed(effect.gtrid, effect.messages, effect.place),
     effects.Count: _count,
     effects.Upsert: _upsert,
     effects.HasMessages: _has_messages,

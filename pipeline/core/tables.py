@@ -36,10 +36,12 @@
         pipeline, place       primary key: the source's number in the query, from 0
         source                what it reads: the resource and its queues
         process               the process that plans it (`identity.process_id`); empty until it asks for the first time
+
     xabridge_pipeline_isolation  a row for a pipeline whose last tries failed (`pipeline.core.isolation`)
         pipeline              primary key
         gtrid                 the try that was planned, or that failed, last
         suspects, aside       how it was planned
+        place                 which of the query's sources is suspected, or was last; -1: none was
         failed                how many messages it had when it failed; -1: it did not, -2: no message is to blame
 
 Tables of before have none of the last three, nor the columns query, place and offsets: `upgrade` adds them.
@@ -116,6 +118,16 @@ BATCH: Final = Table(
     Column("gtrid", LargeBinary(64), nullable=False),
     Column("offsets", String(64), nullable=False, server_default=""),
 )
+ISOLATION: Final = Table(
+    "xabridge_pipeline_isolation",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("gtrid", LargeBinary(64), nullable=False),
+    Column("suspects", BigInteger, nullable=False),
+    Column("aside", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),
+    Column("place", Integer, nullable=False),
+)
 QUERY: Final = Table(
     "xabridge_pipeline_query",
     METADATA,
@@ -132,15 +144,6 @@ SOURCE: Final = Table(
     Column("place", Integer, primary_key=True, autoincrement=False),
     Column("source", Text, nullable=False),
     Column("process", String(255), nullable=False),
-)
-ISOLATION: Final = Table(
-    "xabridge_pipeline_isolation",
-    METADATA,
-    Column("pipeline", String(32), primary_key=True),
-    Column("gtrid", LargeBinary(64), nullable=False),
-    Column("suspects", BigInteger, nullable=False),
-    Column("aside", BigInteger, nullable=False),
-    Column("failed", BigInteger, nullable=False),
 )
 
 

@@ -162,7 +162,7 @@ def test_a_poison_row_is_found_by_restarts_and_keeps_nothing_else(spark: Driver,
     with pytest.raises(DriverFailed, match="poison"):
         spark.call("stream", query="poisoned", **arguments)
     assert sorted(number for (number,) in stage.rows("SELECT id FROM rows")) == [n for n in range(N) if n != 37]
-    assert stage.received("dead-letter") == []
+    assert stage.received("in.dead") == []
 
 
 def test_a_broker_that_is_started_again_fails_no_query(spark: Driver, stage: Stage) -> None:

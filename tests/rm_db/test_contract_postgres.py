@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.postgres import Postgres, system_binaries
+from bench.postgres import system_binaries
 from tests.contract.resource_manager import *  # noqa: F403 — the suite: pytest finds its classes here
+from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
 
 if TYPE_CHECKING:

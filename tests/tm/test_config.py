@@ -13,8 +13,9 @@ import pytest
 
 from tests.tm.wrapped import Wrapped
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
-from tm.resources import GROUP, find_factory, redacted
+from tm.resources import GROUP, find_factory
 from xa.reference import DecidingStore, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -266,4 +267,4 @@ def test_who_is_registered_is_named() -> None:
     ],
 )
 def test_no_password_is_shown(url: str, shown: str) -> None:
-    assert redacted(url) == shown
+    assert masked(url) == shown

@@ -11,10 +11,10 @@ from tm.cli.text import age, listed, printable, several
 from tm.log import LogDamaged, LogError, LogMissing
 from tm.log.examination import examine_folder
 from tm.log.opening import folder_of, look_at_log
-from tm.resources import redacted
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosing, Diagnosis, Health
 from xa.gtrid import incarnation_name
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -82,7 +82,7 @@ def _content(url: str, node: str) -> Check:
     except LogDamaged as error:
         return Check(Health.FAIL, "content", str(error), "restore the folder from where it was whole")
     except (LogError, ValueError, OSError) as error:
-        return Check(Health.FAIL, "content", redacted(str(error)), "let it be read by this user; its place is log")
+        return Check(Health.FAIL, "content", masked(str(error)), "let it be read by this user; its place is log")
     found = f"log {image.log_id.hex()}, opened {several(image.openings, 'time')}"
     if image.node != node:
         mend = f"it is that of node {image.node}: use that node id, or give {node} a folder of its own"
@@ -121,8 +121,8 @@ def _diagnosis(resource: Resource) -> Diagnosis:
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
         error = raised if isinstance(raised, XaError) else resource.heard(raised, "diagnose")
         mend = _MENDS.get(error.code, "mend {key}.url").format(key=key)
-        return Diagnosis((Check(Health.FAIL, "opened", redacted(error.message), mend),))
-    return Diagnosis((Check(Health.OK, "opened", f"{redacted(resource.url)}: {resource.rm.name}"),))
+        return Diagnosis((Check(Health.FAIL, "opened", masked(error.message), mend),))
+    return Diagnosis((Check(Health.OK, "opened", f"{masked(resource.url)}: {resource.rm.name}"),))
 
 
 # --- what is in doubt -------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def examine_survey(found: Survey, told: Mapping[str, Diagnosis]) -> Iterator[Exa
     failed = {name for name, of in told.items() if any(check.health is Health.FAIL for check in of.checks)}
     for name, why in found.unreachable.items():
         if name not in failed:
-            check = Check(Health.FAIL, "in doubt", f"can't tell what is in doubt: {redacted(why)}", "see above")
+            check = Check(Health.FAIL, "in doubt", f"can't tell what is in doubt: {masked(why)}", "see above")
             yield Examined(name, check)
     if found.log_trouble is None:
         yield Examined("decisions", _decisions(found))

@@ -85,7 +85,7 @@ def make_parser(wanted: str | None = None, *, whole: bool = False) -> argparse.A
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in [wanted] if wanted in found else sorted(found):
         if name != wanted and not whole:
-            subparsers.add_parser(name, help=summary_of(found[name]))
+            subparsers.add_parser(name, help=summary_of(found[name]).replace("%", "%%"))
             continue
         try:
             command = cast("Command", found[name].load())
@@ -114,8 +114,9 @@ def _text_of(module: str) -> str:
     """The text of a module, of which nothing is imported: not even the packages that it is in. OSError: it has none."""
     package, *parts = module.split(".")
     spec = find_spec(package)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    for place in places:
+    if spec is not None and not parts and spec.origin is not None:
+        return Path(spec.origin).read_text(encoding="utf-8")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = Path(place, *parts)
         for file in (path.with_suffix(".py"), path / "__init__.py"):
             if file.is_file():

@@ -18,9 +18,10 @@ from tm.cli.origins import installed
 from tm.log import LogError, LogMissing
 from tm.log.opening import look_at_log, open_log
 from tm.recoverer import PAGE, at_work_in, decisions_in
-from tm.resources import ConfigurationError, Resource, ResourceConfig, redacted
+from tm.resources import ConfigurationError, Resource, ResourceConfig
 from xa import NULL_XID, TMNOFLAGS, TMSTARTRSCAN, AxCode, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -154,7 +155,7 @@ class Site:
             return self._unreadable(error)
 
     def _unreadable(self, error: OSError) -> LogError:
-        return LogError(f"{redacted(self.configuration.log or '')}: it can't be opened: {error.strerror or error}")
+        return LogError(f"{masked(self.configuration.log or '')}: it can't be opened: {error.strerror or error}")
 
     @contextmanager
     def holding_the_log(self) -> Iterator[DecisionLog | None]:

@@ -49,7 +49,7 @@ class IncarnationVerb(Enum):
 
 _S = Standing
 _V = IncarnationVerb
-INCARNATION: Final[Machine[Standing, IncarnationVerb]] = Machine(
+INCARNATION: Final = Machine(
     "incarnation in a decision log",
     Standing,
     IncarnationVerb,

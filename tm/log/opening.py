@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from tm.log.file import FileLog
 from tm.log.reading import read_log
+from xa.secrets import with_password
 
 if TYPE_CHECKING:
     from tm.log.decision import DecisionLog
@@ -21,7 +22,7 @@ def open_log(url: str, node: str) -> DecisionLog:
         return FileLog(folder, node)
     from tm.log.sql import SqlLog  # noqa: PLC0415 — loads SQLAlchemy, which a log of files does not need
 
-    return SqlLog(url, node)
+    return SqlLog(with_password(url), node)
 
 
 def look_at_log(url: str, node: str) -> LogImage:
@@ -31,7 +32,7 @@ def look_at_log(url: str, node: str) -> LogImage:
         return read_log(folder)
     from tm.log.sql import read_sql_log  # noqa: PLC0415 — as above
 
-    return read_sql_log(url, node)
+    return read_sql_log(with_password(url), node)
 
 
 def folder_of(url: str) -> Path | None:

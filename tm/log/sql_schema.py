@@ -61,6 +61,7 @@ from sqlalchemy import (
     literal_column,
     select,
     text,
+    true,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
@@ -191,7 +192,7 @@ class Database:
             if version is None:
                 connection.execute(SCHEMA.insert().values(version=VERSION))
             elif version == COUNTING:
-                _move_on(connection)
+                self._move_on(connection)
             self._check_tables(connection)
 
     def check(self) -> int:
@@ -214,6 +215,13 @@ class Database:
                 raise
             return ""
 
+    def _move_on(self, connection: Connection) -> None:
+        """From version 1: what has an epoch for its incarnation was made under an epoch that is there by now."""
+        names = ["node", "counted", "place"]
+        counted = self.insert(PLACE).from_select(names, select(NODE.c.node, NODE.c.epoch, literal("")).where(true()))
+        connection.execute(counted.on_conflict_do_nothing())
+        connection.execute(SCHEMA.update().values(version=VERSION))
+
     def _check_tables(self, connection: Connection) -> int:
         versions = list(connection.execute(select(SCHEMA.c.version)).scalars())
         if len(versions) != 1 or versions[0] not in {COUNTING, VERSION}:
@@ -231,14 +239,6 @@ class Database:
             if missing:
                 raise LogError(f"{self}: table {table.name} lacks {', '.join(sorted(missing))}; it is not a log's")
         return int(versions[0])
-
-
-def _move_on(connection: Connection) -> None:
-    """From version 1: what has an epoch for its incarnation was made under an epoch that is there by now."""
-    connection.execute(
-        PLACE.insert().from_select(["node", "counted", "place"], select(NODE.c.node, NODE.c.epoch, literal("")))
-    )
-    connection.execute(SCHEMA.update().values(version=VERSION))
 
 
 def database_url(url: str) -> URL:

@@ -3,6 +3,7 @@ octets."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ from dtx.protocol.conditions import (
     Refusal,
 )
 from dtx.protocol.encoding import encode
+from dtx.protocol.plain import plain
 from dtx.protocol.replies import Details, Holding, Recovered, Result, Timeout, decode_reply, encode_reply
 from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong, Ushort
 from tests.dtx.protocol.wire_examples import COMMAND_EXAMPLES, CONTROL_EXAMPLES
@@ -121,7 +123,10 @@ def test_commands_survive_the_wire(command: Any) -> None:
 
 @given(REPLIES)
 def test_replies_survive_the_wire(reply: Any) -> None:
-    assert decode_reply(encode_reply(reply)) == reply
+    expected = reply
+    if isinstance(reply, Refusal):  # what can't be printed is read escaped
+        expected = replace(reply, description=plain(reply.description))
+    assert decode_reply(encode_reply(reply)) == expected
 
 
 @given(st.binary(max_size=100))

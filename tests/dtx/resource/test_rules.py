@@ -517,7 +517,9 @@ def test_a_fence_around_the_branches_of_others_is_refused() -> None:
     control.discharge(control.declare(Start(XID)))
     assert refusal(bob.ask(Fence(1, b"gtrid"))).condition == Condition.UNAUTHORIZED
     assert alice.ask(Fence(1, b"gtrid")) == OK
-    assert refusal(bob.ask(Fence(1, b"gtrid", lift=True))).condition == Condition.UNAUTHORIZED
+    lifted = refusal(bob.ask(Fence(1, b"gtrid", lift=True)))
+    assert lifted.code is Code.XAER_NOTA, "it is alice's, and keeps only hers out: bob has none"
+    assert control.refused(Declare(Start(Xid(1, b"gtrid", b"late")))).condition == Condition.ROLLBACK
 
 
 def test_a_prepare_that_comes_with_a_fence_is_one_or_the_other() -> None:

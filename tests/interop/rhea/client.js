@@ -175,7 +175,7 @@ scenarios.outcomes = async connection => {
         assert.strictEqual(again.message.delivery_count || 0, count);
         again.delivery.accept();
     }
-    assert.deepStrictEqual(await texts(connection, 'dead-letter'), ['rejected']);
+    assert.deepStrictEqual(await texts(connection, 'outcomes.dead'), ['rejected']);
     return await texts(connection, 'outcomes');
 };
 

@@ -73,5 +73,5 @@ def test_a_batch_that_failed_raises_no_count(stage: Stage, failing: Callable[[St
     reader = stage.reader()
     reader.plan(Offset(), reader.latest(Offset()))  # whatever is left is rolled back
     assert counts(stage.broker) == [0] * 10
-    assert counts(stage.broker, "dead-letter") == []
+    assert counts(stage.broker, "orders.dead") == []
     reader.close()

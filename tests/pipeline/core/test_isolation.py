@@ -59,7 +59,8 @@ class _Query:
                 reports += [self._write(stage, plan, one, Attempt(at, at)) for at, one in enumerate(rows)]
                 writer.commit(plan, batch, reports)
             except (PipelineError, ValueError):
-                writer.abort(plan, batch, reports)
+                missing = len(partitions) - len(reports)
+                writer.abort(plan, batch, [*reports, *[None] * missing])
                 self.failures += 1
             else:
                 self.start, self.number = self.end, self.number + 1
@@ -99,15 +100,15 @@ def test_a_poison_row_is_found_and_nothing_else_is_dead_lettered(
     query = _Query(stage, write)
     for _ in range(300):
         query.run()
-        if len(stage.queued("dead-letter")) == len(places):
+        if len(stage.queued("orders.dead")) == len(places):
             break
         stage.put([f"more {query.number}"] if len(stage.queued()) < 3 else [])  # a pipeline goes on
     query.run(20)
     good = [row for row in rows if row != "poison"]
     assert [row for row in stage.table() if "more" not in row] == good
     assert [row for row in stage.queued("alerts") if "more" not in row] == good
-    assert stage.queued("dead-letter") == ["poison"] * len(places)
-    assert counts(stage.broker, "dead-letter") == [DELIVERIES] * len(places)
+    assert stage.queued("orders.dead") == ["poison"] * len(places)
+    assert counts(stage.broker, "orders.dead") == [DELIVERIES] * len(places)
     assert [count for count in counts(stage.broker) if count] == []
     assert stage.prepared() == []
     assert query.failures < 25 * len(places)
@@ -119,7 +120,7 @@ def test_a_poison_row_alone_is_not_counted_as_nothing_is_proven(stage: Stage) ->
     for _ in range(12):
         query.run()
     assert counts(stage.broker) == [0]
-    assert stage.queued("dead-letter") == []
+    assert stage.queued("orders.dead") == []
 
 
 def test_a_resource_that_is_away_changes_no_count_and_no_batch(stage: Stage) -> None:
@@ -145,9 +146,9 @@ def test_messages_that_can_not_be_read_and_those_named_bad_are_left_out_and_coun
     query.run(DELIVERIES - 1, text=True, bad_records=f"{__name__}:bad")
     assert stage.table() == ["0", "1"]
     assert counts(stage.broker) == [DELIVERIES - 1] * 2
-    assert stage.queued("dead-letter") == []
+    assert stage.queued("orders.dead") == []
     query.run(2, text=True, bad_records=f"{__name__}:bad")
-    assert len(stage.queued("dead-letter")) == 2
+    assert len(stage.queued("orders.dead")) == 2
     assert counts(stage.broker) == []
     assert query.failures == 0
 

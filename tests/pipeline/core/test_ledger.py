@@ -113,7 +113,7 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
     words = {random.choice(("src:broker", "snk:shop"))}
     planned = sorted(book.epochs)
     messages = random.choice((EXCUSED, 7))
-    isolation = random.choice((None, Isolation(gtrid, 5), Isolation(gtrid, 1, 2)))
+    isolation = random.choice((Isolation(gtrid, 5, place=1), Isolation(gtrid, 1, 2)))
     operations: dict[str, Any] = {
         "allot": lambda: (ledger.allot(), book.allot(inc)),
         "plan": lambda: (
@@ -156,7 +156,7 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
         "batch": lambda: (ledger.batch(query), book.batch(query)),
         "isolation": lambda: (ledger.isolation(), book.isolation),
         "isolate": lambda: (ledger.isolate(isolation), book.isolate(inc, isolation)),
-        "failed": lambda: (ledger.failed(gtrid, messages), book.failed(inc, gtrid, messages)),
+        "failed": lambda: (ledger.failed(gtrid, messages, 1), book.failed(inc, gtrid, messages, 1)),
         "begin": lambda: (_refused(lambda: ledger.log.begin(gtrid)), _refused(lambda: book.begin(inc, gtrid))),
         "decide": lambda: (
             _refused(lambda: ledger.log.decide(decision)),

@@ -41,7 +41,7 @@ def stage(tmp_path: Path, roomy: Postgres) -> Iterator[Stage]:
     try:
         yield stage
     finally:
-        stage.resources.close()
+        stage.close()
         broker.stop()
 
 
@@ -67,6 +67,7 @@ def write(stage: Stage, plan: SinkPlan, tasks: int, attempt: int = 0) -> list[Si
 def test_every_task_of_a_batch_is_committed(stage: Stage, tasks: int, settings: str) -> None:
     """Also what attempts have left that Spark did not take: as many again are swept."""
     database, stage.database = stage.database, stage.database + settings
+    stage.start()
     writer = stage.writer()
     plan = writer.plan()
     reports = write(stage, plan, tasks)
@@ -88,6 +89,7 @@ class KilledError(Exception):
 
 def test_a_driver_that_comes_back_to_many_tasks(stage: Stage) -> None:
     """It was killed right after the decision: the next one carries all of it out before it plans."""
+    stage.start()
     writer = stage.writer()
     plan = writer.plan()
     reports = write(stage, plan, 100)
@@ -105,6 +107,7 @@ def test_a_driver_that_comes_back_to_many_tasks(stage: Stage) -> None:
         run(deciding.commit(shell.own, plan, Batch("q", 0), reports, shell.names), perform)
     writer.close()
     assert len(stage.prepared()) == 100
+    stage.start(driver="driver-2")
     again = stage.writer("driver-2")
     again.plan()
     again.close()

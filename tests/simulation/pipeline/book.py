@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.core.errors import PipelineTaken
 from pipeline.core.finishing import DECIDED
-from pipeline.core.isolation import EXCUSED, Isolation
+from pipeline.core.isolation import Isolation
 from pipeline.core.ledger import BatchRow, EpochRow, Known, PipelineRow, Planned, QueryRow
 from tm.log import DecisionRefused
 from tm.log.sql_gtrids import Entry, TakenOver
@@ -64,19 +64,15 @@ class Book:
             raise TakenOver("taken over")
 
     # --- what failed ----------------------------------------------------------------------------------------------
-    def isolate(self, incarnation: int, isolation: Isolation | None) -> None:
+    def isolate(self, incarnation: int, isolation: Isolation) -> None:
         """As Ledger.isolate."""
         self.check(incarnation)
         self.isolation = isolation
 
-    def failed(self, incarnation: int, gtrid: bytes, messages: int) -> None:
+    def failed(self, incarnation: int, gtrid: bytes, messages: int, place: int) -> None:
         """As Ledger.failed."""
         self.check(incarnation)
-        known = self.isolation
-        if known is None or known.gtrid != gtrid:
-            known = Isolation(gtrid)
-        if known.failed != EXCUSED:
-            self.isolation = replace(known, failed=messages)
+        self.isolation = (self.isolation or Isolation(b"")).after(gtrid, messages, place)
 
     # --- the ledger -----------------------------------------------------------------------------------------------
     def standing(self, incarnation: int) -> PipelineRow:

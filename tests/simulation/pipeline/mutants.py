@@ -9,12 +9,12 @@ from pipeline.core import binding, deciding, planning, taking
 from pipeline.core.effects import (
     Abort,
     BindQuery,
+    Failed,
     Fence,
     FindKnown,
     FindLater,
     FindPlanned,
     FindWaiting,
-    Isolate,
     Scan,
     Upsert,
 )
@@ -210,12 +210,12 @@ MUTANTS = (
         Cores(commit=bent(deciding.commit, _without(Fence, None)), abort=bent(deciding.abort, _without(Fence, None))),
     ),
     Mutant("sources finished with the decision", Cores(commit=bent(deciding.commit, lambda: _as_if_logged))),
-    Mutant('"no room" counts as rolled back', Cores(commit=bent(deciding.commit, lambda: _not_now_is_rolled_back))),
     Mutant("outages are the messages' fault", Cores(abort=bent(deciding.abort, lambda: _blaming))),
-    Mutant("no isolation", Cores(plan=bent(planning.plan, _without(Isolate, None)))),
+    Mutant("no isolation", Cores(abort=bent(deciding.abort, _without(Failed, None)))),
     Mutant("what can't be read is taken", Cores(judge=_taken_all)),
     Mutant("rows by key of one task", Cores(commit=bent(deciding.commit, lambda: _one_attempt))),
     Mutant("rows by key that are not decided", Cores(commit=bent(deciding.commit, _without(Upsert, ())))),
+    Mutant('"no room" counts as rolled back', Cores(commit=bent(deciding.commit, lambda: _not_now_is_rolled_back))),
     Mutant("what another attempt is at is rolled back", Cores(take=bent(taking.take, lambda: _rolled_back))),
     Mutant(
         "each source has a decision of its own",

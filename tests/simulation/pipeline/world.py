@@ -8,8 +8,8 @@ or deleted and made anew, with and without saying so. Then that ends, the checkp
 looks.
 
 In some worlds rows are written by key, so that tasks stage them and the driver upserts; or they are shuffled to more
-tasks than a place has connections; and some inputs can't be read by anybody. Where the query has one source, some are
-poison: the user's code fails on them.
+tasks than a place has connections; and some inputs can't be read by anybody, or are poison: the user's code fails on
+them.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ BUDGET = 1_000
 """Steps with faults."""
 DEATHS = (0.01, 0.003, 0.001)
 """How often somebody dies before a step, and after it, in one schedule and another: a batch takes a hundred steps."""
-RESTARTS = 30
-LIMIT = 40_000
+RESTARTS = 60
+LIMIT = 60_000
 """Steps in all; what is not done by then never will be."""
 BROKERS = ("broker", "second")
 """What the query reads: a source at each."""
@@ -193,7 +193,7 @@ class World:
         """What this query reads."""
         chosen = self.random.sample(range(INPUTS), 2) if self.random.random() < 0.4 else []
         self.unreadable = set(chosen[1:])
-        self.poison = set(chosen[:1]) if len(self.brokers) == 1 else set()  # of several sources none is isolated
+        self.poison = set(chosen[:1])
 
     # --- running --------------------------------------------------------------------------------------------------
     def run(self) -> None:
@@ -247,13 +247,14 @@ class World:
 
     def _run_to_its_end(self, checkpoint: Checkpoint) -> None:
         """Until nothing is left to do but poison that nothing is proven of, and the query fails on that."""
-        for _ in range(RESTARTS if self.poison else 1):
+        for _ in range(RESTARTS if self.poison and not self.faults else 1):
             before = len(self.trace)
             driver = self._drive(checkpoint)
             while driver in self.actors and self.steps < LIMIT:
                 self._step()
             if not any(f"driver-{driver} ends: Failed" in line for line in self.trace[before:]):
                 return
+            checkpoint = self.checkpoint
 
     def _sweep(self) -> None:
         """The next plan."""
@@ -443,8 +444,8 @@ class World:
             yield from self._core("commit", self.cores.commit(sink, plan, batch, reports, PLACES), joined, raises=True)
         except (Failed, PipelineError, LogError):
             yield Do("join", lambda: self.book.join(driver, joined))
-            worked = len(reports) == len(tasks) and not any(report.staged for report in reports)
-            yield from self._core("abort", self.cores.abort(plan, PLACES, worked=worked), joined)
+            written = all(task.report is not None for task in tasks)
+            yield from self._core("abort", self.cores.abort(plan, PLACES, written=written), joined)
             self.settled.add(gtrid)
             raise
         self.settled.add(gtrid)
@@ -785,8 +786,8 @@ class World:
                 return book.isolation
             case effects.Isolate(isolation):
                 return book.isolate(incarnation, isolation)
-            case effects.Failed(gtrid, messages):
-                return book.failed(incarnation, gtrid, messages)
+            case effects.Failed(gtrid, messages, place):
+                return book.failed(incarnation, gtrid, messages, place)
             case effects.Finished(gtrid, words):
                 return book.finished(incarnation, gtrid, words)
             case effects.Begin(gtrid):

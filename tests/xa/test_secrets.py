@@ -1,0 +1,179 @@
+"""Passwords: where they come from, and where they are not to be read."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import make_url
+
+from dtx.resource.config import ConfigError, load
+from dtx.store.contract import StoreError
+from dtx.store.databases import open_database
+from rm_db.address import Address
+from tm import ConfigurationError, TransactionManager
+from tm.cli.main import main
+from tm.config import configuration_from
+from xa import Code, XaError, xa_error
+from xa.secrets import expanded, masked, with_password
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECRET = "p@ss/w%rd:x y#?&"  # noqa: S105 — nobody's
+PARTS = ("p@ss", "w%rd", "w%25rd", "%40ss", "x y")
+
+MALFORMED = [
+    f"postgresql://shop:{SECRET}@127.0.0.1:1/shop",
+    f"postgresql://shop:{SECRET}@/shop",
+    "postgresql://shop:p%40ss",
+    "postgres:/shop:p@ss/w%rd@127.0.0.1/shop",
+    f"amqp://shop:{SECRET}@127.0.0.1:1",
+    f"amqp://shop:{SECRET}@127.0.0.1:port",
+    f"amqps://shop:{SECRET}@[::1",
+    f"mysql+pymysql://shop:{SECRET}@127.0.0.1:1/shop",
+    f"nobody-has-it://shop:{SECRET}@127.0.0.1/shop",
+    "postgresql://shop:p%40ss%2Fw%25rd%3Ax%20y@127.0.0.1:1/shop?xa_pool_size=none",
+    "postgresql://shop:p%40ss%2Fw%25rd%3Ax%20y@127.0.0.1:1/shop",
+    "amqp://shop:p%40ss%2Fw%25rd%3Ax%20y@127.0.0.1:1/?no=such",
+]
+
+
+def holds_nothing(text: str) -> None:
+    assert not any(part in text for part in PARTS), text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://shop:secret@db/shop", "postgresql://shop:…@db/shop"),
+        (
+            "at postgresql://shop:se:cr@t/@db:5432/shop?x=1 it failed",
+            "at postgresql://shop:…@db:5432/shop?x=1 it failed",
+        ),
+        ("amqp://db:5672", "amqp://db:5672"),
+        ("amqp://db:5672/?heartbeat=1", "amqp://db:5672/?heartbeat=1"),
+        ("'amqp://127.0.0.1:5672'", "'amqp://127.0.0.1:5672'"),
+        ("postgresql://shop:secret", "postgresql://shop:…"),
+        ("host=db password=secret user=shop", "host=db password=… user=shop"),
+        ("postgresql://db/shop?user=shop&password=secret&x=1", "postgresql://db/shop?user=shop&password=…&x=1"),
+        ("password_env=NAME", "password_env=NAME"),
+        ("nothing: of the kind, a=b", "nothing: of the kind, a=b"),
+        ("svc:s3cret@broker", "svc:…@broker"),
+        ("'postgres:/shop:p@ss/w@db/shop' is no URL", "'postgres:/shop:…@db/shop' is no URL"),
+        ("at 10:30 by somebody@example.com", "at 10:30 by somebody@example.com"),
+    ],
+)
+def test_masked(text: str, shown: str) -> None:
+    assert masked(text) == shown
+    assert masked(shown) == shown
+
+
+def test_a_password_in_a_variable_may_hold_any_character() -> None:
+    for text in ("postgresql://shop:${PW}@db:5432/shop", "postgresql://db/shop?user=shop&password=${PW}"):
+        url = make_url(expanded(text, {"PW": SECRET}))
+        assert (url.password or url.query.get("password")) == SECRET
+        assert url.host == "db"
+        assert url.database == "shop"
+
+
+def test_a_url_that_is_wholly_a_variable_is_taken_as_it_is() -> None:
+    url = "postgresql://shop:p%40ss@db/shop?x=1"
+    assert expanded("${URL}", {"URL": url}) == url
+    assert expanded("orders-${HOST}", {"HOST": "a/b"}) == "orders-a/b"
+    assert expanded("file:///var/${HOST}/log", {"HOST": "pod-1"}) == "file:///var/pod-1/log"
+    assert expanded("sqlite:////var/${HOST}/x.db", {"HOST": "a b"}) == "sqlite:////var/a b/x.db"
+    with pytest.raises(KeyError, match="NONE"):
+        expanded("x${NONE}", {})
+
+
+def test_password_env_puts_the_password_in() -> None:
+    url = with_password("postgresql://shop@db/shop?x=1&password_env=PW", {"PW": SECRET})
+    assert make_url(url).password == SECRET
+    assert make_url(url).query == {"x": "1"}
+    assert with_password("postgresql://db/shop", {}) == "postgresql://db/shop"
+    with pytest.raises(ValueError, match="password_env=PW: this environment variable is not set"):
+        with_password("postgresql://shop@db/shop?password_env=PW", {})
+    with pytest.raises(ValueError, match="without a password"):
+        with_password("postgresql://shop:x@db/shop?password_env=PW", {"PW": SECRET})
+
+
+def test_password_env_is_for_databases_logs_and_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PW", SECRET)
+    address = Address.parse("postgresql://shop@db/shop?password_env=PW&xa_pool_size=3")
+    assert make_url(address.url).password == SECRET
+    monkeypatch.delenv("PW")
+    with pytest.raises(XaError, match="PW: this environment variable is not set"):
+        Address.parse("postgresql://shop@db/shop?password_env=PW")
+    with pytest.raises(StoreError, match="PW: this environment variable is not set"):
+        open_database("postgresql://shop@db/shop?password_env=PW")
+
+
+@pytest.mark.parametrize("url", MALFORMED)
+def test_no_message_and_no_line_holds_a_password(
+    url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "xabridge.toml"
+    config.write_text(f"node = 'n'\nlog = 'file://{tmp_path}/log'\n[resources]\nshop = '{url}'\n", encoding="utf-8")
+    with caplog.at_level(logging.DEBUG, logger="xabridge"):
+        try:
+            with TransactionManager.from_config(config) as manager:
+                report = manager.recover()
+                holds_nothing(str(report))
+                with pytest.raises(Exception) as caught, manager.begin() as tx:
+                    tx.enlist("shop")
+                holds_nothing(str(caught.value))
+        except ConfigurationError as error:
+            holds_nothing(str(error))
+        for command in (["doctor"], ["doctor", "--json"], ["recover", "list"], ["recover", "run"]):
+            main([*command, "--config", str(config)])
+    holds_nothing("\n".join(record.getMessage() for record in caplog.records))
+    told = capsys.readouterr()
+    holds_nothing(told.out)
+    holds_nothing(told.err)
+
+
+@pytest.mark.parametrize("url", [url for url in MALFORMED if url.startswith(("postgres", "nobody", "mysql"))])
+def test_the_broker_prints_no_password(url: str, tmp_path: Path) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text(f"[broker]\nlisten = ['127.0.0.1:0']\nstore = '{url}'\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "dtx", "--config", str(config)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode
+    holds_nothing(done.stdout)
+    holds_nothing(done.stderr.replace(str(config), ""))
+
+
+def test_variables_stand_anywhere_in_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"HOSTNAME": "pod-7", "PW": SECRET, "STORE": "sqlite:///x.db", "QUEUE": "o"}.items():
+        monkeypatch.setenv(name, value)
+    path = tmp_path / "xabridge.toml"
+    path.write_text(
+        "node = 'orders-${HOSTNAME}'\nlog = 'file:///var/${HOSTNAME}'\n"
+        "[resources]\nshop = 'postgresql://shop:${PW}@db/shop'\n"
+        "[broker]\nstore = '${STORE}'\nlisten = ['127.0.0.1:0']\n[broker.permissions.x]\nconsume = ['${QUEUE}.*']\n",
+        encoding="utf-8",
+    )
+    configuration = configuration_from(path)
+    assert configuration.node == "orders-pod-7"
+    assert configuration.log == "file:///var/pod-7"
+    shop: Any = configuration.resources["shop"]
+    assert make_url(shop.url).password == SECRET
+    assert load(path, {}).store == "sqlite:///x.db"
+    monkeypatch.delenv("STORE")
+    with pytest.raises(ConfigError, match=r"broker\.store: the environment variable STORE is not set"):
+        load(path, {})
+
+
+def test_errors_mask_what_they_are_given() -> None:
+    for error in (
+        xa_error(Code.XAER_RMERR, f"no: postgresql://a:{SECRET}@b"),
+        ConfigurationError(f"no: postgresql://a:{SECRET}@b"),
+        StoreError(f"no: postgresql://a:{SECRET}@b"),
+        ConfigError(f"no: postgresql://a:{SECRET}@b"),
+    ):
+        holds_nothing(str(error))
