@@ -23,7 +23,7 @@ from bench.crash.points import DECIDER_VERBS, VERBS, Gate, GatedLog, hooked, tel
 from bench.crash.worker import NEVER, SEGMENT, GivenUp, Teller, recover_all
 from rm_amqp import Message
 from tm import Consumer, ResourceConfig, TransactionManager, lease
-from tm.log import FileLog, LogLocked
+from tm.log import FileLog, LogError
 from tm.log.sql import SqlLog
 from tm.resources import find_factory
 
@@ -148,7 +148,7 @@ class BankWorker:
         while True:
             try:
                 return GatedLog(SqlLog(station.log, station.node, lease_s=LEASE_S), self.gate.hit)
-            except LogLocked:  # by the one before, until its lease is over
+            except LogError:  # the one before has it until its lease is over; or the database is starting
                 threading.Event().wait(PAUSE_S)
 
     def manager(self) -> TransactionManager:
