@@ -203,8 +203,9 @@ class World:
         self.reported: set[bytes] = set()
         self.interfered = False
         """Whether a resource manager did anything on its own to a branch that was prepared."""
-        self.refusals = 0
-        """Transactions that the application, or a fault, wanted rolled back."""
+        self.disturbances = 0
+        """What may keep a transaction from being committed: faults, processes that were killed or stood still, and what
+        the application wanted rolled back."""
         self.forgotten: set[bytes] = set()
         """Rolled back at commit by a resource manager that keeps no record of it (XAER_RMERR in S3): should the manager
         die before it hears the answer, or before its log takes a note of it, nobody can ever tell."""
@@ -294,10 +295,11 @@ class World:
         if self.random.random() < self.fault_rate * 0.1:
             faults = ("full", "refused", "failed, durable", "failed, lost")
             self.random.choice(self.processes).log.fault = self.random.choice(faults)
-            self.refusals += 1
+            self.disturbances += 1
 
     def _stop(self, process: Process) -> None:
         """It stands still for a while, often for longer than its lease."""
+        self.disturbances += 1
         process.stopped_until = self.now + self.random.choice((LEASE_STEPS // 2, 2 * LEASE_STEPS))
         self.trace.append(f"{process.node}, {process.name} stands still until {process.stopped_until}")
 
@@ -327,7 +329,7 @@ class World:
     def _harm_store(self) -> None:
         store = self.random.choice(list(self.stores.values()))
         kind = self.random.random()
-        self.refusals += 1
+        self.disturbances += 1
         if kind < 0.3:
             self.trace.append(f"{store.name} partitioned")
             store.partition()
@@ -363,6 +365,7 @@ class World:
 
     def _kill(self, process: Process) -> None:
         self.trace.append(f"{process.node}, {process.name} killed")
+        self.disturbances += not self.healing
         self.processes.remove(process)
         for owner, activity in self.activities:
             if owner is process:
@@ -431,7 +434,7 @@ class World:
         completion = self.completion_class(gtrid, others, branches, decider, late=self.random.random() < 0.5)
         unwanted = failed or self.random.random() < 0.1
         steps = completion.rollback() if unwanted else completion.commit()
-        self.refusals += unwanted
+        self.disturbances += unwanted
         outcome = yield from self._drive(process, control, steps)
         self.trace.append(f"{named(gtrid)} told {outcome.verdict.value}")
         self.told[gtrid] = outcome
@@ -537,7 +540,7 @@ class World:
         store = self.stores[branch.resource]
         possible = routine in _ANSWERS and self._possible(store, routine, branch, flags, Code.XA_RETRY)
         if possible and not self.healing and self.random.random() < 0.5:
-            self.refusals += 1
+            self.disturbances += 1
             store.script.plan(routine, Code.XA_RETRY, xid=branch.xid)
         return self._ask(process, control, routine, branch, flags)
 
@@ -587,14 +590,14 @@ class World:
             if possible:
                 answer = self.random.choice(possible)
                 store.script.plan(routine, answer, xid=branch.xid)
-                self.refusals += 1
+                self.disturbances += 1
                 self.interfered = self.interfered or answer in HEURISTIC_CODES or answer is Code.XAER_RMERR
                 if answer in HEURISTIC_CODES or answer is Code.XAER_RMERR:
                     self.on_their_own.add(branch.xid.gtrid)
                 if answer is Code.XAER_RMERR and routine == "commit":
                     self.forgotten.add(branch.xid.gtrid)
             return
-        self.refusals += 1
+        self.disturbances += 1
         store.script.plan(routine, None, self.random.choice(_LOSSES), xid=branch.xid)
 
     def _possible(self, store: ReferenceStore, routine: str, branch: Branch, flags: int, answer: Code) -> bool:
@@ -660,7 +663,7 @@ class World:
         if not isinstance(client, ReferenceDecider):
             return {}
         if self.random.random() < self.fault_rate:
-            self.refusals += 1
+            self.disturbances += 1
             self.stores["decider"].script.plan("owners", None, Fate.REQUEST_LOST)
         try:
             with entered(control):
@@ -777,8 +780,7 @@ class World:
         should have been committed: no faults, nobody stood still or was killed, and nobody wanted a rollback."""
         if outcome.heuristics and not self.interfered:
             return True
-        undisturbed = not (self.refusals or self.crash_rate or self.stop_rate or self.copy_rate)
-        return undisturbed and outcome.verdict is not Verdict.COMMITTED
+        return not self.disturbances and outcome.verdict is not Verdict.COMMITTED
 
 
 def _decision(gtrid: bytes, record: bytes) -> Decision:
