@@ -43,8 +43,8 @@ class Mutant:
 def bent(steps: Callable[..., Any], bend_of: Callable[[], Bend]) -> Callable[..., Any]:
     """The steps; every effect goes through a bend, which yields what is really asked and returns what is heard."""
 
-    def run(*arguments: Any) -> Generator[Any, Any, Any]:
-        inner, bend = steps(*arguments), bend_of()
+    def run(*arguments: Any, **named: Any) -> Generator[Any, Any, Any]:
+        inner, bend = steps(*arguments, **named), bend_of()
         answer: Any = None
         error: LogError | None = None
         while True:
