@@ -76,6 +76,7 @@ def test_the_client_is_killed(field: Field, victims: tuple[str, ...], steps: str
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("dies", [0, 1], ids=["of a node by itself", "with a sibling"])
 def test_several_nodes_and_siblings_share_a_token_queue(tmp_path: Path, dies: int) -> None:
     with ExitStack() as stack:

@@ -106,6 +106,7 @@ class Together:
             for process in processes:
                 process.kill()
             for listener, process in zip(listeners, processes, strict=True):
+                process.wait()
                 listener.join()
                 if process.stdout is not None:
                     process.stdout.close()

@@ -206,6 +206,7 @@ def found_together(address: str, names: list[str], barrier: Barrier, heard: Queu
         harness.close()
 
 
+@pytest.mark.timeout(0)
 def test_a_place_that_was_founded_at_one_moment_outlives_the_broker(artemis: Artemis) -> None:
     names = [f"founded-{os.getpid()}-{number}" for number in range(TRIES)]
     forked = multiprocessing.get_context("spawn")
@@ -249,6 +250,7 @@ def test_hundreds_of_decisions_in_doubt_outlive_the_broker(artemis: Artemis) -> 
     harness.close()
 
 
+@pytest.mark.timeout(0)
 @pytest.mark.parametrize("dies", [0, 1], ids=["of a node by itself", "with a sibling"])
 def test_nodes_and_siblings_share_a_token_queue_while_it_is_killed(tmp_path: Path, dies: int) -> None:
     folder = tmp_path / "artemis"
