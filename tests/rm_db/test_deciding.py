@@ -371,7 +371,7 @@ def test_a_writer_that_waits_too_long(sqlite_harness: SqliteDeciderHarness) -> N
     sqlite_harness.open_string += "?xa_pool_wait_s=0.05"
     client = Decider(sqlite_harness)
     xid = client.ended(key := new_key())
-    with elsewhere(), refused(Code.XAER_RMERR) as raised:
+    with elsewhere(), refused(Code.XA_RETRY) as raised:
         client.start(new_xid())
     assert "locked" in raised.value.message
     client.decide(xid)
