@@ -124,7 +124,8 @@ class Completion:
                 answer(Told(Code.XA_OK))
             elif one_phase:
                 branch.fail(str(error))
-                self._give_up(branch, verb, answer)
+                why = Refusal(Condition.ROLLBACK, f"rolled back: {error}", branch.cause, branch.xid)
+                self._give_up(branch, verb, lambda _: answer(why))  # the code alone would not tell it
             else:
                 branch.move(verb, Result.RETRY)
                 answer(not_stored(error, Code.XA_RETRY, branch.xid))

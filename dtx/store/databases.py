@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from dtx.store.contract import StoreBusy, StoreError, StoreFull, StoreLocked, StoreRefused
-from dtx.store.reserve import Reserve
+from dtx.store.reserve import BESIDES, LEAST, Reserve
 from xa.secrets import masked, with_password
 
 if TYPE_CHECKING:
@@ -28,7 +28,14 @@ PAGE_SIZE: Final = 8192
 INCREMENTAL: Final = 2
 """The mode of auto_vacuum in which pages are given back when somebody asks for it."""
 WORTH_PAGES: Final = 1024
+"""So many unused pages are worth giving back, usually."""
+FEW_PAGES: Final = 16
+"""The same where the disk is short of space."""
 TIDY_PAGES: Final = 256
+TIGHT_PAGES: Final = 32
+"""So many are given back at a time then: what this writes to the log has to find space, too."""
+MOST_TIMES: Final = 64
+"""So often at most while somebody waits."""
 MARGIN: Final = 256 * 1024
 LITTLE: Final = 1024 * 1024
 """With less free, a store is opened without its reserve."""
@@ -101,8 +108,9 @@ class Transactions:
         """There is no space: uses what was kept for this; whether there was any."""
         return False
 
-    def keep_room(self) -> None:
-        """Keeps some space again, where there is. To be called now and then while it is tight."""
+    def keep_room(self, octets: int) -> None:
+        """Keeps some space again, where there is, and makes room for what takes so much. To be called now and then
+        while it is tight, or there is no room."""
 
     def tidy(self) -> bool:
         """Gives a part of the space that is not used any more back to the system; whether there may be more. To be
@@ -116,10 +124,11 @@ class SqliteTransactions(Transactions):
     def __init__(self, connection: Connection, reserve: Reserve) -> None:
         super().__init__(connection, "BEGIN IMMEDIATE")
         self._reserve = reserve
-        self._tight = not reserve.hold()
-        # what is in the log only, and not in the file, has to fit into the reserve when nothing else is left
-        self._cursor.execute(f"PRAGMA wal_autocheckpoint = {max(1, reserve.octets // 2 // PAGE_SIZE)}")
         self._gives_back = self._pragma("auto_vacuum") == INCREMENTAL
+        self._tight = not reserve.hold()
+        self._limit_log()
+        if self._tight:
+            self.keep_room(0)
 
     @property
     def tight(self) -> bool:
@@ -129,7 +138,12 @@ class SqliteTransactions(Transactions):
         return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL  # of a write, before the force
 
     def has_room(self, octets: int) -> bool:
-        return octets == 0 or self._reserve.free > 2 * octets + MARGIN
+        if octets == 0:
+            return True
+        free = self._reserve.free - MARGIN
+        if free > 2 * octets:  # in the log, and then in the file
+            return True
+        return free > octets + max(0, octets - self._unused)
 
     def written(self, octets: int) -> None:
         if octets > self._reserve.octets // 4:
@@ -141,15 +155,42 @@ class SqliteTransactions(Transactions):
         self._checkpoint()
         return released
 
-    def keep_room(self) -> None:
+    def keep_room(self, octets: int) -> None:
         self._checkpoint()
-        self._tight = not self._reserve.hold()
+        enough = max(BESIDES * LEAST, 2 * octets + MARGIN) + LEAST
+        with contextlib.suppress(*self.failures):  # there is not even space to give some back
+            for _ in range(MOST_TIMES):
+                if self._reserve.free >= enough or not self._gave_back():
+                    break
+        self._tight = not self._reserve.hold(self._unused)
+        self._limit_log()
 
     def tidy(self) -> bool:
+        if self._tight or self._reserve.free < BESIDES * LEAST:
+            return self._gave_back()
         if not self._gives_back or self._pragma("freelist_count") < WORTH_PAGES:
             return False
         self._cursor.execute(f"PRAGMA incremental_vacuum({TIDY_PAGES})").fetchall()
         return True
+
+    def _gave_back(self) -> bool:
+        """Gives a few unused pages back, because the disk is short of space; whether there were some."""
+        if not self._gives_back or self._pragma("freelist_count") < FEW_PAGES:
+            return False
+        self._cursor.execute(f"PRAGMA incremental_vacuum({TIGHT_PAGES})").fetchall()
+        self._checkpoint()  # the file gets smaller only now
+        return True
+
+    @property
+    def _unused(self) -> int:
+        """Octets that are free inside of the file, as far as it can be read just now."""
+        with contextlib.suppress(*self.failures):
+            return self._pragma("freelist_count") * PAGE_SIZE
+        return 0
+
+    def _limit_log(self) -> None:
+        """What is in the log only, and not in the file, has to fit into the reserve when nothing else is left."""
+        self._cursor.execute(f"PRAGMA wal_autocheckpoint = {max(1, self._reserve.octets // 2 // PAGE_SIZE)}")
 
     def _checkpoint(self, mode: str = "TRUNCATE") -> None:
         """Takes over what is in the log, so that its space can be had."""
@@ -258,6 +299,7 @@ def _set_pragmas(connection: Any, _record: object) -> None:
         f"page_size = {PAGE_SIZE}",
         f"auto_vacuum = {INCREMENTAL}",  # of a new file; of another one `compact` changes it
         "synchronous = FULL",
+        "secure_delete = FAST",  # some builds write zeros over what is deleted: then it would take space to free some
     ):
         connection.execute(f"PRAGMA {pragma}")
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]

@@ -19,6 +19,8 @@ SHARE: Final = 8
 """It takes this part of what is free, between `LEAST` and `MOST`."""
 BESIDES: Final = 4
 """There has to be so many times as much, or none is made."""
+REST: Final = LEAST // 2
+"""So much has to be left on the disk itself, for what is written first to the log."""
 
 
 class Reserve:
@@ -26,17 +28,18 @@ class Reserve:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.octets = path.stat().st_size if path.exists() else MOST
+        self.octets = path.stat().st_size if path.exists() else LEAST
         """How much it is, or was when it was held last."""
         self.held = path.exists()
 
-    def hold(self) -> bool:
-        """Makes the file, where there is enough room for it and for others; whether it is there."""
+    def hold(self, unused: int = 0) -> bool:
+        """Makes the file, where there is enough room for it and for others; whether it is there. `unused` octets are
+        free inside of the store's own file."""
         if self.held:
             return True
         free = self.free
         octets = min(MOST, max(LEAST, free // SHARE))
-        if free < BESIDES * octets:
+        if free + unused < BESIDES * octets or free < octets + REST:
             return False
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger("xabridge.broker")
 TIGHT: Final = "no space in the store: only what frees some is taken"
 LOOK_AGAIN_S: Final = 1.0
+TELL_AGAIN_S: Final = 60.0
 GROUP_OCTETS: Final = 16 * 1024 * 1024
 GROUP_BATCHES: Final = 4096
 
@@ -55,8 +56,11 @@ class Writer:
         self._stopped: StoreStopped | None = None
         self._clock = time.monotonic
         self._look_at = 0.0
-        self._untidy = False
-        """Whether there may be space to give back."""
+        self._untidy = True
+        """Whether there may be space to give back; also what an earlier process left."""
+        self._told = False
+        """Whether the log was told that there is no space, and not yet that there is some."""
+        self._tell_at = 0.0
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
@@ -106,6 +110,8 @@ class Writer:
                 return self._waiting.get_nowait()
             except Empty:
                 more = self._untidy = self._stopped is None and self._tidied()
+                if not more and self._stopped is None and self._transactions.tight:
+                    self._look_for_room(0)
         return self._waiting.get()
 
     def _tidied(self) -> bool:
@@ -116,15 +122,16 @@ class Writer:
 
     def _write(self, group: list[Submitted]) -> None:
         """Makes the group durable, or at least what the database takes of it, and answers it."""
-        if self._transactions.tight:
-            self._look_for_room()
-        if self._transactions.tight:
-            self._write_what_frees(group, StoreFull(TIGHT))
-            return
-        if not self._transactions.has_room(sum(batch.octets for batch, _ in group)):
-            self._write_what_frees(group, StoreFull(TIGHT))
-            return
+        octets = sum(batch.octets for batch, _ in group)
+        if not self._has_room(octets):
+            self._look_for_room(octets)
+            if not self._has_room(octets):
+                self._write_what_frees(group, StoreFull(TIGHT))
+                return
         error = self._force([batch for batch, _ in group])
+        if self._told and error is None and octets:
+            self._told = False
+            LOG.warning("there is space again: what takes space is taken")
         if isinstance(error, StoreFull):
             self._write_what_frees(group, error)
             return
@@ -135,6 +142,9 @@ class Writer:
             self._write(group[:1])
             del group[:1]
 
+    def _has_room(self, octets: int) -> bool:
+        return not self._transactions.tight and self._transactions.has_room(octets)
+
     def _write_what_frees(self, group: list[Submitted], full: StoreFull) -> None:
         """Refuses what takes space, and carries out the rest; answers all in their order."""
         error: StoreError | None = None
@@ -143,6 +153,7 @@ class Writer:
             alike = list(same)
             if takes:
                 error = full
+                self._refused(len(alike), full)
             else:
                 batches = [batch for batch, _ in alike]
                 error = self._force(batches)
@@ -156,17 +167,22 @@ class Writer:
             self._completed(alike, error)
             del group[: len(alike)]
         if self._transactions.tight:
-            self._look_for_room()
+            self._look_for_room(0)
 
-    def _look_for_room(self) -> None:
-        """Now and then, while it is tight."""
+    def _refused(self, count: int, full: StoreFull) -> None:
+        """Says now and then that something is refused for lack of space."""
+        now = self._clock()
+        if now >= self._tell_at:
+            self._tell_at, self._told = now + TELL_AGAIN_S, True
+            LOG.error("%d changes that take space were refused: %s (told once in %.0f s)", count, full, TELL_AGAIN_S)
+
+    def _look_for_room(self, octets: int) -> None:
+        """Now and then, while it is tight, or there is no room for so much."""
         now = self._clock()
         if now < self._look_at:
             return
         self._look_at = now + LOOK_AGAIN_S
-        self._transactions.keep_room()
-        if not self._transactions.tight:
-            LOG.warning("there is space again: everything is taken")
+        self._transactions.keep_room(octets)
 
     def _force(self, batches: list[Batch]) -> StoreError | None:
         """Makes the group durable; the error that its batches are told, or None."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
-from contextlib import closing
+import time
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,19 +23,34 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 MEGABYTES = 16
+FEW_MEGABYTES = 8
 BODY = b"x" * 40_000
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of 16 MB."""
-    folder = tmp_path / "small"
+    with mounted(tmp_path / "small", MEGABYTES) as folder:
+        yield folder
+
+
+@pytest.fixture
+def smaller(tmp_path: Path) -> Iterator[Path]:
+    """A file system that is smaller than the unused pages that are usually worth giving back."""
+    with mounted(tmp_path / "smaller", FEW_MEGABYTES) as folder:
+        yield folder
+
+
+@contextmanager
+def mounted(folder: Path, megabytes: int) -> Iterator[Path]:
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={MEGABYTES}m", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
         pytest.skip("a file system can't be mounted here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(folder: Path) -> Path:
@@ -118,6 +134,99 @@ def test_it_can_be_started_to_be_emptied(small: Path, tmp_path: Path) -> None:
             assert consume(manager, 1000) == taken
     finally:
         broker.stop()
+
+
+def post_until(manager: TransactionManager, patience_s: float = 10) -> bool:
+    """Posts until one is taken: the store looks for space now and then only."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        if post(manager, 1, b"x" * 1000):
+            return True
+    return False
+
+
+SIZES = (900_000, 200_000, 50_000, 20_000, 5_000, 1_000)
+
+
+@pytest.mark.parametrize("sizes", [SIZES, SIZES[1:], SIZES[2:], SIZES[3:], SIZES[5:]])
+def test_it_takes_posts_again_when_it_was_emptied(smaller: Path, tmp_path: Path, sizes: tuple[int, ...]) -> None:
+    """Also where what is unused inside of its file is all the space there is."""
+    broker = EmbeddedBroker(smaller)
+    try:
+        with manager_over(broker, tmp_path) as manager:
+            taken = sum(post(manager, 100_000, b"x" * size) for size in sizes)
+            assert consume(manager, 100_000) == taken
+            assert post_until(manager), "nothing is taken again"
+            assert (smaller / "broker.db.reserve").exists()
+            assert consume(manager, 10) == 1
+        assert broker.broker.failure is None
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize(("incremental", "filled"), [(True, False), (False, False), (True, True)])
+def test_a_store_whose_file_is_unused_takes_posts_after_a_start(
+    smaller: Path, tmp_path: Path, *, incremental: bool, filled: bool
+) -> None:
+    """A broker that was ended when its file was full of unused pages, and its reserve was gone, or somebody else had
+    the rest of the disk; of a store that was made by an earlier version, the unused pages stay in the file, and count.
+    """
+    path = smaller / "broker.db"
+    EmbeddedBroker(smaller).stop()
+    if not filled:
+        (smaller / "broker.db.reserve").unlink()
+    with closing(sqlite3.connect(path)) as other:
+        if not incremental:
+            other.execute("PRAGMA journal_mode = DELETE").fetchall()
+            other.execute("PRAGMA auto_vacuum = 0")
+            other.execute("VACUUM")
+        other.execute("CREATE TABLE backlog (body BLOB)")
+        for _ in range(62):
+            other.execute("INSERT INTO backlog VALUES (zeroblob(100000))")
+            other.commit()
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        for row in range(1, 63):
+            other.execute("DELETE FROM backlog WHERE rowid = ?", (row,))
+            other.commit()
+            other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        other.execute("DROP TABLE backlog")
+        other.commit()
+    before = path.stat().st_size
+    assert before > 6_000_000
+    if filled:
+        fill(smaller)
+    broker = EmbeddedBroker(smaller)
+    try:
+        with manager_over(broker, tmp_path) as manager:
+            assert post(manager, 1, b"x" * 1000) == 1
+            assert consume(manager, 10) == 1
+        assert (smaller / "broker.db.reserve").exists()
+        assert incremental == (path.stat().st_size < before // 2)
+    finally:
+        broker.stop()
+
+
+def test_who_is_refused_hears_of_the_space_and_so_does_the_log(
+    small: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In one phase too, and also after a start in that state; the log is told once, however many are refused."""
+    broker = EmbeddedBroker(small)
+    with manager_over(broker, tmp_path) as manager:
+        taken = post(manager, 1000)
+    broker.stop()
+    fill(small)
+    caplog.clear()
+    broker.start()
+    try:
+        with manager_over(broker, tmp_path) as manager:
+            for _ in range(20):
+                with pytest.raises(RolledBack, match="no space in the store"), manager.begin() as tx:
+                    tx["broker"].send("orders", Message(body=BODY))
+            assert consume(manager, 1000) == taken
+    finally:
+        broker.stop()
+    told = [one for one in caplog.messages if "no space in the store" in one and "refused" in one]
+    assert len(told) == 1
 
 
 def test_space_is_given_back_after_a_backlog(tmp_path: Path) -> None:

@@ -123,7 +123,10 @@ def test_a_branch_that_the_store_does_not_take_is_not_prepared(world: World) -> 
     reply = peer.ask(Prepare(XID))
     assert isinstance(reply, Refusal)
     assert (reply.condition, reply.code, reply.xid) == (Condition.INTERNAL_ERROR, Code.XAER_RMERR, XID)
-    assert peer.ask(Commit(XID, one_phase=True)) == Result(Code.XA_RBOTHER)
+    reply = peer.ask(Commit(XID, one_phase=True))
+    assert isinstance(reply, Refusal)
+    assert (reply.condition, reply.code, reply.xid) == (Condition.ROLLBACK, Code.XA_RBOTHER, XID)
+    assert "a constraint" in reply.description
     other = Xid(7, b"other")
     txn_id = control.declare(Start(other))
     peer.post(sender, "good", txn_id)
@@ -335,6 +338,23 @@ def test_a_rollback_waits_for_space() -> None:
     assert (reply.condition, reply.code) == (Condition.RESOURCE_LIMIT, Code.XAER_RMFAIL)
     full.now = False
     assert peer.ask(Rollback(XID)) == OK
+
+
+def test_a_commit_in_one_phase_tells_that_there_is_no_space() -> None:
+    full = Full()
+    world = World(hook=full.hook)
+    peer = world.connect()
+    control = peer.coordinator()
+    txn_id = control.declare(Start(XID))
+    peer.post(peer.sender("q"), "x", txn_id)
+    control.discharge(txn_id)
+    full.now = True
+    reply = peer.ask(Commit(XID, one_phase=True))
+    assert isinstance(reply, Refusal)
+    assert (reply.condition, reply.code, reply.xid) == (Condition.ROLLBACK, Code.XA_RBOTHER, XID)
+    assert "no space left" in reply.description
+    full.now = False
+    assert world.crash().connect().drained("q") == []
 
 
 # --- damage
