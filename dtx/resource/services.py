@@ -42,7 +42,7 @@ class RequestLink(ReceivingLink):
         """As ReceivingLink says."""
         try:
             if context is not None:
-                raise refused(Code.XAER_PROTO, "a request is no transactional work")
+                raise refused(Code.XAER_PROTO, "a request to a $ node is no transactional work: nothing was done")
             request = read_request(octets)
             if request.reply_to not in self.connection.replies:
                 raise refused(Code.XAER_INVAL, "reply-to is to be a dynamic node of this connection")
@@ -52,6 +52,8 @@ class RequestLink(ReceivingLink):
         except (RefusedError, WireError) as error:
             if not settled:
                 self.refuse(delivery, refusal_of(error), None)
+            elif context is not None:  # nobody hears it otherwise, and the transaction would commit as if it were done
+                context.refuse_success(refusal_of(error))
             return
         if not settled:
             self.accept(delivery)

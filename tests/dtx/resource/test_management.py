@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from proton import Message
 
-from dtx.protocol.commands import Commit, Complete, Prepare, Start
+from dtx.protocol.commands import Commit, Complete, Discharge, Prepare, Start
 from dtx.protocol.conditions import Condition
 from dtx.protocol.decoding import decode
-from dtx.protocol.links import MANAGEMENT
+from dtx.protocol.links import COORDINATION, MANAGEMENT
 from dtx.protocol.messages import body_value
 from dtx.protocol.replies import Result, decode_reply
 from dtx.protocol.values import Described
@@ -80,6 +80,19 @@ def test_management_tells_queues_branches_and_connections() -> None:
 )
 def test_management_refuses_what_it_does_not_know(told: dict[str, Any], condition: Condition) -> None:
     assert manage(World().connect(), **told).condition == condition
+
+
+@pytest.mark.parametrize("start", [None, Start(Xid(1, b"gtrid", b"b"))])
+@pytest.mark.parametrize("address", [MANAGEMENT, COORDINATION])
+def test_a_transaction_that_sends_a_request_does_not_commit(address: str, start: Start | None) -> None:
+    """A request that was sent settled is not carried out, and nobody hears that: so the transaction can't succeed."""
+    peer = World().connect()
+    control, sender = peer.coordinator(), peer.sender(address)
+    txn_id = control.declare(start)
+    peer.post(sender, "x", txn_id, settled=True)
+    refusal = control.refused(Discharge(txn_id))
+    assert refusal.condition == Condition.ROLLBACK
+    assert "no transactional work" in refusal.description
 
 
 def test_management_needs_a_permission() -> None:
