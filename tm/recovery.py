@@ -8,7 +8,9 @@
  4. For each branch found: leave alone what isn't ours to resolve (`tm.ownership`), and what is live; commit the
     decided; roll back the rest (presumed abort). Where the decision lives in a decider, let that settle it first.
  5. End a decision of ours read in step 1 only if every one of its resource managers was reached, and none of its
-    branches is left; but for the resources that an operator has declared gone, for this decision.
+    branches is left; but for the resources that an operator has declared gone, for this decision. A branch whose
+    resource is not configured any more, and that this pass has found (by its xid) and finished under another name,
+    is not left. One that was not found anywhere may be: its resource manager was not asked.
 
 What is not ours is neither ended nor counted as undone. What a pass can't do stays as it is, and is named in its
 report. Passes may run concurrently with transactions and with each other; a branch that somebody else has finished
@@ -29,7 +31,7 @@ from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import TMNOFLAGS, Code, Gtrid, XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
     from tm.effects import Answer
     from tm.ownership import AtWork, Ownership
@@ -125,6 +127,9 @@ AT_ONCE: Final = 256
 _THIS_NODES: Final = frozenset({Claim.OURS, Claim.UNKNOWN})
 """Decisions that are this pass's to carry out, now or when it can be told whose they are."""
 
+_FINISHED: Final = frozenset({Action.COMMITTED, Action.HEURISTIC, Action.FORGOTTEN})
+"""What a pass does with a branch of a decision after which it is not to be told any more."""
+
 _DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLED_BACK}
 _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
 
@@ -164,25 +169,36 @@ def recover(ownership: Ownership, gone: Gone = MappingProxyType({})) -> Steps:
         for decision in decided.values()
         if (whose := ownership.whose(decision.gtrid, at_work, decided=True)).claim in _THIS_NODES
     ]
-    for branch in _not_configured([decision for _, decision, _ in owned], scanned, gone):
-        report.unreachable[branch.resource] = "not configured any more, but a decision names a branch there"
+    finished = _finished(report, now.heuristics)
+    for _, decision, _ in owned:
+        for name in _absent(decision, scanned, finished):
+            if name not in gone.get(decision.gtrid, ()):
+                report.unreachable[name] = "not configured any more, but a decision names a branch there"
     left = {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
     for decider, decision, claim in owned:
-        if claim is Claim.OURS and _is_over(decision, live, scanned, left, gone):
+        if claim is Claim.OURS and _is_over(decision, live, scanned, left, finished, gone):
             yield End(decision, decider)
             report.ended.append(decision.gtrid)
         elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
             report.undone.append(decision.gtrid)
-            absent = dict.fromkeys(b.resource for b in decision.branches if b.resource not in scanned)
+            absent = _absent(decision, scanned, finished)
             if absent:
                 report.not_configured[decision.gtrid] = tuple(absent)
     return report
 
 
-def _not_configured(decisions: Sequence[Decision], scanned: Mapping[str, object], gone: Gone) -> Iterator[Branch]:
-    for decision in decisions:
-        known = gone.get(decision.gtrid, ())
-        yield from (b for b in decision.branches if b.resource not in scanned and b.resource not in known)
+def _finished(report: Report, noted: frozenset[Xid]) -> set[Xid]:
+    """The branches that were found, under whatever name, and that nothing is left to be told to."""
+    done = {finding.branch.xid for finding in report.findings if finding.action in _FINISHED}
+    left = {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
+    return (done | {finding.branch.xid for finding in report.findings if finding.branch.xid in noted}) - left
+
+
+def _absent(decision: Decision, scanned: Mapping[str, object], finished: set[Xid]) -> dict[str, None]:
+    """The names in `decision` that nobody has any more, of branches that were not found and finished elsewhere."""
+    return dict.fromkeys(
+        branch.resource for branch in decision.branches if branch.resource not in scanned and branch.xid not in finished
+    )
 
 
 def _is_over(
@@ -190,21 +206,22 @@ def _is_over(
     live: frozenset[bytes],
     scanned: Mapping[str, Sequence[Xid] | XaError],
     left: set[Xid],
+    finished: set[Xid],
     gone: Gone,
 ) -> bool:
     """Whether a decision read before the scan has no branch left: each resource manager was reached, and each
-    branch was either not found there or has been finished since.
+    branch was either not found there or has been finished since; or it was finished under another name (`finished`).
 
     What is gone need not be reached, but everything else has to be: a branch may be there, under another name.
     """
     if decision.gtrid in live or not all(branch.xid not in left for branch in decision.branches):
         return False
-    absent = {branch.resource for branch in decision.branches if branch.resource not in scanned}
+    absent = _absent(decision, scanned, finished)
     if absent:
-        return absent <= gone.get(decision.gtrid, set()) and not any(
+        return absent.keys() <= gone.get(decision.gtrid, frozenset()) and not any(
             isinstance(xids, XaError) for xids in scanned.values()
         )
-    return not any(isinstance(scanned[branch.resource], XaError) for branch in decision.branches)
+    return not any(isinstance(scanned.get(branch.resource), XaError) for branch in decision.branches)
 
 
 def _judge(

@@ -33,8 +33,8 @@ def check_encoded(url: str) -> None:
     _, separator, rest = url.partition("://")
     if separator and _UNENCODED.match(rest):
         raise ValueError(
-            f"{masked(url)}: its user or password holds @, /, ?, # or a space, which has to be encoded (as %40, …): "
-            "write ${NAME} for it, which is encoded, or ?password_env=NAME"
+            "a user or password with @, /, ?, # or a space, which has to be encoded (as %40, …): write ${NAME} for it, "
+            f"which is encoded, or ?password_env=NAME, in {masked(url)}"
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tm.wrapped import hooked
-from tm import GlobalState, ProtocolMisuse, RolledBack
+from tm import GlobalState, ProtocolMisuse, RolledBack, Verdict
 from xa import Code, thread_of_control
 from xa.reference import Fate
 
@@ -248,6 +248,8 @@ def cancelled_at(shop: Shop, verb: str, finish: Callable[[], None] = lambda: Non
                 (await tx.aenlist("b")).write("k", 1)
         finally:
             state.append(tx.status)
+            assert tx.outcome is not None, "who catches the cancellation finds what became of it"
+            assert (tx.outcome.verdict is Verdict.COMMITTED) is (tx.status is GlobalState.COMMITTED)
             assert shop.tm.current_or_none() is None
 
     async def main() -> None:

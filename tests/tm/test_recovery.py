@@ -326,13 +326,70 @@ def test_a_decision_is_not_ended_while_a_branch_may_be_left(trouble: str) -> Non
     assert one.run().ended == []
 
 
-def test_a_resource_with_a_new_name_has_its_branches_committed() -> None:
-    """The exact xids decide, not the names; whether the old name hides more can't be known, so the decision stays."""
+@pytest.mark.parametrize("code", [Code.XA_OK, Code.XAER_NOTA, Code.XA_HEURCOM, Code.XA_HEURRB])
+def test_a_resource_with_a_new_name_has_its_branches_committed(code: Code) -> None:
+    """The exact xids decide, not the names: a branch that was found and finished is done, wherever that was."""
     one = Pass(a=[A], renamed=[Branch("renamed", B.xid)]).logged(DECISION)
+    one.answers[Verb.COMMIT_AGAIN, Branch("renamed", B.xid)] = code
     report = one.run()
-    assert one.asked == [*ORDER, "commit, again: a1 renamed1"]
-    assert "b" in report.unreachable
-    assert not report.ended
+    assert one.asked[len(ORDER)] == "commit, again: a1 renamed1"
+    assert one.asked[-1] == "ended 1"
+    assert report.ended == [gtrid()]
+    assert report.clean
+    assert not report.unreachable
+    assert not report.not_configured
+
+
+def test_a_noted_branch_under_a_new_name_keeps_no_decision() -> None:
+    one = Pass(a=[A], renamed=[Branch("renamed", B.xid)])
+    one.before = one.now = Decisions({gtrid(): DECISION}, {}, frozenset({B.xid}))
+    report = one.run()
+    assert report.ended == [gtrid()]
+    assert not report.not_configured
+
+
+def test_what_is_noted_and_not_found_anywhere_may_be_left_where_nobody_looks() -> None:
+    """The note of a command is written before the branch is told."""
+    one = Pass(a=[A])
+    one.before = one.now = Decisions({gtrid(): DECISION}, {}, frozenset({B.xid}))
+    report = one.run()
+    assert report.ended == []
+    assert report.not_configured == {gtrid(): ("b",)}
+
+
+def test_a_name_is_told_for_those_branches_only_that_were_not_found() -> None:
+    second = Decision(gtrid(2), (branch("a", gtrid(2)), branch("b", gtrid(2))))
+    one = Pass(a=[A], renamed=[Branch("renamed", B.xid)]).logged(DECISION, second)
+    report = one.run()
+    assert report.ended == [gtrid()]
+    assert report.undone == [gtrid(2)]
+    assert report.not_configured == {gtrid(2): ("b",)}
+    assert list(report.unreachable) == ["b"]
+
+
+RENAMED_TROUBLES = ["renamed pending", "own pending", "own unreachable", "old name unreachable", "another one", "live"]
+
+
+@pytest.mark.parametrize("trouble", RENAMED_TROUBLES)
+def test_a_decision_stays_while_one_branch_beside_a_renamed_one_may_be_left(trouble: str) -> None:
+    renamed = Branch("renamed", B.xid)
+    lost = xa_error(Code.XAER_RMFAIL, "connection refused")
+    scanned: dict[str, list[Branch] | XaError] = {"a": [A], "renamed": [renamed]}
+    decision = DECISION
+    if trouble == "own unreachable":
+        scanned["a"] = lost
+    elif trouble == "old name unreachable":
+        scanned["b"] = lost
+    elif trouble == "another one":
+        decision = Decision(gtrid(), (A, B, branch("c", gtrid())))
+    one = Pass(**scanned).logged(decision)
+    if trouble == "renamed pending":
+        one.answers[Verb.COMMIT_AGAIN, renamed] = Code.XA_RETRY
+    elif trouble == "own pending":
+        one.answers[Verb.COMMIT_AGAIN, A] = Code.XA_RETRY
+    elif trouble == "live":
+        one.live = frozenset({gtrid()})
+    assert one.run().ended == []
 
 
 def test_a_branch_that_can_not_be_told_stays_pending_with_its_decision() -> None:

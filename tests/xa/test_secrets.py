@@ -14,9 +14,10 @@ from dtx.resource.config import ConfigError, load
 from dtx.store.contract import StoreError
 from dtx.store.databases import open_database
 from rm_db.address import Address
-from tm import ConfigurationError, TransactionManager
+from tm import ConfigurationError, ManagerUnusable, TransactionManager
 from tm.cli.main import main
 from tm.config import configuration_from
+from tm.log import LogError
 from xa import Code, XaError, xa_error
 from xa.secrets import expanded, masked, with_password
 
@@ -40,6 +41,9 @@ MALFORMED = [
     "postgresql://shop:p%40ss%2Fw%25rd%3Ax%20y@127.0.0.1:1/shop",
     "amqp://shop:p%40ss%2Fw%25rd%3Ax%20y@127.0.0.1:1/?no=such",
 ]
+
+
+COMMANDS = [["doctor"], ["doctor", "--json"], ["recover", "list"], ["recover", "list", "--json"], ["recover", "run"]]
 
 
 def holds_nothing(text: str) -> None:
@@ -128,10 +132,56 @@ def test_no_message_and_no_line_holds_a_password(
                 holds_nothing(str(caught.value))
         except ConfigurationError as error:
             holds_nothing(str(error))
-        for command in (["doctor"], ["doctor", "--json"], ["recover", "list"], ["recover", "run"]):
+        for command in COMMANDS:
             main([*command, "--config", str(config)])
     holds_nothing("\n".join(record.getMessage() for record in caplog.records))
     told = capsys.readouterr()
+    holds_nothing(told.out)
+    holds_nothing(told.err)
+
+
+LOGS = [
+    "foo://u:p%40ss@h",
+    f"foo://u:{SECRET}@h",
+    "postgresql://shop@127.0.0.1:1/shop?password=p%40ss",
+    "postgresql://127.0.0.1:1/shop?user=shop&password=p%40ss&no=such",
+    "postgresql://shop:p%40ss@127.0.0.1:port/shop",
+    "postgresql://shop:p%40ss@127.0.0.1:1/shop?connect_timeout=none",
+    "mysql+pymysql://u:p%40ss@h/d",
+    "mysql+nobody-has-it://u:p%40ss@h/d?password=p%40ss",
+    "sqlite://u:p%40ss@h/",
+    "file://u:p%40ss@h/x",
+    "file:/?password=p%40ss",
+    "host=h password=p%40ss",
+    "host=h password='p%40ss x y' user=u",
+    "u:p%40ss@h",
+    "foo://u:p%40ss@[h",
+    "postgresql://u:p%40ss",
+    "postgresql://u:p%40ss@h℀/d",
+]
+"""What may stand where a log or a resource is named, and can't be one."""
+
+
+@pytest.mark.parametrize("key", ["log", "resource"])
+@pytest.mark.parametrize("url", LOGS)
+def test_no_message_about_a_log_holds_a_password(
+    url: str, key: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "xabridge.toml"
+    log, shop = (url, "amqp://127.0.0.1:1") if key == "log" else (f"file://{tmp_path}/log", url)
+    config.write_text(f'node = "n"\nlog = "{log}"\n[resources]\nshop = "{shop}"\n', encoding="utf-8")
+    with caplog.at_level(logging.DEBUG, logger="xabridge"):
+        try:
+            with TransactionManager.from_config(config) as manager:
+                holds_nothing(str(manager.recover()))
+        except (ConfigurationError, LogError, ManagerUnusable) as error:
+            holds_nothing(str(error))
+        for command in COMMANDS:
+            main([*command, "--config", str(config)])
+        main(["recover", "backup", str(tmp_path / "copy"), "--config", str(config)])
+    holds_nothing("\n".join(record.getMessage() for record in caplog.records))
+    told = capsys.readouterr()
+    assert told.out + told.err
     holds_nothing(told.out)
     holds_nothing(told.err)
 
@@ -175,5 +225,6 @@ def test_errors_mask_what_they_are_given() -> None:
         ConfigurationError(f"no: postgresql://a:{SECRET}@b"),
         StoreError(f"no: postgresql://a:{SECRET}@b"),
         ConfigError(f"no: postgresql://a:{SECRET}@b"),
+        LogError(f"no: postgresql://a:{SECRET}@b"),
     ):
         holds_nothing(str(error))

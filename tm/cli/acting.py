@@ -12,7 +12,7 @@ from tm.cli.exits import Exit
 from tm.cli.names import NotFound, find, only_on
 from tm.cli.survey import BranchView, Known, Survey, TransactionView, survey
 from tm.cli.tables import paragraph, troubles
-from tm.cli.text import printable, several, transaction_name
+from tm.cli.text import listed, printable, several, transaction_name
 from tm.log import LogError
 from tm.performer import Performer
 from xa import XaError
@@ -73,6 +73,12 @@ def _refusal(plans: list[Plan], *, heuristic: bool) -> str | None:
         return "some of it can't be done; name the others with --on"
     needing = [planned for planned in plans if planned.needs_heuristic]
     if needing and not heuristic:
+        busy = [planned.view.name for planned in needing if planned.view.at_work]
+        if busy:
+            return (
+                f"another process of this node is at work with {listed(busy)}, and completes it; recovery leaves it "
+                "alone as long as the lease of that process runs. If you know better, say --heuristic"
+            )
         whole = all(planned.whole and planned.view.decision is not Known.UNKNOWN for planned in needing)
         what = "goes against the log" if whole else "may split a transaction"
         return f"this {what}: if you know better than the log, say --heuristic"

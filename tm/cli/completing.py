@@ -49,6 +49,7 @@ class Consent(Enum):
     PLAIN = "agrees with the log"
     SPLITS = "goes against the decision"
     BLIND = "may go against a decision that is not known here"
+    AT_WORK = "agrees with what is known of the decision, and another process of the node is at work with it"
     REFUSED = "can't be done"
 
 
@@ -66,6 +67,8 @@ _CONSENT: Final = {
     (Act.FORGET, Known.ENDED): Consent.PLAIN,
     (Act.FORGET, Known.UNKNOWN): Consent.BLIND,
 }
+_NEEDING: Final = frozenset({Consent.SPLITS, Consent.BLIND, Consent.AT_WORK})
+"""What is done with --heuristic only."""
 _VERB: Final = {Act.COMMIT: Verb.COMMIT_AGAIN, Act.ROLLBACK: Verb.ROLLBACK}
 _AS_ASKED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
 """Where a branch goes the way that it is told."""
@@ -97,8 +100,8 @@ class Plan:
 
     @property
     def needs_heuristic(self) -> bool:
-        """Whether it can split the transaction."""
-        return any(step.consent in {Consent.SPLITS, Consent.BLIND} for step in self.steps)
+        """Whether it does what recovery would not."""
+        return any(step.consent in _NEEDING for step in self.steps)
 
     @property
     def refused(self) -> bool:
@@ -135,15 +138,24 @@ def _step(act: Act, view: TransactionView, branch: BranchView, *, whole: bool) -
     if branch.state is State.HEURISTIC:
         outcome = branch.outcome.name if branch.outcome is not None else "a heuristic outcome"
         return Step(branch, Consent.REFUSED, f"{where} has completed it already ({outcome}); it can only be forgotten")
-    consent = _CONSENT[act, view.decision]
+    consent = _consent(act, view)
     doing = "commits" if act is Act.COMMIT else "rolls back"
     return Step(branch, consent, f"{doing} the branch on {where}: {_consequence(consent, view, whole=whole)}")
+
+
+def _consent(act: Act, view: TransactionView) -> Consent:
+    """What the act takes. What another process of the node is at work with, recovery leaves to it, as long as its
+    lease runs; so nothing that is done to it is what recovery would do."""
+    consent = _CONSENT[act, view.decision]
+    return Consent.AT_WORK if view.at_work and consent is Consent.PLAIN else consent
 
 
 def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str:
     """`whole`: the same is done on every branch that there is."""
     if consent is Consent.PLAIN:
         return "as recovery would"
+    if consent is Consent.AT_WORK:
+        return "another process of this node is at work with it, so that recovery would leave it to that process"
     if whole and consent is Consent.SPLITS:
         if view.decision is Known.COMMIT:
             return "against the decision to commit, and so on every branch: nothing is split, but it may have been told"
@@ -161,8 +173,10 @@ def _forgetting(view: TransactionView, branch: BranchView) -> Step:
     if branch.state is not State.HEURISTIC and branch.noted is None:
         return Step(branch, Consent.REFUSED, f"{where} has it prepared, not completed: commit it, or roll it back")
     outcome = branch.outcome or branch.noted or Code.XA_HEURHAZ
-    consent = _CONSENT[Act.FORGET, view.decision]
-    if consent is Consent.BLIND:
+    consent = _consent(Act.FORGET, view)
+    if consent is Consent.AT_WORK:
+        what = f"another process of this node is at work with it, and may not have heard of {outcome.name} yet"
+    elif consent is Consent.BLIND:
         what = f"its transaction manager, which has not heard of {outcome.name} perhaps, never will"
     elif view.decision is Known.ENDED:
         what = f"the last trace of {outcome.name} goes, and what was decided is not in the log any more: compare first"

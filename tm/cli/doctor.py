@@ -80,7 +80,11 @@ def _examine(path: str, progress: Progress) -> Iterator[Examined]:
         diagnosed = examine_site(site, progress)
         for name, examined in diagnosed.items():
             yield from (Examined(name, check) for check in examined.checks)
-        yield from examine_survey(survey(site.look()), diagnosed)
+        try:
+            found = survey(site.look())
+        except ConfigurationError:
+            return  # the log's URL names no log, which the check of the log has told
+        yield from examine_survey(found, diagnosed)
 
 
 def _configured(path: str, configuration: Configuration, site: Site) -> Examined:

@@ -66,7 +66,7 @@ def _log_checks(configuration: Configuration, deciders: Sequence[str]) -> Iterat
     try:
         folder = folder_of(url)
     except ValueError as error:
-        yield Check(Health.FAIL, "place", str(error), "mend log in the configuration")
+        yield Check(Health.FAIL, "place", masked(str(error)), "mend log in the configuration")
         return
     if folder is not None:
         yield from examine_folder(folder)

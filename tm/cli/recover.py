@@ -194,7 +194,10 @@ def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
 
 
 def _back_up(site: Site, arguments: Namespace, progress: Progress) -> Exit:
-    folder = folder_of(site.configuration.log) if site.configuration.log is not None else None
+    try:
+        folder = folder_of(site.configuration.log) if site.configuration.log is not None else None
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
     if folder is None:
         raise ConfigurationError("log: the decisions are in a database or at a broker: back that up by its own means")
     try:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from xa.secrets import masked
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -41,7 +43,10 @@ class Heuristic:
 
 
 class LogError(Exception):
-    """Something is wrong with a decision log."""
+    """Something is wrong with a decision log. The message holds no password."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class LogLocked(LogError):

@@ -251,8 +251,9 @@ class FileLog:
             batch.outcome = error
             return
         except OSError as error:
-            self._stop(f"a write or a force failed: {error}")
-            batch.outcome = LogStopped(self._stopped)
+            reason = f"a write or a force failed: {error}"
+            self._stop(reason)
+            batch.outcome = LogStopped(self._stopped or reason)
             return
         with self._mutex:
             for _, change in batch.records:

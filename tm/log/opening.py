@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from tm.log.file import FileLog
 from tm.log.reading import read_log
-from xa.secrets import with_password
+from xa.secrets import masked, with_password
 
 if TYPE_CHECKING:
     from tm.log.decision import DecisionLog
@@ -37,11 +37,15 @@ def look_at_log(url: str, node: str) -> LogImage:
 
 def folder_of(url: str) -> Path | None:
     """The folder that `url` names, or None when it is a database's."""
-    parts = urlsplit(url)
+    no_url = f"log {masked(url)!r} is not a URL (file:///folder, or a database's)"
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # which may quote the URL
+        raise ValueError(no_url) from None
     if not parts.scheme:
-        raise ValueError(f"log {url!r} is not a URL (file:///folder, or a database's)")
+        raise ValueError(no_url)
     if parts.scheme != "file":
         return None
     if parts.netloc or not parts.path:
-        raise ValueError(f"log {url!r}: a folder is named with three slashes, file:///var/lib/xabridge/log")
+        raise ValueError(f"log {masked(url)!r}: a folder is named with three slashes, file:///var/lib/xabridge/log")
     return Path(unquote(parts.path))

@@ -65,10 +65,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from tm.log.decision import LogError, LogMissing
 from tm.log.files import file_identity
+from xa.secrets import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -243,15 +244,21 @@ class Database:
 
 def database_url(url: str) -> URL:
     """The URL with the driver that is used; ValueError for a database that can't hold a log."""
-    parsed = make_url(url)
+    shown = masked(url)
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # which may quote a part of the URL
+        raise ValueError(f"log {shown!r} is no URL of a database, as postgresql://host:5432/name is") from None
     backend = parsed.get_backend_name()
     if backend in {"postgresql", "postgres"}:
         return parsed.set(drivername="postgresql+psycopg")
     if backend == "sqlite":
         if parsed.database in {None, "", ":memory:"}:
-            raise ValueError(f"log {url!r}: a database in memory keeps no decisions; name a file, sqlite:////var/lib/…")
+            raise ValueError(
+                f"log {shown!r}: a database in memory keeps no decisions; name a file, sqlite:////var/lib/…"
+            )
         return parsed.set(drivername="sqlite+pysqlite")
-    raise ValueError(f"log {url!r}: decisions can be kept in PostgreSQL or SQLite")
+    raise ValueError(f"log {shown!r}: decisions can be kept in PostgreSQL or SQLite")
 
 
 def make_engine(url: URL) -> Engine:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.tm.cli.field import INCARNATION, NODE, OTHER_LOG, OTHERS, xid_of
 from tests.tm.cli.served import DECIDER
-from tm.log import Branch, read_log
+from tm.log import Branch, Decision, read_log
 from tm.record import encode_branches
 from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Owner, Xid
 from xa.reference import Fate, ReferenceDecider
@@ -99,6 +99,26 @@ def test_a_resource_manager_that_is_not_configured_any_more(field: Field, xabrid
     said = xabridge("recover", "run")
     assert said.code == 4
     assert "shop could not be reached: not configured any more" in said.out
+
+
+def test_a_resource_manager_with_another_name_now(field: Field, xabridge: Xabridge) -> None:
+    """Its branches are found by their xids: what was committed there is not told as not configured."""
+    for sequence in range(1, 301):
+        gtrid = field.gtrid(sequence)
+        field.prepare("shop", gtrid)
+    log = field.open_log()
+    for sequence in range(1, 301):
+        gtrid = field.gtrid(sequence)
+        log.decide(Decision(gtrid, (Branch("shop", xid_of(gtrid, "shop")),)))
+    log.close()
+    field.configure(urls=[("laden", field.url("shop"))])
+    said = xabridge("recover", "run")
+    assert said.code == 0
+    assert "configured" not in said.out
+    assert "could not be reached" not in said.out
+    assert len(field.stores["shop"].data) == 300
+    assert not read_log(field.log_folder).decisions
+    assert xabridge("recover", "run").out == "nothing in doubt\n"
 
 
 def test_what_stays_in_doubt(field: Field, xabridge: Xabridge) -> None:
@@ -225,6 +245,50 @@ def test_by_hand_the_decider_has_the_last_word(deciding: Field, xabridge: Xabrid
     assert xabridge("recover", "rollback", "orders-1:3fa91c:2", "--yes").code == 5
     assert xabridge("recover", "commit", "orders-1:3fa91c:2", "--yes").code == 0
     assert deciding.stores["shop"].data == {"row": True}
+
+
+@pytest.mark.parametrize("act", ["commit", "rollback"])
+def test_by_hand_what_another_process_is_at_work_with_is_left_to_it(
+    deciding: Field, xabridge: Xabridge, act: str
+) -> None:
+    """As a recovery pass leaves it: the process may be about to decide, or to complete it."""
+    DECIDER.hold(AT_WORK, 300)
+    deciding.prepare("shop", its_gtrid(1), "row")
+    if act == "commit":
+        decide(its_gtrid(1))
+    said = xabridge("recover", act, "orders-1:3fa91c:1", "--yes")
+    told = " ".join(said.err.split())
+    assert (said.code, said.out) == (5, "")
+    assert "as recovery would" not in told
+    assert "nothing was done: another process of this node is at work with orders-1·3fa91c·1" in told
+    assert "--heuristic" in told
+    assert len(deciding.stores["shop"].branches) == 1
+    assert not DECIDER.tombstones
+    value = json.loads(xabridge("recover", act, "orders-1:3fa91c:1", "--yes", "--json").out)
+    assert [step["consent"] for step in value["plan"]] == ["at_work"]
+    assert xabridge("recover", act, "orders-1:3fa91c:1", "--yes", "--heuristic").code == 0
+    assert deciding.stores["shop"].data == ({"row": True} if act == "commit" else {})
+    assert DECIDER.tombstones == (set() if act == "commit" else {its_gtrid(1)}), "it can't decide otherwise any more"
+
+
+def test_by_hand_a_lease_that_has_run_out_protects_nothing(deciding: Field, xabridge: Xabridge) -> None:
+    DECIDER.hold(AT_WORK, 0)
+    deciding.prepare("shop", its_gtrid(1), "row")
+    assert xabridge("recover", "rollback", "orders-1:3fa91c:1", "--yes").code == 0
+    assert not deciding.stores["shop"].branches
+
+
+def test_by_hand_what_another_process_is_at_work_with_is_not_forgotten(deciding: Field, xabridge: Xabridge) -> None:
+    """That process has to hear first how the branch was completed."""
+    DECIDER.hold(AT_WORK, 300)
+    xid = deciding.prepare("shop", its_gtrid(1), "row")
+    deciding.stores["shop"].complete_heuristically(xid, Code.XA_HEURRB)
+    said = xabridge("recover", "forget", "orders-1:3fa91c:1", "--yes")
+    assert said.code == 5
+    assert "another process of this node is at work" in " ".join(said.err.split())
+    assert len(deciding.stores["shop"].branches) == 1
+    assert xabridge("recover", "forget", "orders-1:3fa91c:1", "--yes", "--heuristic").code == 0
+    assert not deciding.stores["shop"].branches
 
 
 def test_a_decider_that_can_not_be_reached(deciding: Field, xabridge: Xabridge) -> None:
