@@ -22,7 +22,7 @@ from rm_amqp.core import closed
 from rm_amqp.loss import Cause, ConnectionLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from rm_amqp.core import Core, Steps
 
@@ -145,12 +145,15 @@ class SocketLine:
         self._unsent: deque[bytes | memoryview] = deque()
         self._asked = False
         """Whether something was written since somebody last waited."""
+        self._in_step = False
+        """Whether a thread is between two states in which the engine and what is unsent are whole."""
         self._dropped = False
 
     # -- steps
     def run(self, steps: Steps[T], *, later: bool = False, ready: Ready | None = None) -> T:
         """As Line says."""
         with self._lock:
+            self._enter()
             try:
                 deadline = next(steps)
                 while True:
@@ -160,29 +163,68 @@ class SocketLine:
             except StopIteration as end:
                 if not later:
                     self.flush()
+                self._in_step = False
                 result: T = end.value
                 return result
+            except Exception:
+                self._in_step = False
+                raise
+            except BaseException:
+                self._give_up()
+                raise
             finally:
+                if self._in_step:
+                    self._give_up()
                 self._tell()
+
+    def _enter(self) -> None:
+        """Begins a step. Ctrl-C may come at any instruction of the main thread, twice even: half a frame, or half a
+        message, may be on its way then, and whoever used the connection next would go on in the middle of it. So a
+        connection in whose step a thread was interrupted is lost, and its branches are rolled back with it."""
+        if self._in_step:
+            self._give_up()
+        self._in_step = True
+
+    @contextlib.contextmanager
+    def _step_of_its_own(self) -> Iterator[None]:
+        """A step that waits for nothing."""
+        self._enter()
+        try:
+            yield
+        except Exception:
+            self._in_step = False
+            raise
+        else:
+            self._in_step = False
+        finally:
+            if self._in_step:
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self.core.lose("a thread was interrupted while it used the connection")
+        self._unsent.clear()
+        self._in_step = self._reading = False
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def begin(self, steps: Steps[T], wake: Callable[[], None], *, later: bool = False) -> Running[T]:
         """As Line says."""
         running = Running(steps, wake, later=later)
-        with self._lock:
+        with self._lock, self._step_of_its_own():
             self._running.add(running)
             self._step(running)
         return running
 
     def resume(self, running: Running[T]) -> None:
         """As Line says."""
-        with self._lock:
+        with self._lock, self._step_of_its_own():
             if not self._reading and self.read():  # a thread that waits for the socket would not hear of what is gone
                 self._tell(running)
             self._step(running)
 
     def cancel(self, running: Running[T]) -> None:
         """As Line says."""
-        with self._lock:
+        with self._lock, self._step_of_its_own():
             running.steps.close()
             self._over(running)
 
@@ -240,10 +282,12 @@ class SocketLine:
         poll = self._both if self._unsent else self._readable
         try:  # Ctrl-C interrupts an application that receives: nearly always here
             self._reading = True
+            self._in_step = False
             self._lock.release()
             events = poll.poll(timeout_s * 1000 + 1)
         finally:
             self._lock.acquire()
+            self._enter()
             if reads:
                 self._reading = False
         if events:
@@ -254,10 +298,12 @@ class SocketLine:
         """Waits until somebody wakes this one. The lock is held before and after."""
         self._waiters.append(waiter)
         try:
+            self._in_step = False
             self._lock.release()
             waiter.turn.acquire(timeout=timeout_s)
         finally:
             self._lock.acquire()
+            self._enter()
             with contextlib.suppress(ValueError):  # whoever woke it has taken it out
                 self._waiters.remove(waiter)
 
@@ -316,7 +362,7 @@ class SocketLine:
     # -- idle
     def refresh(self) -> None:
         """As Line says."""
-        with self._lock:
+        with self._lock, self._step_of_its_own():
             self._take()
 
     def _take(self) -> None:
@@ -332,11 +378,12 @@ class SocketLine:
         if not self._lock.acquire(blocking=False):  # somebody is at it
             return self.core.clock() + BUSY_S
         try:
-            self._take()
-            due = self.core.tick()
-            self.flush()
-            self._wake_where_lost()
-            self._tell()
+            with self._step_of_its_own():
+                self._take()
+                due = self.core.tick()
+                self.flush()
+                self._wake_where_lost()
+                self._tell()
             return due
         finally:
             self._lock.release()

@@ -46,9 +46,9 @@ def test_what_is_prepared_stays_prepared(sqlstate: str) -> None:
 
 
 def test_a_gid_of_another_database() -> None:
-    """Refused: it is no outcome, and no later try helps. The manager keeps its decision (`tm.verdicts`)."""
+    """It is no outcome: no later try helps a commit, whose decision the manager keeps (`tm.verdicts`)."""
     assert lookup(COMMIT_PREPARED, "0A000") is Code.XAER_INVAL
-    assert lookup(ROLLBACK_PREPARED, "0A000") is Code.XAER_PROTO
+    assert lookup(ROLLBACK_PREPARED, "0A000") is Code.XA_RETRY
 
 
 def test_an_unknown_gid() -> None:

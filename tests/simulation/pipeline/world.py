@@ -445,7 +445,9 @@ class World:
         except (Failed, PipelineError, LogError):
             yield Do("join", lambda: self.book.join(driver, joined))
             written = all(task.report is not None for task in tasks)
-            yield from self._core("abort", self.cores.abort(plan, PLACES, written=written), joined)
+            rolled_back = yield from self._core("abort", self.cores.abort(plan, PLACES, written=written), joined)
+            if not rolled_back:  # it is decided, by a commit that was broken off, perhaps before its fence
+                self.unfenced.add(gtrid)
             self.settled.add(gtrid)
             raise
         self.settled.add(gtrid)
