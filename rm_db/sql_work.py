@@ -128,7 +128,11 @@ class SqlWork:
         if self.lost is not None:
             return xa_error(Code.XAER_RMFAIL, self.lost, self.xid)
         if self.doomed is not None:
-            return xa_error(Code.XA_RBROLLBACK, self.doomed, self.xid)
+            last = self._last_error
+            if last is None:
+                return xa_error(Code.XA_RBROLLBACK, self.doomed, self.xid)
+            why = f"{self.doomed}; the last error was: {told(last)}"  # without it nobody could tell what to mend
+            return xa_error(rollback_reason(last, self.xid).code, why, self.xid)
         return None
 
     def commit(self) -> Steps[Code]:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from rm_db import DecidingDatabase
 from rm_db.decisions import END_BATCH
@@ -23,6 +25,7 @@ from rm_db.sql_server import make_engine
 from tests.contract.client import RMID, elsewhere, new_key, new_xid, refused
 from tests.contract.deciding import Decider
 from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness
+from tm import ResourceConfig, RolledBack, TransactionManager
 from xa import FORMAT_ID, TMFAIL, TMONEPHASE, Code, Gtrid, Owner, ThreadOfControl, XaMisuse, Xid, entered
 
 if TYPE_CHECKING:
@@ -635,3 +638,29 @@ def test_more_clients_than_the_pooler_has_connections(pooler: Pooler, postgres_u
     assert 1 <= sessions <= 8
     client.rm.close("", RMID)
     harness.close()
+
+
+class Base(DeclarativeBase):
+    """Of what is mapped here."""
+
+
+class Thing(Base):
+    """A row."""
+
+    __tablename__ = "things"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_an_error_of_the_last_flush_is_told(tmp_path: Path) -> None:
+    """SQLAlchemy rolls back behind it, and the one who is told of the rollback has to know why."""
+    resources = {"shop": ResourceConfig(f"sqlite:///{tmp_path / 'shop.db'}", "decider")}
+    with TransactionManager("flush-1", None, resources, background=False) as tm:
+        with tm.begin() as tx:
+            tx["shop"].execute(sa.text("CREATE TABLE things (id integer PRIMARY KEY)"))
+            tx["shop"].execute(sa.text("INSERT INTO things VALUES (1)"))
+        with pytest.raises(RolledBack, match=r"UNIQUE constraint failed: things\.id"), tm.begin() as tx:
+            tx["shop"].orm.add(Thing(id=1))
+        with pytest.raises(RolledBack, match=r"UNIQUE constraint failed: things\.id"), tm.begin() as tx:
+            tx["shop"].orm.add(Thing(id=1))
+            with suppress(IntegrityError):
+                tx["shop"].orm.flush()
