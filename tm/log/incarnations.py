@@ -133,7 +133,8 @@ def trusted(incarnations: Incarnations, incarnation: bytes) -> Standing:
             f"incarnation {incarnation.hex()} was not at work when this copy of the log was made (that was: {cut}): "
             "there is nothing to take its word for"
         )
-    return advance(INCARNATION, standing, IncarnationVerb.TRUST)
+    moved: Standing = advance(INCARNATION, standing, IncarnationVerb.TRUST)
+    return moved
 
 
 def warning_of(place: object, incarnations: Incarnations, before: Mapping[bytes, Standing]) -> str | None:
