@@ -1,8 +1,15 @@
 # One image for the broker, the worker and the generator of compose.yaml: the command says which.
-FROM python:3.11-slim AS build
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libssl-dev pkg-config \
+# BASE may be any Debian with Python 3.11 or newer; `make image` makes one where no registry can be reached.
+ARG BASE=python:3.11-slim
+
+FROM ${BASE} AS build
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libssl-dev pkg-config python3-dev python3-venv \
  && rm -rf /var/lib/apt/lists/*
+RUN python3 -m venv /opt/xabridge
 WORKDIR /src
+# locked, and in a layer of their own: they change seldom
+COPY containers/requirements.lock ./
+RUN /opt/xabridge/bin/pip install --no-cache-dir --require-hashes -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY xa xa
 COPY dtx dtx
@@ -12,14 +19,14 @@ COPY tm tm
 COPY pipeline pipeline
 COPY bench bench
 COPY docs docs
-RUN python -m pip wheel --no-cache-dir --wheel-dir /wheels .
+RUN /opt/xabridge/bin/pip install --no-cache-dir --no-deps .
 
-FROM python:3.11-slim
+FROM ${BASE}
 RUN apt-get update && apt-get install -y --no-install-recommends libssl3 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --system --uid 10001 --home-dir /var/lib/xabridge --create-home xabridge
-COPY --from=build /wheels /wheels
-RUN python -m pip install --no-cache-dir --no-index --find-links=/wheels xabridge && rm -r /wheels
+COPY --from=build /opt/xabridge /opt/xabridge
+ENV PATH=/opt/xabridge/bin:$PATH
 USER xabridge
 WORKDIR /var/lib/xabridge
 VOLUME /var/lib/xabridge

@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= 2
 
-.PHONY: help setup demo test check bench docs lock artemis sqlalchemy-2.0 clean
+.PHONY: help setup demo test check bench docs lock image artemis sqlalchemy-2.0 clean
 
 help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
 	@echo "make docs    the generated parts of docs/"
 	@echo "make lock    the locked versions anew, from pyproject.toml"
+	@echo "make image   the containers' image, with buildah on a base of its own (needs root, buildah, debootstrap)"
 	@echo "make sqlalchemy-2.0  the tests of sessions with SQLAlchemy 2.0, from .sqlalchemy-2.0/"
 	@echo "make artemis ActiveMQ Artemis, into .artemis/, for the tests against it (needs Maven and Java)"
 
@@ -53,6 +54,13 @@ lock:
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --group dev --all-extras \
 	  --custom-compile-command "make lock" -o requirements.lock pyproject.toml
+	sed -n 's/^\([a-z0-9].*==[^ ]*\).*/\1/p' requirements.lock > .locked
+	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes -c .locked \
+	  --custom-compile-command "make lock" -o containers/requirements.lock pyproject.toml
+	rm .locked
+
+image:
+	containers/image.sh
 
 sqlalchemy-2.0: setup
 	$(BIN)/python -m pip install --quiet --upgrade --target .sqlalchemy-2.0 'sqlalchemy[asyncio]==2.0.*'

@@ -17,7 +17,7 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pipeline.core import PipelineError, Settings
 from pipeline.core.secrets import expanded
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 
 FILE: Final = "xabridge.toml"
 _DATABASE: Final = re.compile(r"(postgresql|sqlite)(\+\w+)?:")
-
-
-class _Unexpanded(dict[str, str]):
-    """An environment in which every variable stands for itself."""
-
-    def get(self, name: str, default: Any = None) -> str:  # noqa: ARG002 — a dict's signature
-        return f"${{{name}}}"
 
 
 def settings_from(
@@ -68,7 +61,7 @@ def _configured(config: str | None) -> tuple[str | None, dict[str, str]]:
         return None, {}
     path = Path(config or FILE)
     try:
-        configuration = configuration_from(path, _Unexpanded())
+        configuration = configuration_from(path, environment=None)
     except ConfigurationError as error:
         raise PipelineError(str(error)) from error
     table = tomllib.loads(path.read_text(encoding="utf-8")).get("pipeline", {})

@@ -178,7 +178,7 @@ def test_the_image_has_every_package_and_what_it_needs_to_build() -> None:
     wheel = re.findall(r"^packages = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
     assert set(copied) == {*re.findall(r'"(\w+)"', wheel), "docs"}
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    for path in [*copied, "pyproject.toml", "README.md", "LICENSE"]:
+    for path in [*copied, "containers/requirements.lock", "pyproject.toml", "README.md", "LICENSE"]:
         assert (ROOT / path).exists()
         assert f"!{path}" in ignored
     assert 'ENTRYPOINT ["xabridge"]' in DOCKERFILE

@@ -49,8 +49,8 @@ class Configuration:
     telemetry: bool = False
 
 
-def configuration_from(path: str | Path, environment: Mapping[str, str] = os.environ) -> Configuration:
-    """The configuration in the file `path`."""
+def configuration_from(path: str | Path, environment: Mapping[str, str] | None = os.environ) -> Configuration:
+    """The configuration in the file `path`. `environment`: None leaves its variables as they are."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -68,7 +68,7 @@ def configuration_from(path: str | Path, environment: Mapping[str, str] = os.env
 
 
 class _Reader:
-    def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, environment: Mapping[str, str] | None) -> None:
         self._path = path
         self._environment = environment
 
@@ -138,6 +138,8 @@ class _Reader:
         return float(value)
 
     def _expanded(self, key: str, text: str) -> str:
+        if self._environment is None:
+            return text
         try:
             return expanded(text, self._environment)
         except KeyError as error:

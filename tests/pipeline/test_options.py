@@ -126,6 +126,7 @@ def test_the_configuration_names_log_and_resources(tmp_path: Path) -> None:
     shop = options.settings.url("shop")
     assert shop == "postgresql://me:${SHOP_PASSWORD}@y/shop", "looked up where it is opened"
     assert expanded("shop", shop, {"SHOP_PASSWORD": "hush"}) == "postgresql://me:hush@y/shop"
+    assert expanded("shop", shop, {"SHOP_PASSWORD": "h@s:h /%"}) == "postgresql://me:h%40s%3Ah%20%2F%25@y/shop"
     with pytest.raises(PipelineError, match=r"set it on the driver's host and on every executor's"):
         expanded("shop", shop, {})
     with pytest.raises(PipelineError, match="no resource 'old'"):

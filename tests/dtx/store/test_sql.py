@@ -86,7 +86,7 @@ def test_a_full_store_refuses_and_goes_on(sqlite_place: Place) -> None:
     opened.keep(enqueued(range(1, 100), QUEUE, b"x" * 1000))
     store = opened.store
     assert isinstance(store, SqlStore)
-    cursor = store._open.writer._transactions._cursor
+    cursor = store._open.writer._transactions._cursor.connection.cursor()  # the writer's is at work, in its thread
     (pages,) = cursor.execute("PRAGMA page_count").fetchone()
     cursor.execute(f"PRAGMA max_page_count = {pages}")
 
@@ -246,7 +246,8 @@ def test_tables_of_another_version_are_not_opened(sqlite_place: Place) -> None:
     opened = sqlite_place.open()
     store = opened.store
     assert isinstance(store, SqlStore)
-    store._open.writer._transactions._cursor.execute("UPDATE dtx_meta SET value = 99 WHERE name = 'version'")
+    own = store._open.writer._transactions._cursor.connection.cursor()  # the writer's is at work, in its thread
+    own.execute("UPDATE dtx_meta SET value = 99 WHERE name = 'version'")
     with pytest.raises(StoreDamaged, match="version 99, not 1"):
         sqlite_place.open()
 
@@ -285,7 +286,7 @@ def test_the_file_is_the_owners_and_forced_at_every_commit(sqlite_place: Place, 
     assert (tmp_path / "store.db").stat().st_mode & 0o077 == 0
     store = opened.store
     assert isinstance(store, SqlStore)
-    cursor = store._open.writer._transactions._cursor
+    cursor = store._open.writer._transactions._cursor.connection.cursor()  # the writer's is at work, in its thread
     assert cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert cursor.execute("PRAGMA synchronous").fetchone() == (2,)
 
