@@ -1,5 +1,5 @@
 """Secrets in open strings: `${NAME}` stands for an environment variable of the process that opens the resource, so that
-no secret travels from the driver to the executors. What it stands for is encoded, as in any configuration.
+no secret travels from the driver to the executors. What it stands for is encoded, as in any configuration."""
 
 from __future__ import annotations
 
