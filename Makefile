@@ -44,7 +44,7 @@ check: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow"
 
 bench: setup
-	$(BIN)/xabridge bench all --out .bench
+	$(BIN)/python -m bench all --out .bench
 	$(BIN)/python -m bench.report .bench docs
 
 docs: setup

@@ -85,7 +85,7 @@ def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_it_is_what_is_run(installed: Path, tmp_path: Path) -> None:
-    code = "import bench, dtx, rm_amqp, rm_db, tm, xa; print(bench.__file__, tm.__file__)"
+    code = "import dtx, rm_amqp, rm_db, tm, xa, xabridge; print(xabridge.__file__, tm.__file__)"
     told = run(tmp_path, installed / "python", "-c", code).stdout
     assert told.count(str(installed.parent)) == 2, told
 
@@ -96,7 +96,7 @@ def test_commands_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     assert run(tmp_path, xabridge, "--version").stdout.startswith("xabridge ")
     helped = run(tmp_path, xabridge)
     assert helped.returncode == 2
-    for command in ("bench", "broker", "completion", "demo", "doctor", "recover", "shop"):
+    for command in ("broker", "completion", "demo", "doctor", "recover", "shop"):
         assert command in helped.stderr
     for words, code in ((["doctor"], 1), (["recover", "list"], 2)):
         done = run(tmp_path, xabridge, *words)
@@ -122,8 +122,7 @@ def test_the_demo_and_what_it_says_to_read_next(installed: Path, tmp_path: Path)
 FIRST = """
 import subprocess, sys
 from sqlalchemy import text
-from rm_amqp import Message
-from tm import ResourceConfig, TransactionManager
+from xabridge import Message, ResourceConfig, TransactionManager
 
 command = [sys.executable, "-m", "dtx", "--listen", "127.0.0.1:0", "--store", "sqlite:///broker.db"]
 with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as broker:
@@ -166,7 +165,7 @@ def test_every_command_helps_and_a_first_transaction_commits(bare: Path, tmp_pat
 @pytest.mark.timeout(600)  # dozens of processes, on a busy machine
 def test_what_needs_an_extra_says_which(wheel: Path, tmp_path: Path) -> None:
     commands = environment(tmp_path / "environment", wheel)
-    for words in (["demo"], ["pipeline", "demo"], ["bench", "e2e", "--quick"], ["bench", "pipeline", "--quick"]):
+    for words in (["demo"], ["pipeline", "demo"]):
         done = run(tmp_path, commands / "xabridge", *words)
         assert done.returncode != 0, words
         assert "Traceback" not in done.stderr, done.stderr
