@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 EXTRAS = ("", "asyncio", "otel", "zope", "demo", "pipeline")
 """But for pipeline-java, which is a Java runtime and no module."""
+USERS = ("bench", "demo", "pipeline", "testing")
+"""Modules that a user may have beside us."""
 COMMANDS = sorted(entry.name for entry in entry_points(group="xabridge.commands"))
 
 
@@ -52,7 +54,8 @@ def needed(name: str, extras: frozenset[str], found: dict[str, Distribution]) ->
 
 
 def environment(folder: Path, wheel: Path, *extras: str) -> Path:
-    """The folder of commands of an environment in `folder` with the wheel, what it asks for, and nothing else."""
+    """The folder of commands of an environment in `folder` with the wheel, what it asks for, modules of a user with
+    names that any project may have, and nothing else."""
     venv.create(folder, with_pip=False)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     for each in needed("xabridge", frozenset(extras), {}).values():
@@ -61,6 +64,8 @@ def environment(folder: Path, wheel: Path, *extras: str) -> Path:
             there = packages / file.parts[0]
             if ".." not in file.parts and here.exists() and not there.exists():
                 there.symlink_to(here.parents[len(file.parts) - 2] if len(file.parts) > 1 else here)
+    for module in USERS:
+        (packages / f"{module}.py").write_text(f"raise RuntimeError('{module} is the user's own module')\n")
     install = [*PIP, "--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run(install, check=True)
     return folder / "bin"
@@ -117,6 +122,15 @@ def test_the_demo_and_what_it_says_to_read_next(installed: Path, tmp_path: Path)
         assert Path(guide).exists()
     proof = json.loads(run(tmp_path, installed / "xabridge", *arguments, "--json").stdout)
     assert proof["orders"] == proof["rows"] == proof["invoices"] == 40
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # Spark starts twice, and its driver is killed
+def test_the_demo_of_pipelines(wheel: Path, tmp_path: Path) -> None:
+    commands = environment(tmp_path / "environment", wheel, "demo", "pipeline")
+    done = run(tmp_path, commands / "xabridge", "pipeline", "demo", "--orders", "500", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["exact"] is True
 
 
 FIRST = """

@@ -61,11 +61,13 @@ if TYPE_CHECKING:
         Verdict,
         configuration_from,
     )
-    from xa import Xid
+    from tm.telemetry import opentelemetry
+    from xa import Code, Xid
 
 __all__ = [
     "Action",
     "AsyncSession",
+    "Code",
     "CommitReturn",
     "Configuration",
     "ConfigurationError",
@@ -105,12 +107,14 @@ __all__ = [
     "Verdict",
     "Xid",
     "configuration_from",
+    "opentelemetry",
     "take_part",
 ]
 
 _HOME: Final = {
     "Action": "tm",
     "AsyncSession": "rm_amqp",
+    "Code": "xa",
     "CommitReturn": "tm",
     "Configuration": "tm",
     "ConfigurationError": "tm",
@@ -150,6 +154,7 @@ _HOME: Final = {
     "Verdict": "tm",
     "Xid": "xa",
     "configuration_from": "tm",
+    "opentelemetry": "tm.telemetry",
     "take_part": "rm_db",
 }
 """Name → the package that has it."""
