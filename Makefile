@@ -49,6 +49,7 @@ bench: setup
 
 docs: setup
 	$(BIN)/python -m bench.diagrams docs/state-machines.md
+	$(BIN)/python -m bench.packages --into docs/architecture.md
 
 lock:
 	$(BIN)/python -m pip install --quiet uv
