@@ -32,7 +32,7 @@ MACHINES: Final = (
     ("tm.consumer.states", "CONSUMER", "design: a handler with its workers"),
     ("dtx.resource.grammar", "CHANNEL", "the slides' dtx grammar, for one transactional channel"),
     ("dtx.resource.grammar", "LOCAL", "AMQP 1.0, transactions: a local transaction"),
-    ("tm.log.sql_states", "GTRID", "design: a transaction in the decision log that is a table"),
+    ("tm.log.sql.states", "GTRID", "design: a transaction in the decision log that is a table"),
     ("tm.log.incarnations", "INCARNATION", "design: what a decision log knows of each opening"),
     ("pipeline.core.states", "EPOCH", "design: what one micro-batch of a pipeline reads"),
 )

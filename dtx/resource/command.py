@@ -18,7 +18,7 @@ from dtx.resource.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
 from dtx.resource.credentials import CredentialsError, set_password
 from dtx.resource.permissions import PermissionsError
 from dtx.store.contract import StoreError
-from dtx.store.databases import compact
+from dtx.store.sql import compact
 from xa.secrets import masked
 
 if TYPE_CHECKING:

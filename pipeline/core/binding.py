@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipeline.core.ledger import BatchRow, EpochRow, Known, Planned
     from pipeline.core.naming import Own
     from pipeline.core.values import Query
-    from tm.log.sql_gtrids import Entry
+    from tm.log.sql.gtrids import Entry
 
 
 def check(pipeline: str, query: Query, known: Known) -> None:

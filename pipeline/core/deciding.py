@@ -42,7 +42,7 @@ from pipeline.core.outages import patiently
 from pipeline.core.planning import OLDER, check_whole, undecidable
 from tm.effects import Force
 from tm.log import Branch, Decision, LogError
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from tm.verdicts import Verb
 from xa import XaError
 
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pipeline.core.ledger import BatchRow, PipelineRow, Planned
     from pipeline.core.naming import Own
     from pipeline.core.values import Batch, SinkPlan, SinkReport
-    from tm.log.sql_gtrids import Entry
+    from tm.log.sql.gtrids import Entry
     from xa import Xid
 
 logger: Final = logging.getLogger("xabridge.pipeline")

@@ -26,7 +26,7 @@ from pipeline.core.shell import Shell
 from pipeline.core.values import Offset, SinkPlan, SourcePartition
 from rm_db import PostgresResource
 from tm.log import LogError
-from tm.log.sql_gtrids import TakenOver
+from tm.log.sql.gtrids import TakenOver
 from xa import XaError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pipeline.core.effects import Abort, Fence, FindPlanned, Finished, Look, Sca
 from pipeline.core.naming import is_source, word
 from tm.effects import Call, End, Note, Pause, code_of
 from tm.log import Branch, Heuristic
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import XaError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pipeline.core.naming import Own
     from tm.effects import Answer
     from tm.log import Decision, LogError
-    from tm.log.sql_gtrids import Entry
+    from tm.log.sql.gtrids import Entry
     from xa import Xid
 
     T = TypeVar("T")

@@ -39,7 +39,7 @@ from pipeline.core.states import EPOCH, EpochState, EpochVerb
 from pipeline.core.values import OUTAGE_S
 from tm.effects import Force
 from tm.log import Branch, Decision, LogStopped
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from xa import XaError
 from xa.machine import Result, advance
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from pipeline.core.ledger import EpochRow, PipelineRow, Planned
     from pipeline.core.naming import Own
     from tm.log import LogError
-    from tm.log.sql_gtrids import Entry
+    from tm.log.sql.gtrids import Entry
     from xa import Xid
 
 logger: Final = logging.getLogger("xabridge.pipeline")

@@ -15,8 +15,9 @@ from pipeline.core.resources import PROCESS, prepared
 from pipeline.core.tables import EPOCH, PIPELINE, QUERY, SOURCE
 from tm.log import LogError, LogMissing
 from tm.log.records import decode_decision
-from tm.log.sql_node import read_node
-from tm.log.sql_schema import GTRIDS, Database
+from tm.log.sql.database import Database
+from tm.log.sql.node import read_node
+from tm.log.sql.tables import GTRIDS
 from xa import XaError, log_prefix
 
 if TYPE_CHECKING:

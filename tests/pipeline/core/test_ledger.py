@@ -16,7 +16,7 @@ from pipeline.core.isolation import EXCUSED, Isolation
 from pipeline.core.naming import Own
 from tests.simulation.pipeline.book import Book
 from tm.log import Branch, Decision, DecisionRefused
-from tm.log.sql_gtrids import TakenOver
+from tm.log.sql.gtrids import TakenOver
 from xa import FORMAT_ID, Xid
 
 if TYPE_CHECKING:

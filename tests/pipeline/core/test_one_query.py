@@ -14,7 +14,7 @@ from pipeline.core import planning as planning_module
 from pipeline.core.driver import Writer, bind
 from pipeline.core.tables import ISOLATION, QUERY, SOURCE
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tm.log.sql_schema import Database
+from tm.log.sql.database import Database
 from xa import FORMAT_ID, Xid
 
 if TYPE_CHECKING:

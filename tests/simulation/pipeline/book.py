@@ -10,8 +10,8 @@ from pipeline.core.finishing import DECIDED
 from pipeline.core.isolation import Isolation
 from pipeline.core.ledger import BatchRow, EpochRow, Known, PipelineRow, Planned, QueryRow
 from tm.log import DecisionRefused
-from tm.log.sql_gtrids import Entry, TakenOver
-from tm.log.sql_states import GtridState
+from tm.log.sql.gtrids import Entry, TakenOver
+from tm.log.sql.states import GtridState
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -23,7 +23,7 @@ from pipeline.core.naming import Own, is_excuse
 from tests.simulation.pipeline.world import Cores
 from tm.effects import Call, Force
 from tm.log import LogError
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 
 if TYPE_CHECKING:

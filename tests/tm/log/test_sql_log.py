@@ -14,11 +14,13 @@ from sqlalchemy import event, text
 from tests.tm.log.samples import decision, gtrid, heuristic
 from tests.tm.log.waiting import until
 from tm.log import DecisionRefused, LogError, LogFull, LogLocked, LogStopped
-from tm.log.sql import ENDS, SqlLog, read_sql_log
-from tm.log.sql_gtrids import TakenOver
-from tm.log.sql_schema import METADATA, Database
-from tm.log.sql_schema import database_url as with_driver
-from tm.log.sql_states import GTRID, GtridState, GtridVerb, sources, target
+from tm.log.sql import SqlLog, read_sql_log
+from tm.log.sql.database import Database
+from tm.log.sql.database import database_url as with_driver
+from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.log import ENDS
+from tm.log.sql.states import GTRID, GtridState, GtridVerb, sources, target
+from tm.log.sql.tables import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Callable

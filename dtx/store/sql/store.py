@@ -1,19 +1,33 @@
-"""SqlStore: messages and branches in SQLite or PostgreSQL, by URL; one thread writes, another one reads."""
+"""SqlStore: messages and branches in SQLite or PostgreSQL, by URL; one thread writes, another one reads.
+
+What it is made of:
+
+    database      where it lives: connections, transactions, the space of its disk; in `sqlite` or `postgres`
+    tables        its tables; `statements` are the texts that it executes often
+    writer        the thread that writes: group commit; `batches` carries a group out
+    reader        the thread that reads payloads, and the cache of those that were stored last
+    restoration   reading back, at a start, what is stored
+"""
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from sqlalchemy import delete, insert, inspect, select, update
+from sqlalchemy import delete, insert, inspect, make_url, select, update
+from sqlalchemy.exc import ArgumentError
 
 from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreDamaged, StoreError
-from dtx.store.databases import OPENING_FAILURES, open_database
-from dtx.store.reading import PayloadCache, Reader
-from dtx.store.restoring import RestoredFromSql
-from dtx.store.schema import CHUNKS, MESSAGE, META, METADATA, VERSION, Statements
-from dtx.store.writing import Writer
+from dtx.store.sql.database import OPENING_FAILURES
+from dtx.store.sql.postgres import PostgresDatabase
+from dtx.store.sql.reader import PayloadCache, Reader
+from dtx.store.sql.restoration import RestoredFromSql
+from dtx.store.sql.sqlite import SqliteDatabase
+from dtx.store.sql.statements import Statements
+from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, VERSION
+from dtx.store.sql.writer import Writer
+from xa.secrets import masked, with_password
+from xa.sql.errors import ErrorKind, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,9 +35,9 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from dtx.store.contract import Batch
-    from dtx.store.databases import Database
-    from dtx.store.reading import ChunkFetched, Fetched
-    from dtx.store.writing import Submitted
+    from dtx.store.sql.database import Database
+    from dtx.store.sql.reader import ChunkFetched, Fetched
+    from dtx.store.sql.writer import Submitted
 
 CACHE_OCTETS: Final = 16 * 1024 * 1024
 
@@ -74,7 +88,7 @@ class SqlStore:
             restored = RestoredFromSql(database.reader())
             statements = Statements(connection.dialect)
             reader = Reader(database.reader(), statements, self._deliver)
-            writer = Writer(database.transactions(connection), statements, self._hook, self._written)
+            writer = Writer(*database.transactions(connection), statements, self._hook, self._written)
         except StoreError:
             database.close()
             raise
@@ -141,6 +155,24 @@ class SqlStore:
         opened.database.close()
 
 
+def open_database(url: str) -> Database:
+    """The database of a URL: sqlite:///path or postgresql://user@host/name."""
+    try:
+        url = with_password(url)
+    except ValueError as error:
+        raise StoreError(f"the store can't be opened: {error}") from None
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise StoreError(f"{masked(url)!r} is no URL of a store, such as sqlite:///path or postgresql://…") from error
+    kind = parsed.get_backend_name()
+    if kind == "sqlite":
+        return SqliteDatabase(parsed)
+    if kind == "postgresql":
+        return PostgresDatabase(parsed)
+    raise StoreError(f"a store lives in sqlite or postgresql, not in {kind}")
+
+
 def _prepare_tables(connection: Connection) -> int:
     """Makes the tables where there are none, drops what an earlier process left unfinished, and counts this
     opening; all in one transaction."""
@@ -159,7 +191,6 @@ def _prepare_tables(connection: Connection) -> int:
 
 def _opening_error(error: Exception) -> StoreError:
     original = getattr(error, "orig", error)
-    code = getattr(original, "sqlite_errorcode", None)
-    if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+    if kind_of(error) is ErrorKind.DAMAGED:
         return StoreDamaged(f"the store is no database of ours, or damaged: {original}")
     return StoreError(f"the store can't be opened: {original}")

@@ -3,10 +3,11 @@
 1. It takes everything that waits at this moment, up to GROUP_OCTETS, and carries it out in one transaction.
 2. It commits: this is the force, and the only one.
 3. It delivers the completion of the group to the event loop, which answers the batches in their order.
-Where the database takes nothing before step 2 (it is locked), the group is refused. Where there is no space, only what
-takes some is refused, and the rest is carried out with what was kept for this (`dtx.store.reserve`). Where it does not
-take what one of the batches tells, they are carried out one by one, so that the others are kept. Any other failure
-stops the store.
+
+When the database takes nothing before step 2 (it is locked), the group is refused. When there is no space, only what
+takes some is refused, and the rest is carried out with the space that was kept for this (`dtx.store.sql.reserve`). When
+the database does not take what one of the batches says, they are carried out one by one, so that the others are kept.
+Any other failure stops the store.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from dtx.store.contract import Batch, Step, StoreError, StoreFull, StoreRefused, StoreStopped
-from dtx.store.databases import not_stored
-from dtx.store.group import carry_out
+from dtx.store.sql.batches import carry_out
+from dtx.store.sql.database import not_stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dtx.store.databases import Transactions
-    from dtx.store.schema import Statements
+    from dtx.store.sql.database import Space, Transactions
+    from dtx.store.sql.statements import Statements
 
     Submitted: TypeAlias = tuple[Batch, Callable[[StoreError | None], None]]
 
@@ -44,11 +45,13 @@ class Writer:
     def __init__(
         self,
         transactions: Transactions,
+        space: Space,
         statements: Statements,
         hook: Callable[[Step], None],
         completed: Callable[[list[Submitted], StoreError | None], None],
     ) -> None:
         self._transactions = transactions
+        self._space = space
         self._statements = statements
         self._hook = hook
         self._completed = completed
@@ -110,13 +113,13 @@ class Writer:
                 return self._waiting.get_nowait()
             except Empty:
                 more = self._untidy = self._stopped is None and self._tidied()
-                if not more and self._stopped is None and self._transactions.tight:
+                if not more and self._stopped is None and self._space.tight:
                     self._look_for_room(0)
         return self._waiting.get()
 
     def _tidied(self) -> bool:
         try:
-            return self._transactions.tidy()
+            return self._space.tidy()
         except self._transactions.failures:  # a reader is in the way, or there is no space for it
             return False
 
@@ -143,7 +146,7 @@ class Writer:
             del group[:1]
 
     def _has_room(self, octets: int) -> bool:
-        return not self._transactions.tight and self._transactions.has_room(octets)
+        return not self._space.tight and self._space.has_room(octets)
 
     def _write_what_frees(self, group: list[Submitted], full: StoreFull) -> None:
         """Refuses what takes space, and carries out the rest; answers all in their order."""
@@ -158,7 +161,7 @@ class Writer:
                 batches = [batch for batch, _ in alike]
                 error = self._force(batches)
                 if isinstance(error, StoreFull):
-                    if self._transactions.make_room():
+                    if self._space.make_room():
                         LOG.error("the disk is full: nothing is taken any more but what frees space (%s)", full)
                     error = self._force(batches)
                 if isinstance(error, StoreFull) and len(alike) > 1:  # less at a time may fit
@@ -166,7 +169,7 @@ class Writer:
                     error = self._force([alike[0][0]])
             self._completed(alike, error)
             del group[: len(alike)]
-        if self._transactions.tight:
+        if self._space.tight:
             self._look_for_room(0)
 
     def _refused(self, count: int, full: StoreFull) -> None:
@@ -182,7 +185,7 @@ class Writer:
         if now < self._look_at:
             return
         self._look_at = now + LOOK_AGAIN_S
-        self._transactions.keep_room(octets)
+        self._space.keep_room(octets)
 
     def _force(self, batches: list[Batch]) -> StoreError | None:
         """Makes the group durable; the error that its batches are told, or None."""
@@ -198,11 +201,11 @@ class Writer:
         try:
             self._transactions.commit()  # the force: what the batches tell is durable from here on
         except self._transactions.failures as error:
-            if self._transactions.is_undone(error):
+            if self._space.is_undone(error):
                 return self._not_written(error)
             return self._stop(f"a force failed: {error}")
         self._hook(Step.FORCED)
-        self._transactions.written(sum(batch.octets for batch in batches))
+        self._space.written(sum(batch.octets for batch in batches))
         self._untidy = self._untidy or any(batch.dequeues or batch.queues_deleted for batch in batches)
         return None
 

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import select, update
 
 from tm.log.decision import LogLocked
-from tm.log.sql_schema import NODE
+from tm.log.sql.tables import NODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tm.log.sql_schema import Database
+    from tm.log.sql.database import Database
 
 LOG_ID_SIZE: Final = 8
 LONGEST_PAUSE_S: Final = 1.0

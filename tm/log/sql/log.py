@@ -1,8 +1,8 @@
 """SqlLog: the decision log in a database, for containers without a disk and for more processes than one.
 
-Who opens it takes the node (`tm.log.sql_node`) under a new epoch, and is fenced off when another one does. Further
+Who opens it takes the node (`tm.log.sql.node`) under a new epoch, and is fenced off when another one does. Further
 processes join by naming the epoch. Each change of a gtrid is one statement: compare and set of its state, on the
-condition that the node is still in this epoch (`tm.log.sql_gtrids`, `tm.log.sql_states`). Tables: `tm.log.sql_schema`.
+condition that the node is still in this epoch (`tm.log.sql.gtrids`, `tm.log.sql.states`). Tables: `tm.log.sql.tables`.
 
 When the connection is lost during a change, the same change is tried again for some seconds: it had its effect,
 or has it now, or is refused. Where that can't be found out it is unknown: LogStopped. The gtrid is then settled
@@ -25,12 +25,13 @@ from tm.log.decision import Branch, Decision, DecisionRefused, Heuristic, LogErr
 from tm.log.incarnations import INCARNATION, Incarnations, IncarnationVerb, Standing, trusted, warning_of
 from tm.log.reading import LogImage
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
-from tm.log.sql_gtrids import Entry, GtridTable, TakenOver
-from tm.log.sql_incarnations import IncarnationTable, read_incarnations
-from tm.log.sql_node import join_node, read_node, renew_lease, take_node
-from tm.log.sql_schema import HEURISTICS, Database
-from tm.log.sql_states import GtridState
-from tm.log.sql_trouble import persistently, told
+from tm.log.sql import retry
+from tm.log.sql.database import Database
+from tm.log.sql.gtrids import Entry, GtridTable, TakenOver
+from tm.log.sql.incarnations import IncarnationTable, read_incarnations
+from tm.log.sql.node import join_node, read_node, renew_lease, take_node
+from tm.log.sql.states import GtridState
+from tm.log.sql.tables import HEURISTICS
 from tm.reminders import Reminders
 from xa import check_node
 from xa.gtrid import INCARNATION_SIZE
@@ -136,9 +137,9 @@ class SqlLog:
         with self._mutex:
             if not self._incarnation:
                 drawn = self._entropy(INCARNATION_SIZE)
-                self._persistently("an incarnation", lambda: self._note(drawn, self._epoch))
+                self._change("an incarnation", lambda: self._note(drawn, self._epoch))
                 self._incarnation = drawn
-                self._incarnations = self._told(self._known.read)
+                self._incarnations = self._read(self._known.read)
             return self._incarnation
 
     @property
@@ -149,20 +150,20 @@ class SqlLog:
     def trust(self, incarnation: bytes) -> None:
         """As `DecisionLog.trust`."""
         standing = trusted(self._incarnations, incarnation)
-        self._persistently("the word for a copy", lambda: self._known.stand(incarnation, standing))
+        self._change("the word for a copy", lambda: self._known.stand(incarnation, standing))
         noted = {**self._incarnations.noted, incarnation: standing}
         self._incarnations = Incarnations(noted, self._incarnations.counted)
 
     def held(self) -> bool:
         """As `DecisionLog.held`. Another process may have taken the node."""
         try:
-            self._told(self._gtrids.check_epoch)
+            self._read(self._gtrids.check_epoch)
         except LogError:
             return False
         return True
 
     def _note_opening(self, epoch: int, incarnation: bytes) -> None:
-        """As `tm.log.sql_incarnations` says."""
+        """As `tm.log.sql.incarnations` says."""
         before = self._known.read()
         self._known.succeed(epoch)
         self._note(incarnation, epoch)
@@ -182,7 +183,7 @@ class SqlLog:
         record = encode_decision(decision)
         gtrid = decision.gtrid
         try:
-            self._persistently("a decision", lambda: self._gtrids.decide(gtrid, record))
+            self._change("a decision", lambda: self._gtrids.decide(gtrid, record))
         except LogStopped:
             self._remember(gtrid)
             raise
@@ -210,12 +211,12 @@ class SqlLog:
         noting = insert.on_conflict_do_update(
             index_elements=[HEURISTICS.c.node, HEURISTICS.c.branch], set_={"record": insert.excluded.record}
         )
-        self._persistently("a heuristic outcome", lambda: self._execute(noting))
+        self._change("a heuristic outcome", lambda: self._execute(noting))
 
     def drop_heuristic(self, branch: Branch) -> None:
         """As `DecisionLog.drop_heuristic`."""
         dropping = delete(HEURISTICS).where(HEURISTICS.c.node == self._node, HEURISTICS.c.branch == branch_key(branch))
-        self._persistently("the end of a heuristic outcome", lambda: self._execute(dropping))
+        self._change("the end of a heuristic outcome", lambda: self._execute(dropping))
 
     def decision(self, gtrid: bytes) -> Decision | None:
         """As `DecisionLog.decision`."""
@@ -227,14 +228,14 @@ class SqlLog:
     def decisions(self) -> Sequence[Decision]:
         """As `DecisionLog.decisions`. LogStopped also when another process took the node: it resolves them now."""
         self._settle()
-        decisions = self._told(self._decisions)
+        decisions = self._read(self._decisions)
         with self._mutex:
             ended = frozenset(self._ends)
         return [decision for decision in decisions if decision.gtrid not in ended]
 
     def heuristics(self) -> Sequence[Heuristic]:
         """As `DecisionLog.heuristics`."""
-        return self._told(lambda: read_heuristics(self._database, self._node))
+        return self._read(lambda: read_heuristics(self._database, self._node))
 
     def close(self) -> None:
         """As `DecisionLog.close`. Ends the lease, so that the node can be taken at once."""
@@ -257,17 +258,17 @@ class SqlLog:
     # --- beyond DecisionLog: gtrids that are begun and aborted explicitly -----------------------------------
     def begin(self, gtrid: bytes) -> None:
         """Makes `gtrid` active. DecisionRefused: it is known already, or another process took the node."""
-        self._persistently("a begin", lambda: self._gtrids.begin(gtrid))
+        self._change("a begin", lambda: self._gtrids.begin(gtrid))
 
     def abort(self, gtrid: bytes) -> GtridState:
         """The final word on `gtrid`: COMMITTED or DONE when it was decided; else ABORTED, and from now on it
         can't be decided any more. DecisionRefused: another process took the node."""
-        return self._persistently("an abort", lambda: self._gtrids.abort(gtrid))
+        return self._change("an abort", lambda: self._gtrids.abort(gtrid))
 
     def entry(self, gtrid: bytes) -> Entry | None:
         """What the log knows of `gtrid`; None is nothing."""
         self._settle()
-        return self._told(lambda: self._gtrids.entry(gtrid))
+        return self._read(lambda: self._gtrids.entry(gtrid))
 
     def entries(
         self,
@@ -278,7 +279,7 @@ class SqlLog:
     ) -> Sequence[Entry]:
         """A page of the node's gtrids that begin with `prefix`, in their order, from behind `after`."""
         self._settle()
-        return self._told(lambda: self._gtrids.entries(prefix, states, after, count))
+        return self._read(lambda: self._gtrids.entries(prefix, states, after, count))
 
     def purge(
         self,
@@ -290,7 +291,7 @@ class SqlLog:
     ) -> int:
         """Removes gtrids of which nothing is on its way any more: done, or aborted by an earlier incarnation,
         since `older_than_s`, less than `below`, and none of `keep`. How many there were, at most `count`."""
-        return self._persistently("a purge", lambda: self._gtrids.purge(older_than_s, below, count, keep))
+        return self._change("a purge", lambda: self._gtrids.purge(older_than_s, below, count, keep))
 
     def flush(self) -> None:
         """Writes the ENDs that wait in memory."""
@@ -326,13 +327,13 @@ class SqlLog:
         with self._database.writing(), self._database.engine.connect() as connection:
             connection.execute(statement)
 
-    def _persistently(self, what: str, action: Callable[[], T]) -> T:
+    def _change(self, what: str, action: Callable[[], T]) -> T:
         self._check()
-        return persistently(action, f"{what} in {self._database}", self._sleep)
+        return retry.change(action, f"{what} in {self._database}", self._sleep)
 
-    def _told(self, action: Callable[[], T]) -> T:
+    def _read(self, action: Callable[[], T]) -> T:
         self._check()
-        return told(action, f"reading {self._database}", self._sleep)
+        return retry.read(action, f"reading {self._database}", self._sleep)
 
     def _write_ends(self) -> None:
         with self._mutex:

@@ -6,13 +6,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.store.contract import Batch
-from dtx.store.schema import ROWS
+from dtx.store.sql.statements import ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from dtx.store.databases import Transactions
-    from dtx.store.schema import Many, Statements
+    from dtx.store.sql.database import Transactions
+    from dtx.store.sql.statements import Many, Statements
 
 CHUNK_ROWS: Final = 16
 """Large rows go in smaller statements: 4 MiB each."""

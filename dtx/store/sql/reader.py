@@ -12,14 +12,14 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from dtx.store.contract import StoreError, StoreStopped
-from dtx.store.schema import CHUNKS
+from dtx.store.sql.tables import CHUNKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from sqlalchemy import Connection
 
-    from dtx.store.schema import Statements
+    from dtx.store.sql.statements import Statements
 
     Fetched: TypeAlias = Callable[[Mapping[int, bytes], StoreError | None], None]
     ChunkFetched: TypeAlias = Callable[[bytes | None, StoreError | None], None]

@@ -9,15 +9,15 @@ from sqlalchemy import LargeBinary, Select, bindparam, cast, delete, literal, or
 
 from tm.log.decision import Decision, DecisionRefused
 from tm.log.records import decode_decision
-from tm.log.sql_schema import GTRIDS, NODE
-from tm.log.sql_states import GtridState, GtridVerb, sources, target
+from tm.log.sql.states import GtridState, GtridVerb, sources, target
+from tm.log.sql.tables import GTRIDS, NODE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from sqlalchemy import ColumnElement
 
-    from tm.log.sql_schema import Database
+    from tm.log.sql.database import Database
 
 LONGEST_GTRID: Final = 64
 
@@ -52,7 +52,7 @@ class GtridTable:
         """Makes `gtrid` active. DecisionRefused: it was known, unless it is active under this epoch already."""
         if self._moved(GtridVerb.BEGIN, gtrid, None):
             return
-        entry = self._standing(gtrid)
+        entry = self._current(gtrid)
         if entry is None or entry.state is not GtridState.ACTIVE or entry.incarnation != self._epoch:
             raise DecisionRefused(f"{gtrid.hex()} can't begin: it is {entry.state.value if entry else 'gone'}")
 
@@ -64,7 +64,7 @@ class GtridTable:
             row = connection.execute(select(*_COLUMNS).where(GTRIDS.c.gtrid == gtrid)).one_or_none()
         if row is not None and row.record == record:
             return
-        entry = self._standing(gtrid)
+        entry = self._current(gtrid)
         state = entry.state if entry is not None else GtridState.UNKNOWN
         if state is GtridState.ABORTED:
             raise DecisionRefused(f"{gtrid.hex()} can't be decided: it was aborted, because its outcome was presumed")
@@ -73,7 +73,7 @@ class GtridTable:
     def abort(self, gtrid: bytes) -> GtridState:
         """Makes sure that `gtrid` is not decided any more, unless it is: the state that holds from now on."""
         while not self._moved(GtridVerb.ABORT, gtrid, None):
-            entry = self._standing(gtrid)
+            entry = self._current(gtrid)
             if entry is not None:  # else it was purged meanwhile
                 return entry.state
         return GtridState.ABORTED
@@ -172,7 +172,7 @@ class GtridTable:
             )
         return changed.rowcount == 1
 
-    def _standing(self, gtrid: bytes) -> Entry | None:
+    def _current(self, gtrid: bytes) -> Entry | None:
         """Why a change had no effect: the entry of `gtrid`, or TakenOver."""
         self.check_epoch()
         return self.entry(gtrid)

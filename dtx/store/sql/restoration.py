@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import select
 
 from dtx.store.contract import PENDING, StoredBranch, StoredDequeue, StoredFence, StoredMessage, StoredQueue
-from dtx.store.schema import BRANCH, FENCE, MESSAGE, QUEUE, WORK
+from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, WORK
 from xa import Code, Xid
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""MariaDB and MySQL as databases that decide: what is different there.
+"""MariaDB and MySQL as databases that keep decisions: what is different there.
 
 InnoDB is the only engine of theirs that has transactions, so the tables for decisions are made with it. A reply to
 COMMIT is durable with `innodb_flush_log_at_trx_commit = 1`, and, where the binary log is written, `sync_binlog = 1`:
@@ -23,24 +23,10 @@ if TYPE_CHECKING:
 DIALECTS: Final = frozenset({"mysql", "mariadb"})
 ISOLATION: Final = "READ COMMITTED"
 
-DEADLOCK: Final = 1213
-TRANSIENT: Final = frozenset({DEADLOCK, 1205, 1020})
-"""Deadlock, lock wait timeout, record changed since the snapshot."""
-
-_LOST: Final = frozenset({1053, 1077, 1079, 1080, 1153, 1927, 3169, 4031})
-"""The server is shut down, or has ended the connection."""
-_LOST_RANGES: Final = (range(1156, 1162), range(2000, 3000))
-"""Errors of the network, and those that the client itself reports."""
-
 _DURABILITY: Final = text("SELECT @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog")
 _ENGINE: Final = text(
     "SELECT engine FROM information_schema.tables WHERE table_schema = :schema AND table_name = :table"
 )
-
-
-def lost(number: int) -> bool:
-    """Whether an error with this number says that the connection is gone."""
-    return number in _LOST or any(number in numbers for numbers in _LOST_RANGES)
 
 
 def lock_timeout(wait_s: float) -> str:
@@ -49,7 +35,7 @@ def lock_timeout(wait_s: float) -> str:
 
 
 def weaknesses(connection: Connection) -> Iterator[tuple[str, str]]:
-    """Settings of the server with which a crash of its machine can lose a decision; and their mend."""
+    """Settings of the server with which a crash of its machine can lose a decision, and what to do about each."""
     flush, log_bin, sync_binlog = connection.execute(_DURABILITY).one()
     if int(flush) != 1:
         yield f"innodb_flush_log_at_trx_commit is {flush}", "set it to 1"

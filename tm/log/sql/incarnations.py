@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, LargeBinary, String, cast, delete, literal, select, update
 
 from tm.log.incarnations import INCARNATION, MOST, Incarnations, IncarnationVerb, Standing
-from tm.log.sql_schema import COUNTING, INCARNATIONS, NODE, PLACE
+from tm.log.sql.tables import COUNTING, INCARNATIONS, NODE, PLACE
 from xa.machine import advance
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement, Executable
 
-    from tm.log.sql_schema import Database
+    from tm.log.sql.database import Database
 
 
 class IncarnationTable:
