@@ -17,9 +17,9 @@ import yaml
 from bench.postgres import free_port
 from bench.shop.command import shop_of
 from bench.shop.orders import INVOICES, ORDERS
-from dtx.protocol.mechanisms import Identity
+from dtx.protocol.sasl.mechanisms import Identity
+from dtx.resource.access.permissions import Action
 from dtx.resource.config import BrokerConfig, load
-from dtx.resource.permissions import Action
 from rm_amqp.settings import parse
 from tests.cli import parsed
 from tm import ConsumerSettings, ResourceConfig, configuration_from

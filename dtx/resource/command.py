@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from dtx.resource.access.credentials import CredentialsError, set_password
+from dtx.resource.access.permissions import PermissionsError
 from dtx.resource.broker import Broker
 from dtx.resource.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
-from dtx.resource.credentials import CredentialsError, set_password
-from dtx.resource.permissions import PermissionsError
 from dtx.store.contract import StoreError
 from dtx.store.sql import compact
 from xa.secrets import masked
@@ -142,7 +142,7 @@ async def _serve(config: BrokerConfig) -> int:
     if broker.notice:
         sys.stderr.write(f"xabridge broker: {broker.notice}\n")
     where = ", ".join(map(str, broker.addresses))
-    in_doubt = broker.node.registry.in_doubt_count
+    in_doubt = broker.container.registry.in_doubt_count
     sys.stdout.write(f"xabridge broker: listening on {where} · {masked(config.store)} · {in_doubt} branches in doubt\n")
     sys.stdout.flush()
     await broker.run()

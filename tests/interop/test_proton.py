@@ -12,7 +12,7 @@ from proton.reactor import Container, Copy
 from proton.utils import BlockingConnection, LinkDetached, SyncRequestResponse
 
 from bench.process import BrokerProcess
-from dtx.resource.credentials import set_password
+from dtx.resource.access.credentials import set_password
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

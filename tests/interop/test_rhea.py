@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from bench.process import BrokerProcess
-from dtx.resource.credentials import set_password
+from dtx.resource.access.credentials import set_password
 
 OPEN_SESAME: Final = "open sesame"
 CERTIFICATES: Final = Path(__file__).with_name("certificates")

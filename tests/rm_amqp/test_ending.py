@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dtx.protocol.conditions import Condition, Refusal
-from dtx.resource.producers import IncomingLink
+from dtx.resource.endpoint.incoming_link import IncomingLink
 from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client
 from xa import (

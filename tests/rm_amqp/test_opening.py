@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.resource.credentials import set_password
-from dtx.resource.permissions import EVERYTHING, Permissions
+from dtx.resource.access.credentials import set_password
+from dtx.resource.access.permissions import EVERYTHING, Permissions
 from dtx.resource.settings import Limits, Settings
 from rm_amqp import AmqpResource, Message
 from tests.contract.client import ScriptedRegistrar

@@ -38,7 +38,7 @@ from dtx.protocol.conditions import (
     Refusal,
 )
 from dtx.protocol.encoding import encode
-from dtx.protocol.plain import plain
+from dtx.protocol.printable import printable
 from dtx.protocol.replies import Details, Holding, Recovered, Result, Timeout, decode_reply, encode_reply
 from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong, Ushort
 from tests.dtx.protocol.wire_examples import COMMAND_EXAMPLES, CONTROL_EXAMPLES
@@ -125,7 +125,7 @@ def test_commands_survive_the_wire(command: Any) -> None:
 def test_replies_survive_the_wire(reply: Any) -> None:
     expected = reply
     if isinstance(reply, Refusal):  # what can't be printed is read escaped
-        expected = replace(reply, description=plain(reply.description))
+        expected = replace(reply, description=printable(reply.description))
     assert decode_reply(encode_reply(reply)) == expected
 
 

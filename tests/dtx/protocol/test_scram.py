@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.protocol.mechanisms import Compute, Verdict, scram_client, scram_server
-from dtx.protocol.scram import (
+from dtx.protocol.sasl.mechanisms import Compute, Verdict, scram_client, scram_server
+from dtx.protocol.sasl.scram import (
     ClientFinal,
     ClientFirst,
     ScramError,

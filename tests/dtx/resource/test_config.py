@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dtx.protocol.mechanisms import Identity
+from dtx.protocol.sasl.mechanisms import Identity
+from dtx.resource.access.permissions import Action
 from dtx.resource.config import Address, BrokerConfig, ConfigError, load
-from dtx.resource.permissions import Action
 from dtx.resource.settings import QueueSettings
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "broker.md"

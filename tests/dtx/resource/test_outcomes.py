@@ -11,7 +11,7 @@ from dtx.protocol.composites import WireError
 from dtx.protocol.decoding import DecodeError, decode
 from dtx.protocol.encoding import encode
 from dtx.protocol.values import Described, Ulong
-from dtx.resource.outcomes import (
+from dtx.resource.queues.outcomes import (
     FAILED,
     GIVEN_BACK,
     TAKEN,

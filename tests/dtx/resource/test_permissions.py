@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.protocol.mechanisms import Identity
-from dtx.resource.permissions import (
+from dtx.protocol.sasl.mechanisms import Identity
+from dtx.resource.access.permissions import (
     Action,
     Permissions,
     PermissionsError,

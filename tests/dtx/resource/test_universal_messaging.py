@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from proton import Delivery
 
+from dtx.protocol.capabilities import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.conditions import Condition
-from dtx.protocol.links import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
-from dtx.protocol.mechanisms import Identity
-from dtx.resource.link import FATAL
-from dtx.resource.permissions import Permissions, Rule
+from dtx.protocol.sasl.mechanisms import Identity
+from dtx.resource.access.permissions import Permissions, Rule
+from dtx.resource.endpoint.link import FATAL
 from dtx.resource.settings import QueueSettings, Settings
 from tests.dtx.resource.peer import Peer, World, closed, condition_of, told
 
@@ -88,7 +88,7 @@ def test_unauthorized_access_is_fatal_and_the_link_is_closed() -> None:
     for link in (peer.sender("theirs"), peer.receiver("theirs", 1)):
         assert closed(link)
         assert condition_of(link).condition == Condition.UNAUTHORIZED
-    assert "theirs" not in world.node.resource.queues
+    assert "theirs" not in world.container.resource.queues
     assert peer.server.identity == Identity("alice")
 
 
