@@ -7,8 +7,11 @@ processes, where two processes would not see each other's locks. So whoever keep
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import event
@@ -19,6 +22,10 @@ if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
 
 _PAUSE_S: Final = 0.005
+
+_DESCRIPTORS: Final[dict[tuple[int, int], int]] = {}
+"""Device and inode → a descriptor of that file. It belongs to the process, as the locks do that it is about."""
+_DESCRIPTORS_LOCK: Final = threading.Lock()
 
 
 def force_commits(engine: Engine, wait_s: float, refusal: Callable[[str], Exception]) -> None:
@@ -53,3 +60,20 @@ def _write_ahead(connection: sqlite3.Connection, wait_s: float) -> str:
 def is_in_memory(url: URL) -> bool:
     """Whether the URL names no file, as far as it tells that; `force_commits` refuses the others."""
     return (url.database or "").removeprefix("file:") in ("", ":memory:") or url.query.get("mode") == "memory"
+
+
+def descriptor_of(path: str) -> int:
+    """A descriptor of a database's file, for reading. It is never closed: that would cost the process its locks.
+
+    SQLite's locks are POSIX locks: when a process closes any descriptor of a file, it loses all the locks that it has
+    on that file. Another process that closes its last connection would then take itself for the only one, and delete
+    the write-ahead log. What this process commits from then on would be in a file that has no name any more.
+    """
+    with _DESCRIPTORS_LOCK:
+        known = Path(path).stat()
+        descriptor = _DESCRIPTORS.get((known.st_dev, known.st_ino))
+        if descriptor is None:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            opened = os.fstat(descriptor)
+            _DESCRIPTORS[opened.st_dev, opened.st_ino] = descriptor
+        return descriptor

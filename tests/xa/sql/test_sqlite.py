@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.pool import NullPool
 
-from xa.sql.sqlite import force_commits, is_in_memory
+from xa.sql.sqlite import descriptor_of, force_commits, is_in_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,6 +53,18 @@ def test_six_open_a_new_file_at_the_same_time(tmp_path: Path) -> None:
 def test_a_database_without_a_write_ahead_log_is_refused() -> None:
     with pytest.raises(LookupError, match="it is in memory mode"):
         opened("sqlite://").connect()
+
+
+def test_a_descriptor_costs_no_locks(tmp_path: Path) -> None:
+    """It is the same one each time, and another one for another file in its place."""
+    path = tmp_path / "a.db"
+    opened(f"sqlite:///{path}").connect().close()
+    first = descriptor_of(str(path))
+    assert descriptor_of(str(path)) == first
+    path.rename(tmp_path / "b.db")
+    path.touch()
+    assert descriptor_of(str(path)) != first
+    assert descriptor_of(str(tmp_path / "b.db")) == first
 
 
 def test_what_names_no_file() -> None:

@@ -117,7 +117,7 @@ class Database:
     def place(self) -> str:
         """By what this database is known from a copy of it; "" where it has nothing, or does not tell this user."""
         if self.is_sqlite:
-            return file_identity(str(self._url.database)).hex()
+            return file_identity(sqlite.descriptor_of(str(self._url.database))).hex()
         try:
             with self.engine.connect() as connection:
                 return str(connection.execute(_SYSTEM_IDENTIFIER).scalar_one())
