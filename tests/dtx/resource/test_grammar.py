@@ -28,6 +28,7 @@ from dtx.protocol.conditions import CODE_OF, CONDITION_OF, Condition, Refusal
 from dtx.protocol.replies import Recovered, Result, Timeout
 from dtx.resource.transactions.state_tables import CHANNEL, VERBS
 from dtx.resource.transactions.state_tables import LOCAL as LOCAL_TABLE
+from tests.cases import each
 from tests.dtx.resource.peer import Coordinator, Peer, World
 from xa import NULL_XID, Code, Xid
 from xa.tables import BRANCH, BranchState, BranchVerb
@@ -99,8 +100,8 @@ COMMANDS: dict[BranchVerb, Any] = {
 }
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-@pytest.mark.parametrize("state", BranchState)
+@each("verb", COMMANDS)
+@each("state", BranchState)
 def test_every_command_in_every_state_is_what_the_branch_table_says(state: BranchState, verb: BranchVerb) -> None:
     stage = Stage(state)
     before = stage.holds()
