@@ -45,11 +45,9 @@ class SystemClock:
     """The machine's time."""
 
     def monotonic(self) -> float:
-        """As Clock says."""
         return time.monotonic()
 
     def wall_ms(self) -> int:
-        """As Clock says."""
         return time.time_ns() // 1_000_000
 
 
@@ -232,7 +230,6 @@ class PeerProtocol(asyncio.Protocol):
 
     # -- asyncio
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As asyncio.Protocol says."""
         broker = self._broker
         transport = cast("asyncio.Transport", transport)
         self._transport = transport
@@ -286,7 +283,6 @@ class PeerProtocol(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """As asyncio.Protocol says."""
         if self._connection is not None:
             self._connection.received(data)
             if not self._is_in and self._connection.opened:
@@ -312,7 +308,6 @@ class PeerProtocol(asyncio.Protocol):
             connection.close(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As asyncio.Protocol says."""
         del exc
         self._broker.left(self)
         if self._handshake is not None:
@@ -323,12 +318,10 @@ class PeerProtocol(asyncio.Protocol):
             self._broker.flush_soon()
 
     def pause_writing(self) -> None:
-        """As asyncio.Protocol says."""
         if self._connection is not None:
             self._connection.writable = False
 
     def resume_writing(self) -> None:
-        """As asyncio.Protocol says."""
         if self._connection is not None:
             self._connection.resume()
             self._broker.flush_soon()

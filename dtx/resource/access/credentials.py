@@ -44,11 +44,9 @@ class Credentials:
         return sorted(self._verifiers)
 
     def verifier(self, user: str) -> Verifier | None:
-        """As `dtx.protocol.sasl.mechanisms.Verifiers` says."""
         return self._verifiers.get(user)
 
     def decoy(self, user: str) -> Verifier:
-        """As `dtx.protocol.sasl.mechanisms.Verifiers` says."""
         salt, stored, server = (
             hmac.digest(self._decoy_secret, f"{part}:{user}".encode(), "sha256")
             for part in ("salt", "stored", "server")

@@ -56,13 +56,11 @@ class BrowsingLink(Link, ABC):
         """The message went while its payload was on its way here."""
 
     def flow_event(self) -> None:
-        """As Link says."""
         self.advance()
         if LIB.pn_link_get_drain(self.pointer):
             self.connection.draining[self] = None
 
     def drain(self) -> None:
-        """As Link says."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
         elif not self._asked and not self._crowded and self.sent_all:
@@ -151,14 +149,12 @@ class BrowsingLink(Link, ABC):
         self.connection.container.touch(self.connection)
 
     def delivery_event(self, delivery: Pointer) -> None:
-        """As Link says."""
         if LIB.pn_delivery_settled(delivery):
             LIB.pn_delivery_settle(delivery)
             self._unsettled -= 1
             self.advance()
 
     def gone(self) -> None:
-        """As Link says."""
         self.open = False
         self._asked.clear()
         self.connection.draining.pop(self, None)
@@ -175,7 +171,6 @@ class QueueBrowser(BrowsingLink):
         queue.browsers[self] = None
 
     def next_entry(self) -> Entry | None:
-        """As BrowsingLink says."""
         while True:
             if not self._ahead:
                 self._ahead.extend(self._queue.entries_from(self._position))
@@ -189,7 +184,6 @@ class QueueBrowser(BrowsingLink):
                 return entry
 
     def gone(self) -> None:
-        """As Link says."""
         super().gone()
         self._queue.browsers.pop(self, None)
         self._ahead.clear()
@@ -216,7 +210,6 @@ class BranchBrowser(BrowsingLink):
         self._work: dict[int, str] = {}
 
     def next_entry(self) -> Entry | None:
-        """As BrowsingLink says."""
         if not self._left:
             return None
         entry, work = self._left.popleft()
@@ -224,7 +217,7 @@ class BranchBrowser(BrowsingLink):
         return entry
 
     def shown(self, entry: Entry, payload: bytes) -> bytes:
-        """As BrowsingLink says, with where the message is from."""
+        # the delivery annotations say where the message is from
         annotations = {
             Symbol(ORIGIN_QUEUE): entry.queue.name,
             Symbol(ORIGIN_WORK): Symbol(self._work.pop(entry.number, "retired")),
@@ -232,12 +225,11 @@ class BranchBrowser(BrowsingLink):
         return with_delivery_annotations(super().shown(entry, payload), annotations)
 
     def missed(self, entry: Entry) -> None:
-        """As BrowsingLink says: the branch was decided meanwhile. Who reads it must not take the rest for the whole."""
+        # The branch was decided meanwhile. Who reads it must not take the rest for the whole.
         told = f"the branch was decided while it was read, message {entry.number} is gone"
         self.detach(Refusal(Condition.ILLEGAL_STATE, told, Code.XAER_PROTO, self._branch.xid))
 
     def gone(self) -> None:
-        """As Link says."""
         super().gone()
         self._left.clear()
 
@@ -251,7 +243,6 @@ class DepthLink(Link):
         self._told = False
 
     def flow_event(self) -> None:
-        """As Link says."""
         if not self._told and LIB.pn_link_credit(self.pointer) > 0:
             self._told = True
             self.delivery_count += 1
@@ -264,7 +255,6 @@ class DepthLink(Link):
             self.connection.draining[self] = None
 
     def drain(self) -> None:
-        """As Link says."""
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
         elif self.sent_all:
@@ -272,5 +262,4 @@ class DepthLink(Link):
             self.delivery_count += LIB.pn_link_drained(self.pointer)
 
     def gone(self) -> None:
-        """As Link says."""
         self.connection.draining.pop(self, None)

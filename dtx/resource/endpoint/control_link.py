@@ -60,7 +60,6 @@ class ControlLink(ReceivingLink):
 
     # -- messages
     def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
-        """As ReceivingLink says."""
         if settled or context is not None:
             told = "no transactional work is allowed here" if context else "a control message is not sent settled"
             self.terminate(Refusal(Condition.NOT_ALLOWED, told, Code.XAER_PROTO))
@@ -178,16 +177,14 @@ class ControlLink(ReceivingLink):
 
     # -- the end of the link
     def terminate(self, refusal: Refusal) -> None:
-        """As Control says."""
         self.detach(refusal)
 
     def transaction_ended(self, context: Gathering) -> None:
-        """As Link says. A suspended association stays the link's."""
+        # A suspended association stays the link's.
         if not isinstance(context, DistributedContext) or context not in context.branch.associations:
             self._declared.pop(context, None)
 
     def gone(self) -> None:
-        """As Link says."""
         super().gone()
         for context in tuple(self._declared):
             self._lose(context)

@@ -31,7 +31,6 @@ class IncomingLink(ReceivingLink):
         self._outside = connection.container.outside
 
     def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
-        """As ReceivingLink says."""
         try:
             entry = self._entry(octets)
             if context is not None:

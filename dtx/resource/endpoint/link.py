@@ -110,12 +110,10 @@ class ReceivingLink(Link, ABC):
         self._unsettled: dict[Pointer, Awaited] = {}
 
     def opened(self) -> None:
-        """As Link says."""
         self._left = self._credit
         LIB.pn_link_flow(self.pointer, self._credit)
 
     def gone(self) -> None:
-        """As Link says."""
         if self._partial is not None:
             self._partial.end_partial()
             self._partial = None
@@ -124,7 +122,6 @@ class ReceivingLink(Link, ABC):
 
     # -- frames
     def delivery_event(self, delivery: Pointer) -> None:
-        """As Link says."""
         pointer = self.pointer
         if LIB.pn_link_current(pointer) != delivery:
             if delivery in self._unsettled and LIB.pn_delivery_settled(delivery):
@@ -188,7 +185,7 @@ class ReceivingLink(Link, ABC):
             self._broken = refusal_of(error)
 
     def continued(self, state: Any) -> None:
-        """As Link says: every frame of a delivery names the transaction that its first one names."""
+        # Every frame of a delivery names the transaction that its first one names.
         code, fields = self._first_state
         if code != TRANSACTIONAL:
             if state is not None and type(state) is not int and _txn_id_of(state) is not None:

@@ -78,22 +78,18 @@ class OutgoingDelivery:
             self.entry.queue.give_back(self.entry)
 
     def applied(self, outcome: Outcome) -> None:
-        """As Held says."""
         self.context = self.retirement = None
         self.link.finish(self, outcome)
 
     def refused(self, refusal: Refusal) -> None:
-        """As Delivery says."""
         self.link.refuse(self, refusal)
 
     def reverted(self) -> None:
-        """As Held says."""
         if isinstance(self.context, Gathering):
             self.ended = self.context.txn_id
         self.context = self.retirement = None
 
     def withdrawn(self) -> None:
-        """As Held says."""
         self.context = self.retirement = None
         self.link.withdraw(self)
 

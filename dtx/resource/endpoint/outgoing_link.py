@@ -71,7 +71,6 @@ class OutgoingLink(Link):
 
     # -- taking from the queue
     def wants(self) -> bool:
-        """As Consumer says."""
         if (
             self._credit <= 0
             or not self.connection.writable
@@ -97,7 +96,6 @@ class OutgoingLink(Link):
         self.connection.has_room()
 
     def deliver(self, entry: Entry) -> None:
-        """As Consumer says."""
         self._credit -= 1
         sent = OutgoingDelivery(self, entry, self._default)
         if self.settles and self._context is self._outside:
@@ -119,7 +117,6 @@ class OutgoingLink(Link):
                 self._flush()
 
     def queue_deleted(self) -> None:
-        """As Consumer says."""
         told = f"the queue {self._queue.name} is gone"
         self.detach(Refusal(Condition.RESOURCE_DELETED, told, Code.XAER_NOTA))
 
@@ -216,7 +213,6 @@ class OutgoingLink(Link):
 
     # -- credit
     def flow_event(self) -> None:
-        """As Link says."""
         self._credit = LIB.pn_link_credit(self.pointer) - len(self._waiting) - (self._streaming is not None)
         while self._credit < 0 and self._waiting:
             self._waiting.pop().give_back()
@@ -227,7 +223,7 @@ class OutgoingLink(Link):
             self._queue.wake(self)
 
     def drain(self) -> None:
-        """As Link says; the queue had its turn."""
+        # The queue had its turn.
         if not LIB.pn_link_get_drain(self.pointer):
             self.connection.draining.pop(self, None)
         elif not self._waiting and self._streaming is None and not self._crowded and self.sent_all:
@@ -236,7 +232,7 @@ class OutgoingLink(Link):
             self._credit = 0
 
     def flow_properties(self, txn_id: Any) -> None:
-        """As Link says: what is acquired from now on belongs to this transaction."""
+        # What is acquired from now on belongs to this transaction.
         if txn_id is None:
             self._acquire_for(None)
             return
@@ -257,7 +253,6 @@ class OutgoingLink(Link):
         self.connection.say_transaction(self.name, None if context is None else context.txn_id)
 
     def transaction_ended(self, context: Gathering) -> None:
-        """As Link says."""
         if self._context is context:
             self._acquire_for(None)
             if self._credit > 0:
@@ -265,7 +260,6 @@ class OutgoingLink(Link):
 
     # -- what the peer says of deliveries
     def delivery_event(self, delivery: Pointer) -> None:
-        """As Link says."""
         sent = self._sent.get(delivery)
         if sent is None:
             return
@@ -377,7 +371,7 @@ class OutgoingLink(Link):
             self._forget(sent)
 
     def gone(self) -> None:
-        """As Link says: deliveries that no transaction has end with their default outcome."""
+        # Deliveries that no transaction has end with their default outcome.
         self.open = False
         self._queue.forget(self)
         self.connection.draining.pop(self, None)

@@ -39,7 +39,6 @@ class RequestLink(ReceivingLink):
         self._container = connection.container
 
     def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
-        """As ReceivingLink says."""
         try:
             if context is not None:
                 raise refused(Code.XAER_PROTO, "a request to a $ node is no transactional work: nothing was done")
@@ -76,7 +75,6 @@ class CommandLink(RequestLink):
     """The command channel."""
 
     def handle(self, request: Request) -> None:
-        """As RequestLink says."""
 
         def answer(reply: Reply) -> None:
             self.respond(request, encode_reply(reply))
@@ -93,7 +91,6 @@ class ManagementLink(RequestLink):
     """Requests about the broker itself."""
 
     def handle(self, request: Request) -> None:
-        """As RequestLink says."""
         try:
             if not self._container.permissions.may_manage(self.connection.identity):
                 told = f"{self.connection.identity} may not manage this broker"

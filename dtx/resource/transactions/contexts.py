@@ -94,17 +94,14 @@ class NoTransaction:
         self._resource = resource
 
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
-        """As TransactionalContext says."""
         self._resource.post(entry, answer)
         return None
 
     def acquire(self, delivery: Delivery, *, settled: bool) -> None:
-        """As TransactionalContext says."""
         if settled:
             self._resource.retire(delivery.entry, TAKEN, None)
 
     def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
-        """As TransactionalContext says."""
         if settled:
             self._resource.retire(delivery.entry, outcome or delivery.default, None)
         elif outcome is not None:
@@ -116,13 +113,13 @@ class NoTransaction:
             )
 
     def begin_partial(self) -> None:
-        """As TransactionalContext says."""
+        pass
 
     def end_partial(self) -> None:
-        """As TransactionalContext says."""
+        pass
 
     def refuse_success(self, refusal: Refusal) -> None:
-        """As TransactionalContext says."""
+        pass
 
 
 class Gathering:
@@ -149,7 +146,6 @@ class Gathering:
 
     @property
     def takes(self) -> bool:
-        """As TransactionalContext says."""
         return self.work.takes
 
     @abstractmethod
@@ -157,7 +153,6 @@ class Gathering:
         """RefusedError when no work can be done under this txn-id."""
 
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
-        """As TransactionalContext says."""
         self.check()
         try:
             self.work.post(entry, answer)
@@ -166,7 +161,6 @@ class Gathering:
         return self._presumed
 
     def acquire(self, delivery: Delivery, *, settled: bool) -> None:
-        """As TransactionalContext says."""
         retirement = Retirement(
             delivery.entry,
             TAKEN if settled else None,
@@ -179,7 +173,6 @@ class Gathering:
             delivery.context, delivery.retirement = self, retirement
 
     def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
-        """As TransactionalContext says."""
         retirement = delivery.retirement
         if retirement is None:
             try:
@@ -206,17 +199,15 @@ class Gathering:
             raise RefusedError(refusal)
 
     def begin_partial(self) -> None:
-        """As TransactionalContext says."""
         self.check()
         self.partial += 1
 
     def end_partial(self) -> None:
-        """As TransactionalContext says."""
         self.partial -= 1
 
     @abstractmethod
     def refuse_success(self, refusal: Refusal) -> None:
-        """As TransactionalContext says."""
+        pass
 
 
 class LocalTransaction(Gathering):
@@ -237,7 +228,6 @@ class LocalTransaction(Gathering):
         self._timer = resource.after(timeout_s, self._expire) if timeout_s else None
 
     def check(self) -> None:
-        """As Gathering says."""
         if self.state is not Local.ACTIVE:
             raise RefusedError(self._cause or unknown_id(self.txn_id))
 
@@ -287,7 +277,6 @@ class LocalTransaction(Gathering):
             self._resource.submit(batch, done)
 
     def refuse_success(self, refusal: Refusal) -> None:
-        """As TransactionalContext says."""
         if self.state is Local.ACTIVE:
             self.state = advance(LOCAL, self.state, LocalVerb.BREAK)
             told = f"rolled back: {refusal.description}"
@@ -329,14 +318,12 @@ class DistributedContext(Gathering):
         self.state = advance(ASSOCIATION, AssociationState.T0, AssociationVerb.START)
 
     def check(self) -> None:
-        """As Gathering says."""
         if self.state is not AssociationState.T1:
             raise RefusedError(unknown_id(self.txn_id))
         if self.branch.state is not BranchState.S1:
             raise RefusedError(self.branch.why())
 
     def refuse_success(self, refusal: Refusal) -> None:
-        """As TransactionalContext says."""
         self.branch.fail(refusal.description)
 
 

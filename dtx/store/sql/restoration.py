@@ -20,7 +20,7 @@ FETCHED: Final = 1000
 
 
 class RestoredFromSql:
-    """As `dtx.store.contract.Restored` says. `messages` reads from `connection` while it is iterated."""
+    """A `dtx.store.contract.Restored`. `messages` reads from `connection` while it is iterated."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -55,7 +55,6 @@ class RestoredFromSql:
             )
 
     def messages(self) -> Iterator[StoredMessage]:
-        """As `dtx.store.contract.Restored` says."""
         standing = select(MESSAGE).where(MESSAGE.c.position != PENDING)
         rows = self._connection.execution_options(stream_results=True).execute(
             standing.order_by(MESSAGE.c.queue, MESSAGE.c.position)

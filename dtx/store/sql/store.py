@@ -52,7 +52,7 @@ class _Opened:
 
 
 class SqlStore:
-    """As `dtx.store.contract.MessageStore` says. `hook` is called in the writing thread at each `Step`.
+    """A `dtx.store.contract.MessageStore`. `hook` is called in the writing thread at each `Step`.
 
     `soon` calls what it is given a little later, on the event loop: what is submitted until then goes to the writing
     thread together, so that a turn of the loop wakes it once, and has one force.
@@ -78,7 +78,6 @@ class SqlStore:
         self.groups = 0
 
     def open(self) -> RestoredFromSql:
-        """As `dtx.store.contract.MessageStore` says."""
         if self._opened is not None:
             raise StoreError("this store is open already")
         database = open_database(self._url)
@@ -105,7 +104,6 @@ class SqlStore:
         return self._opened
 
     def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
-        """As `dtx.store.contract.MessageStore` says."""
         if self._opened is None:
             raise StoreError("this store is not open")
         self.waiting_octets += batch.octets
@@ -134,19 +132,15 @@ class SqlStore:
             done(error)
 
     def cached(self, message: int) -> bytes | None:
-        """As `dtx.store.contract.MessageStore` says."""
         return self._cache.get(message)
 
     def fetch(self, messages: Sequence[int], done: Fetched) -> None:
-        """As `dtx.store.contract.MessageStore` says."""
         self._open.reader.fetch(messages, done)
 
     def fetch_chunk(self, message: int, number: int, done: ChunkFetched) -> None:
-        """As `dtx.store.contract.MessageStore` says."""
         self._open.reader.fetch_chunk(message, number, done)
 
     def close(self) -> None:
-        """As `dtx.store.contract.MessageStore` says."""
         if self._opened is None:
             return
         opened, self._opened = self._opened, None

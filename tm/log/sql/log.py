@@ -117,12 +117,10 @@ class SqlLog:
 
     @property
     def node(self) -> str:
-        """As `DecisionLog.node`."""
         return self._node
 
     @property
     def log_id(self) -> bytes:
-        """As `DecisionLog.log_id`."""
         return self._log_id
 
     @property
@@ -132,8 +130,8 @@ class SqlLog:
 
     @property
     def incarnation(self) -> bytes:
-        """As `DecisionLog.incarnation`. One that joined has none before it is first asked for it: it may never begin a
-        transaction here. Errors are those of `decide`."""
+        # One that joined has none before it is first asked for it: it may never begin a transaction here. Errors are
+        # those of `decide`.
         with self._mutex:
             if not self._incarnation:
                 drawn = self._entropy(INCARNATION_SIZE)
@@ -144,18 +142,17 @@ class SqlLog:
 
     @property
     def incarnations(self) -> Incarnations:
-        """As `DecisionLog.incarnations`. Those of other processes that joined the node are not among them."""
+        # Those of other processes that joined the node are not among them.
         return self._incarnations
 
     def trust(self, incarnation: bytes) -> None:
-        """As `DecisionLog.trust`."""
         standing = trusted(self._incarnations, incarnation)
         self._change("the word for a copy", lambda: self._known.stand(incarnation, standing))
         noted = {**self._incarnations.noted, incarnation: standing}
         self._incarnations = Incarnations(noted, self._incarnations.counted)
 
     def held(self) -> bool:
-        """As `DecisionLog.held`. Another process may have taken the node."""
+        # Another process may have taken the node.
         try:
             self._read(self._gtrids.check_epoch)
         except LogError:
@@ -163,7 +160,7 @@ class SqlLog:
         return True
 
     def _note_opening(self, epoch: int, incarnation: bytes) -> None:
-        """As `tm.log.sql.incarnations` says."""
+        """The three steps of `tm.log.sql.incarnations`."""
         before = self._known.read()
         self._known.succeed(epoch)
         self._note(incarnation, epoch)
@@ -179,7 +176,7 @@ class SqlLog:
             raise TakenOver(f"node {self._node!r} was taken by {row.holder if row else 'nobody'} while it was opened")
 
     def decide(self, decision: Decision) -> None:
-        """As `DecisionLog.decide`. DecisionRefused also when it was aborted, or another process took the node."""
+        # DecisionRefused also when it was aborted, or another process took the node.
         record = encode_decision(decision)
         gtrid = decision.gtrid
         try:
@@ -194,7 +191,7 @@ class SqlLog:
             raise
 
     def end(self, gtrid: bytes) -> None:
-        """As `DecisionLog.end`. Written when some have come together, and on closing."""
+        # Written when some have come together, and on closing.
         with self._mutex:
             self._ends.append(gtrid)
             full = len(self._ends) >= ENDS
@@ -202,7 +199,6 @@ class SqlLog:
             self._write_ends()
 
     def note_heuristic(self, heuristic: Heuristic) -> None:
-        """As `DecisionLog.note_heuristic`."""
         record = encode_heuristic(heuristic)
         key = branch_key(heuristic.branch)
         insert = self._database.insert(HEURISTICS).values(
@@ -214,19 +210,17 @@ class SqlLog:
         self._change("a heuristic outcome", lambda: self._execute(noting))
 
     def drop_heuristic(self, branch: Branch) -> None:
-        """As `DecisionLog.drop_heuristic`."""
         dropping = delete(HEURISTICS).where(HEURISTICS.c.node == self._node, HEURISTICS.c.branch == branch_key(branch))
         self._change("the end of a heuristic outcome", lambda: self._execute(dropping))
 
     def decision(self, gtrid: bytes) -> Decision | None:
-        """As `DecisionLog.decision`."""
         entry = self.entry(gtrid)
         with self._mutex:
             ended = gtrid in self._ends
         return entry.decision if entry is not None and entry.state is GtridState.COMMITTED and not ended else None
 
     def decisions(self) -> Sequence[Decision]:
-        """As `DecisionLog.decisions`. LogStopped also when another process took the node: it resolves them now."""
+        # LogStopped also when another process took the node: it resolves them now.
         self._settle()
         decisions = self._read(self._decisions)
         with self._mutex:
@@ -234,11 +228,10 @@ class SqlLog:
         return [decision for decision in decisions if decision.gtrid not in ended]
 
     def heuristics(self) -> Sequence[Heuristic]:
-        """As `DecisionLog.heuristics`."""
         return self._read(lambda: read_heuristics(self._database, self._node))
 
     def close(self) -> None:
-        """As `DecisionLog.close`. Ends the lease, so that the node can be taken at once."""
+        # Ends the lease, so that the node can be taken at once.
         with self._mutex:
             if self._closing.is_set():
                 return
