@@ -113,10 +113,10 @@ class SaslClient(SaslLayer):
         if isinstance(request, Compute):
             self._compute(request)
         elif self._begun:
-            self._send(Frame.RESPONSE, request)
+            self._send(Frame.RESPONSE, request.octets)
         else:
             self._begun = True
-            self._send(Frame.INIT, Symbol(self.mechanism), request, self._hostname)
+            self._send(Frame.INIT, Symbol(self.mechanism), request.octets, self._hostname)
 
     def _outcome(self, code: int | None, additional: bytes) -> None:
         if code != OUTCOME_OK:

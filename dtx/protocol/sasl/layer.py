@@ -168,7 +168,7 @@ class SaslLayer(ABC):
             raise SaslError(f"a SASL {frame.name} frame would exceed {MAX_FRAME} octets")
         self._output.append(_FRAME.pack(_FRAME.size + len(body), 2, 1, 0) + body)
 
-    def _compute(self, request: Compute) -> None:
+    def _compute(self, request: Compute[Any]) -> None:
         self.computation = request.work
         self.state = State.COMPUTING
 

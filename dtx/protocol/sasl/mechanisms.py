@@ -1,8 +1,8 @@
 """SASL mechanisms as conversations, without frames and I/O: PLAIN, SCRAM-SHA-256, EXTERNAL and ANONYMOUS.
 
-A conversation is a generator. It yields octets for the peer and is sent what the peer answers, or it yields a
-`Compute`, whose work takes milliseconds and may be done off an event loop, and is sent the result. A server's
-ends with a `Verdict`, which two of them give at once; a client's ends when the server has shown all that the
+A conversation is a coroutine. It awaits an `Exchange` to send octets to the peer and to get the peer's answer, and a
+`Compute` to have work done that takes milliseconds and should not be done on an event loop. A server's conversation
+ends with a `Verdict`, which two mechanisms give at once; a client's ends when the server has shown all that the
 mechanism asks of it.
 """
 
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from dtx.protocol.sasl import scram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Coroutine, Generator
+
+T = TypeVar("T")
 
 ANONYMOUS: Final = "ANONYMOUS"
 EXTERNAL: Final = "EXTERNAL"
@@ -42,10 +44,23 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
-    """Work of some milliseconds; the conversation goes on with what it returns."""
+class Exchange:
+    """Awaited by a conversation: sends these octets to the other side, and answers what it sends back."""
 
-    work: Callable[[], Any]
+    octets: bytes
+
+    def __await__(self) -> Generator[Exchange, bytes, bytes]:
+        return (yield self)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute(Generic[T]):
+    """Awaited by a conversation: work of some milliseconds, which is done elsewhere. Answers what the work returns."""
+
+    work: Callable[[], T]
+
+    def __await__(self) -> Generator[Compute[T], T, T]:
+        return (yield self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +73,9 @@ class Verdict:
     reason: str = ""
 
 
-ServerConversation: TypeAlias = "Generator[bytes | Compute, Any, Verdict]"
-ClientConversation: TypeAlias = "Generator[bytes | Compute, Any, None]"
+ServerConversation: TypeAlias = "Coroutine[Exchange | Compute[Any], Any, Verdict]"
+ClientConversation: TypeAlias = "Coroutine[Exchange | Compute[Any], Any, None]"
+"""A mechanism's side of the conversation. Who drives it carries out what it awaits, and sends it the answer."""
 
 
 RESERVED: Final = frozenset({"anonymous", "*"})
@@ -96,7 +112,7 @@ def external_server(initial: bytes, certified: str | None) -> Verdict:
     return Verdict(Identity(certified))
 
 
-def plain_server(initial: bytes, users: Verifiers) -> ServerConversation:
+async def plain_server(initial: bytes, users: Verifiers) -> Verdict:
     """authzid NUL name NUL password. Unknown names take as long as wrong passwords."""
     parts = initial.decode("utf-8", "replace").split("\0")
     if len(parts) != 3 or not parts[1]:
@@ -108,7 +124,7 @@ def plain_server(initial: bytes, users: Verifiers) -> ServerConversation:
         return Verdict(None, reason=str(error))
     known = users.verifier(name)
     verifier = known or users.decoy(name)
-    accepted = yield Compute(lambda: verifier.accepts(password))
+    accepted = await Compute(lambda: verifier.accepts(password))
     if not accepted or known is None:
         return Verdict(None, reason=f"wrong name or password for {name!r}")
     if authzid not in {"", given}:
@@ -116,7 +132,7 @@ def plain_server(initial: bytes, users: Verifiers) -> ServerConversation:
     return Verdict(Identity(name))
 
 
-def scram_server(initial: bytes, users: Verifiers, nonce: Callable[[int], bytes]) -> ServerConversation:
+async def scram_server(initial: bytes, users: Verifiers, nonce: Callable[[int], bytes]) -> Verdict:
     """RFC 5802. An unknown name sees the same exchange as a wrong password."""
     refused = b"e=invalid-proof"
     try:
@@ -127,7 +143,7 @@ def scram_server(initial: bytes, users: Verifiers, nonce: Callable[[int], bytes]
         server_first = scram.ServerFirst(
             first.nonce + scram.encoded(nonce(NONCE_OCTETS)), verifier.salt, verifier.iterations
         )
-        answer = yield str(server_first).encode()
+        answer = await Exchange(str(server_first).encode())
         final = scram.ClientFinal.parse(answer)
     except scram.ScramError as error:
         return Verdict(None, b"e=other-error", str(error))
@@ -145,27 +161,27 @@ def scram_server(initial: bytes, users: Verifiers, nonce: Callable[[int], bytes]
     return Verdict(Identity(name), b"v=" + scram.encoded(signature).encode())
 
 
-def wordless_client() -> ClientConversation:
+async def wordless_client() -> None:
     """ANONYMOUS says nothing, EXTERNAL leaves it to the certificate."""
-    yield b""
+    await Exchange(b"")
 
 
-def plain_client(user: str, password: str) -> ClientConversation:
+async def plain_client(user: str, password: str) -> None:
     """Tells the password: only over TLS, or where it was allowed by hand."""
-    yield f"\0{user}\0{password}".encode()
+    await Exchange(f"\0{user}\0{password}".encode())
 
 
-def scram_client(user: str, password: str, nonce: Callable[[int], bytes]) -> ClientConversation:
+async def scram_client(user: str, password: str, nonce: Callable[[int], bytes]) -> None:
     """RFC 5802; ends only when the server has proved that it knows the password's verifier."""
     own = scram.encoded(nonce(NONCE_OCTETS))
     bare = f"n={scram.escaped(scram.saslprep(user))},r={own}"
-    answer = yield (scram.GS2_HEADER + bare).encode()
+    answer = await Exchange((scram.GS2_HEADER + bare).encode())
     first = scram.ServerFirst.parse(answer, own)
-    salted = yield Compute(lambda: scram.salted_password(password, first.salt, first.iterations))
+    salted = await Compute(lambda: scram.salted_password(password, first.salt, first.iterations))
     without_proof = f"c={scram.encoded(scram.GS2_HEADER.encode())},r={first.nonce}"
     message = f"{bare},{answer.decode()},{without_proof}"
     proof = scram.encoded(scram.client_proof(salted, message))
-    answer = yield f"{without_proof},p={proof}".encode()
+    answer = await Exchange(f"{without_proof},p={proof}".encode())
     expected = scram.server_signature(hmac.digest(salted, b"Server Key", "sha256"), message)
     if not hmac.compare_digest(scram.decoded_signature(answer), expected):
         raise scram.ScramError("the server could not prove that it knows the password")

@@ -9,7 +9,7 @@ from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.printable import printable
 from dtx.protocol.sasl import mechanisms
 from dtx.protocol.sasl.layer import OUTCOME_OK, SASL_HEADER, Frame, SaslError, SaslLayer, State, item
-from dtx.protocol.sasl.mechanisms import Compute, Identity, Verdict
+from dtx.protocol.sasl.mechanisms import Compute, Exchange, Identity, Verdict
 from dtx.protocol.values import Array, Symbol, Ubyte
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class SaslServer(SaslLayer):
         if isinstance(request, Compute):
             self._compute(request)
         else:
-            self._send(Frame.CHALLENGE, request)
+            self._send(Frame.CHALLENGE, request.octets)
 
     def _conclude(self, verdict: Verdict) -> None:
         code = OUTCOME_AUTH if verdict.identity is None else OUTCOME_OK
@@ -127,8 +127,8 @@ class SaslServer(SaslLayer):
         self.state = State.DONE
 
 
-def _from_initial(initial: bytes | None, begin: Callable[[bytes], ServerConversation]) -> ServerConversation:
+async def _from_initial(initial: bytes | None, begin: Callable[[bytes], ServerConversation]) -> Verdict:
     """A conversation that the client begins; where it left its beginning out, it is asked for it."""
     if initial is None:
-        initial = yield b""
-    return (yield from begin(initial))
+        initial = await Exchange(b"")
+    return await begin(initial)
