@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import SASL, Event
 
+from dtx.broker.access.credentials import Credentials
 from dtx.protocol.decoding import decode_from
 from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
@@ -21,7 +22,6 @@ from dtx.protocol.sasl.mechanisms import Identity
 from dtx.protocol.sasl.scram import Verifier
 from dtx.protocol.sasl.server import SERVER_LEGAL
 from dtx.protocol.values import Array, Described, Symbol, Ubyte, Ulong
-from dtx.resource.access.credentials import Credentials
 from tests.dtx.protocol.engines import Engine, answer
 
 if TYPE_CHECKING:
