@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from dtx.protocol.addresses import TXN_ID
+from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
 from dtx.protocol.commands import Declare, Discharge, End, Start
 from dtx.protocol.conditions import Condition, RefusedError, refused
-from dtx.protocol.links import DISTRIBUTED, LOCAL, TXN_ID
 from dtx.protocol.replies import ACCEPTED
 from rm_amqp.core import until
 from rm_amqp.links import Control, Receiver, Sender

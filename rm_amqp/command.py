@@ -8,9 +8,9 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from dtx.protocol.addresses import COORDINATION as ADDRESS
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Refusal, RefusedError
-from dtx.protocol.links import COORDINATION as ADDRESS
 from rm_amqp.core import until
 from rm_amqp.links import Receiver, Sender
 from rm_amqp.loss import Cause, ConnectionLost, TimedOut

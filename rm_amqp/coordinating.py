@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from dtx.protocol.addresses import DEPTH, branch_address
 from dtx.protocol.commands import MAX_PAGE, Fence, Found, Prepare, Recover
 from dtx.protocol.conditions import RefusedError
 from dtx.protocol.decoding import decode_from
-from dtx.protocol.links import DEPTH, branch_address
 from dtx.protocol.replies import Recovered
 from rm_amqp.bulk import READ
 from rm_amqp.connected import refusal_error

@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from dtx.protocol.capabilities import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL
 from dtx.protocol.conditions import Condition, Refusal
-from dtx.protocol.links import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL
 from dtx.protocol.replies import REJECTED, RELEASED
 from dtx.protocol.values import Described, Ulong
 from rm_amqp.engine import (

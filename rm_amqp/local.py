@@ -12,10 +12,10 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from dtx.protocol.capabilities import LOCAL
 from dtx.protocol.commands import Declare
 from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
 from dtx.protocol.decoding import DecodeError, decode
-from dtx.protocol.links import LOCAL
 from dtx.protocol.messages import read_header, with_header
 from dtx.protocol.replies import ACCEPTED, DECLARED, TRANSACTIONAL
 from dtx.protocol.values import Described, Symbol, Ulong

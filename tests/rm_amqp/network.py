@@ -1,5 +1,5 @@
-"""A network in memory between clients and a broker's node: what is sent crosses it frame by frame, on a clock of its
-own, and at some boundaries, before a connection is made, a frame crosses or the store forces something, a fault
+"""A network in memory between clients and a broker's container: what is sent crosses it frame by frame, on a clock of
+its own, and at some boundaries, before a connection is made, a frame crosses or the store forces something, a fault
 strikes.
 
 The clients' shells are the real ones: they have an `End` where they would have a socket, and wait for it as they would
@@ -16,9 +16,9 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from dtx.broker.connection import BrokerConnection
-from dtx.broker.node import Node
-from dtx.broker.permissions import EVERYTHING, Permissions
+from dtx.broker.access.permissions import EVERYTHING, Permissions
+from dtx.broker.container import Container
+from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.broker.settings import Settings
 from dtx.protocol.sasl import SaslServer, ServerPolicy
 from dtx.store.memory import Disk, MemoryStore
@@ -162,7 +162,7 @@ class Peer:
             self._sasl.feed(frame)
             self.down.put(self._sasl.output())
             if self._sasl.done and self._sasl.identity is not None:
-                self.connection = BrokerConnection(self._network.node, self._sasl.identity, "memory")
+                self.connection = BrokerConnection(self._network.container, self._sasl.identity, "memory")
                 rest, self._sasl = self._sasl.rest, None
                 if rest:
                     self.connection.received(rest)
@@ -204,7 +204,7 @@ class Network:
         self._numbers = count(1_000_000)
         self._nonces = count()
         self._jobs: deque[Callable[[], None]] = deque()
-        self.node: Node
+        self.container: Container
         self.start_broker()
 
     # -- surroundings
@@ -256,8 +256,10 @@ class Network:
     def start_broker(self) -> None:
         self._jobs.clear()
         permissions = Permissions({"anonymous": EVERYTHING, "*": EVERYTHING})
-        self.node = Node(MemoryStore(self.disk, self._jobs.append), self, Settings(), permissions, self._store_stopped)
-        self.node.open()
+        self.container = Container(
+            MemoryStore(self.disk, self._jobs.append), self, Settings(), permissions, self._store_stopped
+        )
+        self.container.open()
         while self._jobs:
             self._jobs.popleft()()
 
@@ -298,7 +300,7 @@ class Network:
                 else:
                     self._kept[kept] = max(again, self.now + 0.02)
         if self._tick_at_s <= self.now:
-            self._tick_at_s = self.now + max(self.node.resource.tick(), 0.01)
+            self._tick_at_s = self.now + max(self.container.resource.tick(), 0.01)
             for end in self.ends:
                 if end.peer.connection is not None:
                     end.peer.connection.tick(int(self.now * 1000))
@@ -321,8 +323,8 @@ class Network:
             moved = True
             if not self._strikes(None, None):
                 self._jobs.popleft()()
-        self.node.resource.settle()
-        self.node.take_touched()
+        self.container.resource.settle()
+        self.container.take_touched()
         for end in tuple(self.ends):
             end.peer.says()
             moved |= self._cross(end.peer, end.peer.down, end.arrives)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.protocol.links import branch_address
+from dtx.protocol.addresses import branch_address
 from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client
 from tests.rm_amqp.embedded import EmbeddedBroker

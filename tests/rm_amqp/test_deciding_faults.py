@@ -146,7 +146,7 @@ class Field:
         self.manager.close()
         network.sleep(1)
         network.now += LONG_S
-        network.node.resource.tick()
+        network.container.resource.tick()
         network.sleep(1)
 
     def check(self, told: str, where: str) -> None:
@@ -158,8 +158,8 @@ class Field:
         tokens = [Token.decode(body) for body in self.look("xabridge.tokens.0")]
         assert [token.decided for token in tokens] == [()], where
         assert len(self.look("xabridge.tokens")) == 1, where
-        assert [str(branch) for branch in self.network.node.registry] == [], where
-        for queue in self.network.node.resource.queues.values():
+        assert [str(branch) for branch in self.network.container.registry] == [], where
+        for queue in self.network.container.resource.queues.values():
             assert (queue.held, queue.pending) == (0, 0), f"{queue.name}, {where}"
         assert not self.store.in_doubt, where
 
@@ -262,7 +262,7 @@ def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Fou
             heard.append(rm.decider_id)
         assert len(set(heard)) == 1, f"{kind.name} at boundary {at}"
         network.sleep(100)
-        queues = network.node.resource.queues
+        queues = network.container.resource.queues
         assert all((queue.held, queue.pending) == (0, 0) for queue in queues.values()), f"{kind.name} at boundary {at}"
         first.hold(Owner("sim-1", bytes(8), ""), 1, RMID)
         first.close("", RMID)

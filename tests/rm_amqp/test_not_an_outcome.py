@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.broker.credentials import set_password
-from dtx.broker.permissions import Permissions
+from dtx.broker.access.credentials import set_password
+from dtx.broker.access.permissions import Permissions
 from dtx.protocol.commands import Commit, Rollback
 from dtx.protocol.conditions import Condition, Refusal
 from rm_amqp import Message

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 
 import xa
+from tests.cases import each
 from xa import Code, XaError, check_flags, flag_names
 from xa.flags import (
     FLAG_RULES,
@@ -87,7 +88,7 @@ ALLOWED = {
 COMBINATIONS = [sum(chosen) for chosen in product(*((0, flag) for flag in VERB_FLAGS))]
 
 
-@pytest.mark.parametrize(("name", "value"), XA_H.items())
+@each(("name", "value"), XA_H.items())
 def test_values_are_xopens(name: str, value: int) -> None:
     assert getattr(xa, name) == value
 
@@ -114,8 +115,8 @@ def test_every_combination(verb: str) -> None:
     }
 
 
-@pytest.mark.parametrize("verb", sorted(ALLOWED))
-@pytest.mark.parametrize("strange", [1, 2, 4, 0x00080000, 1 << 32, -1])
+@each("verb", sorted(ALLOWED))
+@each("strange", [1, 2, 4, 0x00080000, 1 << 32, -1])
 def test_what_is_no_flag_is_refused(verb: str, strange: int) -> None:
     flags = min(ALLOWED[verb]) | strange
     with pytest.raises(XaError) as raised:

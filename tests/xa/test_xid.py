@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cases import each
 from xa import NULL_XID, Xid
 
 XIDS = st.builds(
@@ -32,14 +33,14 @@ def test_text_form_is_what_pgjdbc_and_psycopg_write(xid: Xid) -> None:
     assert len(str(xid)) <= 188
 
 
-@pytest.mark.parametrize("octet", range(256))
+@each("octet", range(256))
 def test_every_octet_round_trips_in_every_place(octet: int) -> None:
     one = bytes([octet])
     for xid in (Xid(0, one), Xid(0, one, one), Xid(0, b"g" + one + b"g", b"b" + one), Xid(0, one * 64, one * 64)):
         assert Xid.parse(str(xid)) == xid
 
 
-@pytest.mark.parametrize("length", range(1, 65))
+@each("length", range(1, 65))
 def test_every_length_round_trips(length: int) -> None:
     octets = bytes(range(190, 190 + 65))
     for other in (0, 1, 2, 3, 63, 64):
@@ -121,7 +122,7 @@ def test_is_a_value() -> None:
         Xid(0, b"g").gtrid = b"h"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
