@@ -51,20 +51,14 @@ class Harness(Protocol):
     Subclass it, or write a class that looks alike. What only some resource managers can do has a default that says so.
     """
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What its resource manager can do."""
-        ...
+    capabilities: Capabilities
+    """What its resource manager can do."""
 
-    @property
-    def open_string(self) -> str:
-        """What to open it with."""
-        ...
+    open_string: str
+    """What to open it with."""
 
-    @property
-    def wrong_open_string(self) -> str:
-        """One that is refused as XAER_INVAL without being tried."""
-        ...
+    wrong_open_string: str
+    """One that is refused as XAER_INVAL without being tried."""
 
     def new(self, registrar: Registrar) -> ResourceManager:
         """A new client, as another process would make one; not yet opened. All of them serve the same resource."""
