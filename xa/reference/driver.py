@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import ref
 
 from xa.association import DYNAMIC, STATIC
 from xa.codes import MEANING, Code
@@ -24,14 +25,19 @@ from xa.reference.session import ReferenceSession
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from xa.control import ThreadOfControl
     from xa.driver import Pending, SessionContext
     from xa.errors import XaError
     from xa.holdings import InDoubtBranch
+    from xa.reference.branch import Control
     from xa.reference.store import ReferenceStore
     from xa.xid import Xid
 
 T = TypeVar("T")
+
+
+def _calling() -> Control:
+    """The calling thread of control, which this reference does not keep alive. There is one reference to each."""
+    return ref(thread_of_control())
 
 
 class Effect(Protocol):
@@ -55,7 +61,7 @@ class Flight:
     def __init__(
         self,
         client: ReferenceDriver,
-        control: ThreadOfControl,
+        control: Control,
         verb: str,
         xid: Xid | None,
         effect: Callable[[], Code],
@@ -82,7 +88,7 @@ class Reply:
     def __init__(
         self,
         driver: ReferenceDriver,
-        control: ThreadOfControl,
+        control: Control,
         verb: str,
         branch: Branch,
         outcome: Code | Flight,
@@ -142,7 +148,7 @@ class ReferenceDriver(Driver[Association]):
     # --- associations -----------------------------------------------------------------------------------------
     def begin(self, xid: Xid, beside: Sequence[Association], *, wait: bool) -> Association:  # noqa: ARG002 — room for all
         store = self._store
-        association = Association(self, thread_of_control(), Branch(xid), self._dialect)
+        association = Association(self, _calling(), Branch(xid), self._dialect)
         with store.lock:
             if store.script.plans or not store.reachable:
                 self._send("start", association.branch, partial(store.start, association), association)
@@ -155,13 +161,13 @@ class ReferenceDriver(Driver[Association]):
     def join(self, xid: Xid, beside: Sequence[Association], *, wait: bool) -> Association:  # noqa: ARG002 — room for all
         store = self._store
         with store.lock:
-            association = Association(self, thread_of_control(), store.find(xid), self._dialect)
+            association = Association(self, _calling(), store.find(xid), self._dialect)
             self._send("start", association.branch, partial(store.join, association), association)
         return association
 
     def resume(self, work: Association, *, wait: bool) -> Association:  # noqa: ARG002 — nobody is waited for
         with self._store.lock:
-            effect = partial(self._store.resume, work, self, thread_of_control())
+            effect = partial(self._store.resume, work, self, _calling())
             self._send("start", work.branch, effect, work)
         return work
 
@@ -229,7 +235,7 @@ class ReferenceDriver(Driver[Association]):
             else:
                 outcome = effect(branch, None)
             if later:
-                reply = Reply(self, thread_of_control(), verb, branch, outcome)
+                reply = Reply(self, _calling(), verb, branch, outcome)
                 self._replies.add(reply)
                 return reply
             if outcome is OK:
@@ -326,7 +332,7 @@ class ReferenceDriver(Driver[Association]):
     ) -> Code | Flight:
         """What the store's script and the network make of one request."""
         store = self._store
-        control = thread_of_control()
+        control = _calling()
         xid = None if branch is None else branch.xid
         step = store.script.take(verb, xid)
         fate = step.fate
@@ -348,7 +354,7 @@ class ReferenceDriver(Driver[Association]):
         store.lose(lost.held())
         return LOST
 
-    def _held_by(self, control: ThreadOfControl, association: Association | None) -> list[Association]:
+    def _held_by(self, control: Control, association: Association | None) -> list[Association]:
         """The thread's associations, with the one that a request is about."""
         held = [
             one
@@ -358,15 +364,15 @@ class ReferenceDriver(Driver[Association]):
         ]
         return held if association is None or association in held else [*held, association]
 
-    def lose_replies(self, control: ThreadOfControl | None = None) -> None:
+    def lose_replies(self, control: Control | None = None) -> None:
         """No asynchronous request will be answered, of all or of one thread of control."""
         for reply in self._replies:
             if control is None or reply.control is control:
                 reply.outcome = LOST
 
-    def _failed(self, verb: str, code: Code, branch: Branch | None, control: ThreadOfControl | None = None) -> XaError:
+    def _failed(self, verb: str, code: Code, branch: Branch | None, control: Control | None = None) -> XaError:
         if code is LOST:
-            self.lose_replies(control or thread_of_control())
+            self.lose_replies(control or _calling())
         return self._error(verb, code, branch)
 
     @staticmethod

@@ -19,7 +19,7 @@ from xa.tables import BRANCH, BranchState, BranchVerb
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xa.control import ThreadOfControl
+    from xa.reference.branch import Control
     from xa.reference.driver import Flight, ReferenceDriver
     from xa.xid import Xid
 
@@ -125,7 +125,7 @@ class Server:
         self,
         association: Association,
         client: ReferenceDriver,
-        control: ThreadOfControl,
+        control: Control,
         answer: Code | None = None,
     ) -> Code:
         """Resumes a suspended association, which becomes this client's and thread's."""
