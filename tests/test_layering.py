@@ -25,6 +25,7 @@ VIOLATIONS = {
     "dtx": ("dtx.protocol.planted", "dtx.store"),
     "pyspark": ("tm.planted", "pyspark"),
     "core": ("pipeline.core.planted", "pyarrow"),
+    "proton-once": ("rm_amqp.planted", "proton"),
     "proton": ("dtx.store.planted", "proton"),
 }
 

@@ -28,7 +28,7 @@ from dtx.protocol.encoding import encode
 from dtx.protocol.messages import read_request, response_message, value_message
 from dtx.protocol.replies import Result, encode_reply
 from dtx.protocol.values import Ulong
-from rm_amqp.wire import Requests, control_message, coordination, read_reply, read_response
+from rm_amqp.channel.templates import Requests, control_message, coordination, read_reply, read_response
 from xa import NULL_XID, Code, Xid
 
 NUMBERS = st.integers(0, 2**64 - 1)

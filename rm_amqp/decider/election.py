@@ -38,7 +38,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rm_amqp.tokens import Founding, Token, WrongTokenError
+from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping

@@ -11,6 +11,7 @@ import datetime as dt
 import decimal
 import enum
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +32,8 @@ _INSTEAD: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
 """What can't be sent → what to do about it; the first that fits."""
 _OTHERWISE: Final = "send None, booleans, numbers, str, bytes, UUIDs, or lists and dicts of these"
 _PLAIN: Final = (type(None), bool, float, bytes, bytearray, memoryview)
+_WITH_AMQP_TYPES: Final = frozenset({"dtx", "proton"})
+"""Packages that have classes for the types of AMQP."""
 _INTEGERS: Final = range(-(2**63), 2**63)
 _DEEPEST: Final = 100
 
@@ -53,13 +56,8 @@ def refusals(what: str, value: Any, depth: int = 0) -> Iterator[str]:
         for key, item in value.items():
             yield from refusals(f"the key {key!r} of {what}", key, depth + 1)
             yield from refusals(f"{what}[{key!r}]", item, depth + 1)
-    elif kind not in _PLAIN and not _is_protons(kind):
+    elif kind not in _PLAIN and kind.__module__.partition(".")[0] not in _WITH_AMQP_TYPES and kind is not UUID:
         yield f"{what} is of type {kind.__qualname__}, which AMQP does not have: {_instead(value)}"
-
-
-def _is_protons(kind: type) -> bool:
-    """Whether it is one that proton made for a type of AMQP, or takes by itself."""
-    return kind.__module__.startswith("proton") or kind.__module__ == "uuid"
 
 
 def _instead(value: Any) -> str:

@@ -1,20 +1,20 @@
-"""The founding of token queues, over one channel: performs the effects of `rm_amqp.election`."""
+"""The founding of token queues, over one channel: performs the effects of `rm_amqp.decider.election`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rm_amqp.core import until
-from rm_amqp.election import PAUSE_S, Browse, Elect, Found, LetGo, Look, Pause, Take, elected
-from rm_amqp.local import LocalWork
-from rm_amqp.token_queues import TokenBusyError
+from rm_amqp.connection.endpoint import until
+from rm_amqp.decider.channel import LocalWork
+from rm_amqp.decider.election import PAUSE_S, Browse, Elect, Found, LetGo, Look, Pause, Take, elected
+from rm_amqp.decider.token_queues import TokenBusyError
 
 if TYPE_CHECKING:
-    from rm_amqp.core import Steps
-    from rm_amqp.election import Effect
-    from rm_amqp.local import LocalChannel
-    from rm_amqp.token_queues import HeldToken
-    from rm_amqp.tokens import Founding
+    from rm_amqp.connection.endpoint import Steps
+    from rm_amqp.decider.channel import LocalChannel
+    from rm_amqp.decider.election import Effect
+    from rm_amqp.decider.token_queues import HeldToken
+    from rm_amqp.decider.tokens import Founding
 
 
 def founded(channel: LocalChannel, own: Founding, until_s: float, deadline: float) -> Steps[Founding]:
@@ -32,13 +32,13 @@ def founded(channel: LocalChannel, own: Founding, until_s: float, deadline: floa
         except StopIteration as over:
             founding: Founding = over.value
             return founding
-        if isinstance(effect, Pause) and channel.core.clock() >= until_s:
+        if isinstance(effect, Pause) and channel.endpoint.clock() >= until_s:
             raise TokenBusyError(f"nobody can say yet which founding of {channel.tokens.name} counts: {effect.why}")
         answer = yield from _perform(effect, channel, held, deadline)
 
 
 def _perform(effect: Effect, channel: LocalChannel, held: list[HeldToken], deadline: float) -> Steps[object]:
-    queues, core = channel.tokens, channel.core
+    queues, endpoint = channel.tokens, channel.endpoint
     match effect:
         case Browse():
             return (yield from queues.foundings(deadline))
@@ -58,7 +58,7 @@ def _perform(effect: Effect, channel: LocalChannel, held: list[HeldToken], deadl
             while held:
                 yield from queues.release(held.pop())
         case Pause():
-            yield from until(core, lambda: False, core.clock() + PAUSE_S)
+            yield from until(endpoint, lambda: False, endpoint.clock() + PAUSE_S)
     return None
 
 

@@ -1,10 +1,11 @@
-"""TokenQueues: the token queues as one channel uses them: looking, holding a token, replacing it.
+"""The token queues as one channel uses them: reading tokens, holding one, replacing it.
 
 Everything here is steps. A token is held from `acquire` until it is released, or until the transaction that retires it
-is over. Where anything else than the errors named here is raised, a token may be on its way: the connection has to go.
+is over. Where anything else than the errors named here is raised, a token may be on its way: the connection has to be
+given up.
 
-Whoever holds a token knows which founding counts (`rm_amqp.founding`). That is for good, so that an unused token of any
-other founding, which holds nothing, is dropped by whoever meets it.
+Whoever holds a token knows which founding counts (`rm_amqp.decider.founding`). That is for good. So whoever meets an
+unused token of any other founding, which holds nothing, drops it.
 """
 
 from __future__ import annotations
@@ -13,57 +14,33 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from proton import Message, MessageException
-
 from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.decoding import DecodeError
 from dtx.protocol.replies import ACCEPTED, RELEASED
-from rm_amqp.association import TAKE
-from rm_amqp.core import until
-from rm_amqp.engine import LIB, put_symbols
-from rm_amqp.links import Receiver, Sender
-from rm_amqp.loss import TimedOut
-from rm_amqp.tokens import Founding, Token, WrongTokenError
+from rm_amqp.channel.work import TAKE
+from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.links import Receiver, Sender
+from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
+from rm_amqp.errors import TimedOut
+from rm_amqp.message import Message
 from xa import Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rm_amqp.core import Core, Steps
-    from rm_amqp.election import Foundings
-    from rm_amqp.engine import Pointer
-    from rm_amqp.links import Answer, Arrived
-    from rm_amqp.local import LocalWork
+    from rm_amqp.connection.endpoint import Endpoint, Steps
+    from rm_amqp.connection.links import Answer, Arrived
+    from rm_amqp.decider.channel import LocalWork
+    from rm_amqp.decider.election import Foundings
 
 BROWSE_CREDIT: Final = 100
 DRAIN_AGAIN_S: Final = 0.5
 QUEUE: Final = ("queue",)
 """The capability that brokers know who have topics as well."""
-_MOVES: Final = LIB.PN_DIST_MODE_MOVE
 
 
 class TokenBusyError(Exception):
     """The token could not be had in time: somebody holds it, or it is gone. Nothing was changed."""
-
-
-class QueueSender(Sender):
-    """Sends to a queue."""
-
-    def _terminus(self) -> None:
-        super()._terminus()
-        put_symbols(LIB.pn_terminus_capabilities(LIB.pn_link_target(self.pointer)), QUEUE)
-
-
-class QueueReceiver(Receiver):
-    """Takes from a queue, or reads it."""
-
-    def _terminus(self, source: Pointer) -> None:
-        put_symbols(LIB.pn_terminus_capabilities(source), QUEUE)
-
-    @property
-    def takes(self) -> bool:
-        """Whether the broker says that it gives messages away over this link."""
-        source = LIB.pn_link_remote_source(self.pointer)
-        return bool(LIB.pn_terminus_get_distribution_mode(source) == _MOVES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,11 +55,11 @@ class HeldToken:
 class TokenQueues:
     """Those of one channel, by the name of the founding queue."""
 
-    def __init__(self, core: Core, name: str) -> None:
+    def __init__(self, endpoint: Endpoint, name: str) -> None:
         self.name = name
-        self._core = core
-        self._receivers: dict[int, QueueReceiver] = {}
-        self._senders: dict[str, QueueSender] = {}
+        self._core = endpoint
+        self._receivers: dict[int, Receiver] = {}
+        self._senders: dict[str, Sender] = {}
 
     def address(self, slot: int) -> str:
         """The queue of a slot."""
@@ -105,9 +82,9 @@ class TokenQueues:
 
     def _browsed(self, address: str, deadline: float) -> Steps[list[Arrived]]:
         """Every message that a queue shows; they stay there."""
-        browser = QueueReceiver(self._core, address, browse=True, name="browse")
+        browser = Receiver(self._core, address, browse=True, name="browse")
         yield from self._attached(browser, deadline)
-        if browser.takes:
+        if browser.moves:
             browser.close()
             raise refused(Code.XAER_RMERR, f"{address} can't be browsed", condition=Condition.NOT_IMPLEMENTED)
         found: list[Arrived] = []
@@ -136,10 +113,10 @@ class TokenQueues:
             if held is not None:
                 return held
 
-    def _receiver(self, slot: int, deadline: float) -> Steps[QueueReceiver]:
+    def _receiver(self, slot: int, deadline: float) -> Steps[Receiver]:
         receiver = self._receivers.get(slot)
-        if receiver is None or not receiver.attached or not receiver.alive:
-            receiver = self._receivers[slot] = QueueReceiver(self._core, self.address(slot), name="token")
+        if receiver is None or not receiver.attached:
+            receiver = self._receivers[slot] = Receiver(self._core, self.address(slot), name="token")
             yield from self._attached(receiver, deadline)
         return receiver
 
@@ -201,14 +178,14 @@ class TokenQueues:
 
     def retire(self, held: HeldToken, work: LocalWork) -> None:
         """Takes the held token away in this transaction; it leaves with the discharge, which follows."""
-        held.arrived.link.settle(held.arrived, work.stateful(TAKE))
+        held.arrived.link.settle(held.arrived, work.delivery_state(TAKE))
 
     def send(self, bodies: Iterable[tuple[str, str]], work: LocalWork, deadline: float) -> Steps[None]:
         """Sends these bodies to their addresses, in this transaction; the broker has taken them when it returns.
         RefusedError: it does not."""
         for address, body in bodies:
-            work.posted.append((yield from self._send(address, body, work, deadline)))
-        if not (yield from until(self._core, work.look, deadline)):
+            work.await_answer((yield from self._send(address, body, work, deadline)))
+        if not (yield from until(self._core, work.all_taken, deadline)):
             raise TimedOut("the broker did not say in time that it has taken the token")
         self._core.check()
         if work.refusal is not None:
@@ -218,8 +195,8 @@ class TokenQueues:
     def _send(self, address: str, body: str, work: LocalWork, deadline: float) -> Steps[Answer]:
         octets = Message(body=body, durable=True, content_type="application/json").encode()
         sender = self._senders.get(address)
-        if sender is None or not sender.attached or not sender.alive:
-            sender = self._senders[address] = QueueSender(self._core, address)
+        if sender is None or not sender.attached:
+            sender = self._senders[address] = Sender(self._core, address)
             yield from self._attached(sender, deadline)
         if 0 < sender.max_octets < len(octets):
             told = f"a token of {len(octets)} octets; the broker takes at most {sender.max_octets} for {address}"
@@ -229,11 +206,9 @@ class TokenQueues:
             if self._core.clock() >= deadline:
                 raise TimedOut(f"the broker takes no messages for {address} now")
             yield deadline
-        answer = sender.send(octets, work.stateful(), settled=False)
-        assert answer is not None  # noqa: S101 — it is not sent settled
-        return answer
+        return sender.send(octets, work.delivery_state())
 
-    def _attached(self, link: QueueReceiver | QueueSender, deadline: float) -> Steps[None]:
+    def _attached(self, link: Receiver | Sender, deadline: float) -> Steps[None]:
         if not (yield from until(self._core, lambda: link.answered, deadline)):
             raise TimedOut("the broker did not answer the attach in time")
         self._check(link)
@@ -268,9 +243,7 @@ class TokenQueues:
 
     @staticmethod
     def _read(arrived: Arrived, address: str) -> Message:
-        message = Message()
         try:
-            message.decode(arrived.octets)
-        except (MessageException, ValueError, OverflowError) as error:
+            return Message.from_octets(arrived.octets)
+        except DecodeError as error:
             raise WrongTokenError(f"a message in {address} can't be read: {error}") from None
-        return message

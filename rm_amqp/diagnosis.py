@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rm_amqp.election import counting
-from rm_amqp.tokens import WrongTokenError
+from rm_amqp.decider.election import counting
+from rm_amqp.decider.tokens import WrongTokenError
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosis, Health
 from xa.holdings import MAX_HOLDINGS, Holding, InDoubtBranch, Relation
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from dtx.protocol.replies import Details
-    from rm_amqp.election import Foundings
+    from rm_amqp.decider.election import Foundings
+    from rm_amqp.decider.tokens import Founding, Token
     from rm_amqp.settings import Settings
-    from rm_amqp.tokens import Founding, Token
 
 REPORT_PAGE: Final = 100
 """Branches that are asked for at a time, with what each of them holds."""

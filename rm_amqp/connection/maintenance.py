@@ -1,8 +1,8 @@
-"""Keeper: the one thread per process that keeps idle connections alive.
+"""The one thread per process that maintains what nobody uses: heartbeats of connections, and idle channels.
 
-Heartbeats can't depend on the calls of an application that computes. The keeper looks after every line now and then,
-without waiting: a line whose lock somebody has is in use, and is asked again a little later. It ends when there is
-nothing left to keep, and begins again with the next line.
+Heartbeats can't depend on the calls of an application, because it may compute for a long time. The thread calls each
+object now and then, without waiting: a connection that is in use is asked again a little later. It ends when there is
+nothing left to maintain, and begins again with the next object.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import Final, Protocol
 SOONEST_S: Final = 0.02
 
 
-class Kept(Protocol):
-    """What is looked after."""
+class Maintained(Protocol):
+    """What has to be called now and then."""
 
-    def keep(self) -> float | None:
-        """Looks after it, without waiting; when to do so again (on the monotonic clock), None for never."""
+    def maintain(self) -> float | None:
+        """Does what is due, without waiting; when to call it again (on the monotonic clock), None for never."""
         ...
 
 
-class Keeper:
-    """Looks after what it was given, until that is gone."""
+class MaintenanceThread:
+    """Maintains what it was given, as long as somebody else refers to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._due: dict[weakref.ref[Kept], float] = {}
+        self._due: dict[weakref.ref[Maintained], float] = {}
         self._wake = threading.Event()
         self._process = 0
 
-    def keep(self, kept: Kept) -> None:
-        """Looks after this from now on."""
+    def add(self, maintained: Maintained) -> None:
+        """Maintains this from now on."""
         with self._lock:
             if self._process != os.getpid():  # the thread, and the connections, were the parent's
                 self._due.clear()
-            self._due[weakref.ref(kept)] = 0.0
+            self._due[weakref.ref(maintained)] = 0.0
             if self._process != os.getpid():
                 self._process = os.getpid()
-                threading.Thread(target=self._run, name="xabridge-keeper", daemon=True).start()
+                threading.Thread(target=self._run, name="xabridge-maintenance", daemon=True).start()
         self._wake.set()
 
     def _run(self) -> None:
@@ -50,15 +50,17 @@ class Keeper:
             now = time.monotonic()
             with self._lock:
                 due = [reference for reference, when in self._due.items() if when <= now]
+
             for reference in due:
-                kept = reference()
-                again = None if kept is None else kept.keep()
+                maintained = reference()
+                again = None if maintained is None else maintained.maintain()
                 with self._lock:
                     if again is None:
                         self._due.pop(reference, None)
                     else:
                         self._due[reference] = again
-                del kept
+                del maintained
+
             with self._lock:
                 if not self._due:
                     self._process = 0
@@ -67,5 +69,5 @@ class Keeper:
             self._wake.wait(max(next_s, SOONEST_S))
 
 
-KEEPER: Final = Keeper()
+MAINTENANCE: Final = MaintenanceThread()
 """The process's."""

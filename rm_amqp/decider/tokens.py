@@ -4,7 +4,7 @@ The founding queue, `token_queue` of the open string, holds founding messages; t
 slot has a queue of its own, `<token_queue>.<slot>`, that holds one message, its token. The slot of a transaction is
 crc32(gtrid) modulo the number of slots; one more token, behind them, is the lease token: it holds the leases of those
 who are at work, so that they wait for nobody who decides, and it says which founding counts
-(`rm_amqp.election`). Bodies are text, so that an operator can read them: JSON objects with
+(`rm_amqp.decider.election`). Bodies are text, so that an operator can read them: JSON objects with
 
     founding   version, founder (16 hexadecimal digits, random: the decider's id), slots
     token      version, founder, slot, generation, epoch, floor,

@@ -1,4 +1,4 @@
-"""TokenLog: the decisions of one place, in its tokens: deciding, settling, listing, ending; and who is at work there.
+"""The decision log of one place, which is kept in its tokens: deciding, settling, listing, ending, and leases.
 
 Whoever decides or settles a transaction holds the token of its slot while he does:
 
@@ -23,16 +23,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dtx.protocol.conditions import refused
-from rm_amqp.local import LocalChannel, LocalWork
-from rm_amqp.token_queues import TokenBusyError
-from rm_amqp.tokens import MAX_OCTETS, Founding, Token, Word
+from rm_amqp.decider.channel import LocalWork
+from rm_amqp.decider.token_queues import TokenBusyError
+from rm_amqp.decider.tokens import MAX_OCTETS, Founding, Token, Word
 from xa import Code, DecisionRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rm_amqp.core import Steps
-    from rm_amqp.pool import Pool
+    from rm_amqp.channel.pool import Pool
+    from rm_amqp.connection.endpoint import Steps
+    from rm_amqp.decider.channel import LocalChannel
     from rm_amqp.settings import Settings
     from xa import Owner
 
@@ -67,11 +68,16 @@ def patience(now_s: float, settings: Settings, deadline: float) -> float:
     return min(deadline, now_s + min(HOLD_WAIT_S, settings.timeout_s / 2))
 
 
-class TokenLog:
+class DecisionLog:
     """The decisions of one place, as one resource manager instance reaches them."""
 
     def __init__(
-        self, pool: Pool, leases: Pool, clock: Callable[[], float], settings: Settings, founding: Founding
+        self,
+        pool: Pool[LocalChannel],
+        leases: Pool[LocalChannel],
+        clock: Callable[[], float],
+        settings: Settings,
+        founding: Founding,
     ) -> None:
         self.founding = founding
         self._pool = pool
@@ -195,14 +201,13 @@ class TokenLog:
         deadline: float,
         *,
         alone: bool = False,
-        over: Pool | None = None,
+        over: Pool[LocalChannel] | None = None,
     ) -> Token:
         """Holds the token of a slot, and puts what `change` makes of it in its place; None leaves it. The token that
         the slot has now, durably. With `alone` the queue is seen to have no other. `over`: a channel of that pool."""
         pool = over or self._pool
-        seat = pool.take(deadline, spare=True)
-        channel = seat.channel
-        assert isinstance(channel, LocalChannel)  # noqa: S101 — the pool's select makes no others
+        pooled = pool.take(deadline, spare=True)
+        channel = pooled.channel
 
         def steps() -> Steps[Token]:
             held = yield from channel.tokens.acquire(self.founding, slot, self._patience(deadline), deadline)
@@ -220,14 +225,14 @@ class TokenLog:
             return token
 
         try:
-            token = seat.line.run(steps())
+            token = pooled.connection.run(steps())
         except TokenBusyError:
-            pool.give(seat)
+            pool.give(pooled)
             raise
         except BaseException:  # the token, or a transaction, may be left at this end
-            pool.discard(seat)
+            pool.discard(pooled)
             raise
-        pool.give(seat)
+        pool.give(pooled)
         self._note(token)
         return token
 
