@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rm_amqp.connection.endpoint import Steps
     from rm_amqp.connection.maintenance import Maintained
     from rm_amqp.settings import Broker, Settings
+    from xa import XaError
 
 C = TypeVar("C", bound=Channel)
 CLOSE_S: Final = 2.0
@@ -67,30 +68,36 @@ class Connections(Generic[C]):
     @property
     def settings(self) -> Settings:
         """What the open string says."""
-        return _opened(self._settings)
+        if self._settings is None:
+            raise _not_open()
+        return self._settings
 
     @property
     def pool(self) -> Pool[C]:
         """The transactional channels."""
-        return _opened(self._pool)
+        if self._pool is None:
+            raise _not_open()
+        return self._pool
 
     @property
     def commands(self) -> Commands:
         """The command channel."""
-        return _opened(self._commands)
+        if self._commands is None:
+            raise _not_open()
+        return self._commands
 
     @property
     def is_open(self) -> bool:
         """Whether connections can be made."""
         return self._pool is not None
 
-    def deadline(self) -> float:
-        """Until when a call that begins now may take."""
-        return self.environment.clock() + self.settings.timeout_s
-
-    def until(self, timeout_s: float | None) -> float:
-        """The time that is so many seconds from now; None: as many as a call may take."""
-        return self.environment.clock() + (self.settings.timeout_s if timeout_s is None else timeout_s)
+    def deadline(self, timeout_s: float | None = None) -> float:
+        """The time that is so many seconds from now; None: until when a call that begins now may take."""
+        if timeout_s is None:
+            if self._settings is None:
+                raise _not_open()
+            timeout_s = self._settings.timeout_s
+        return self.environment.clock() + timeout_s
 
     @property
     def round_trips(self) -> int:
@@ -123,7 +130,7 @@ class Connections(Generic[C]):
     @contextmanager
     def borrowed(self) -> Iterator[PooledChannel[C]]:
         """A channel, for the length of a block. It is given up where the block loses it."""
-        pooled = self.pool.take(self.until(None))
+        pooled = self.pool.take(self.deadline())
         try:
             yield pooled
         except (ConnectionLost, TimedOut):
@@ -134,7 +141,9 @@ class Connections(Generic[C]):
 
     def new_pool(self, settings: Settings) -> Pool[C]:
         """A pool of channels. Whoever takes another one beside `pool` has to close it."""
-        pool = Pool(settings, _opened(self._connector), self.environment.clock, self._open_channel)
+        if self._connector is None:
+            raise _not_open()
+        pool = Pool(settings, self._connector, self.environment.clock, self._open_channel)
         self.environment.maintain(pool)
         return pool
 
@@ -164,10 +173,5 @@ class Connections(Generic[C]):
         self._pool = self._commands = self._connector = None
 
 
-T = TypeVar("T")
-
-
-def _opened(value: T | None) -> T:
-    if value is None:
-        raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
-    return value
+def _not_open() -> XaError:
+    return xa_error(Code.XAER_PROTO, "the resource manager is not open")

@@ -29,7 +29,7 @@ from xa import EXCEPTIONS, NULL_XID, ROLLBACK_CODES, TMREGISTER, TMUSEASYNC, Cod
 from xa.driver import Driver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from dtx.protocol.commands import Coordination
     from dtx.protocol.conditions import Refusal
@@ -70,22 +70,23 @@ class Received:
     prefetched on its channel has to be returned (`rm_amqp.channel.message_links`)."""
 
     def __init__(self) -> None:
+        self.links: dict[Xid, MessageLinks] = {}
+        """Where each of them received."""
         self._lock = threading.Lock()
-        self._links: dict[Xid, MessageLinks] = {}
 
     def add(self, xid: Xid, links: MessageLinks) -> None:
         """The branch received over these links."""
         with self._lock:
-            if len(self._links) >= MAX_PREFETCHED:
-                self._links.pop(next(iter(self._links))).recall = True
-            self._links[xid] = links
+            if len(self.links) >= MAX_PREFETCHED:
+                self.links.pop(next(iter(self.links))).recall = True
+            self.links[xid] = links
 
     def decided(self, verb: str, xid: Xid, code: Code) -> None:
         """A verb for the branch came to this."""
-        if not self._links or (verb == "prepare" and code is Code.XA_OK):
+        if verb == "prepare" and code is Code.XA_OK:
             return
         with self._lock:
-            links = self._links.pop(xid, None)
+            links = self.links.pop(xid, None)
         if links is not None and not (verb == "commit" and code is Code.XA_OK):
             links.recall = True
 
@@ -100,7 +101,7 @@ class AmqpDriver(Driver[BranchWork]):
             raise ValueError(f"not switch flags of this resource manager: {flags:#x}")
         self.flags = flags
         self.connections = Connections(environment, open_distributed)
-        self._received = Received()
+        self.received = Received()
         self._opened = False
         """Whether `open` has succeeded since the connections were closed."""
 
@@ -141,23 +142,15 @@ class AmqpDriver(Driver[BranchWork]):
         self._opened = False
 
     # --- associations -----------------------------------------------------------------------------------------
-    def begin(self, xid: Xid, beside: Sequence[BranchWork], *, wait: bool) -> BranchWork:
-        return self._begin(xid, beside, join=False, wait=wait)
-
-    def join(self, xid: Xid, beside: Sequence[BranchWork], *, wait: bool) -> BranchWork:
-        return self._begin(xid, beside, join=True, wait=wait)
-
-    def _begin(self, xid: Xid, beside: Sequence[BranchWork], *, join: bool, wait: bool) -> BranchWork:
-        connections = self.connections
-        deadline = connections.deadline()
+    def begin(self, xid: Xid, beside: Sequence[BranchWork], *, wait: bool, join: bool = False) -> BranchWork:
+        deadline = self.connections.deadline()
         pooled = beside[0].pooled if beside else self._take(xid, deadline, wait=wait)
         work = BranchWork(xid, pooled)
         pooled.works += 1
         try:
-            steps = pooled.channel.begin(work, deadline, join=join)
-            pooled.connection.run(steps, later=connections.settings.ahead)
+            pooled.connection.run(pooled.channel.begin(work, deadline, join=join), later=True)
         except RefusedError as error:
-            self._leave(work)
+            self.leave(work)
             raise refusal_error("start", error.refusal, xid) from None
         except (ConnectionLost, TimedOut) as why:
             self._discard(work)
@@ -166,6 +159,9 @@ class AmqpDriver(Driver[BranchWork]):
             self._discard(work)
             raise
         return work
+
+    def join(self, xid: Xid, beside: Sequence[BranchWork], *, wait: bool) -> BranchWork:
+        return self.begin(xid, beside, wait=wait, join=True)
 
     def _take(self, xid: Xid, deadline: float, *, wait: bool) -> PooledChannel[DistributedChannel]:
         try:
@@ -185,7 +181,7 @@ class AmqpDriver(Driver[BranchWork]):
         except RefusedError as error:
             raised = refusal_error("start", error.refusal, work.xid)
             if work.state is ENDED or raised.code is Code.XAER_NOTA:
-                self._leave(work)
+                self.leave(work)
             raise raised from None
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("start", why, work.xid) from None
@@ -198,15 +194,15 @@ class AmqpDriver(Driver[BranchWork]):
 
     def end(self, work: BranchWork, *, fail: bool) -> Code:
         self._run_end(work, work.pooled.channel.end(work, self.connections.deadline(), fail=fail))
-        self._leave(work)
+        self.leave(work)
         return Code.XA_OK
 
     def _run_end(self, work: BranchWork, steps: Steps[None]) -> None:
         try:
             work.pooled.connection.run(steps, later=True)
         except RefusedError as error:
-            self._must_recall(work)
-            self._leave(work)
+            self.must_recall(work)
+            self.leave(work)
             refusal = error.refusal
             if refusal.code not in ROLLBACK_CODES:  # it is no branch of ours: nothing of it can be prepared
                 told = f"end: {refusal.description or refusal.condition}"
@@ -214,7 +210,8 @@ class AmqpDriver(Driver[BranchWork]):
             raise refusal_error("end", refusal, work.xid) from None
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("end", why, work.xid) from None
-        self._note_received(work)
+        if work.received:
+            self.note_received(work)
 
     def is_lost(self, work: BranchWork) -> bool:
         return work.pooled.channel.broken
@@ -233,7 +230,7 @@ class AmqpDriver(Driver[BranchWork]):
             return error.code is not Code.XAER_NOTA
         return True
 
-    def _leave(self, work: BranchWork) -> None:
+    def leave(self, work: BranchWork) -> None:
         """The work has ended. Its thread gives the channel back, where no other work is left on it."""
         pooled = work.pooled
         pooled.works -= 1
@@ -248,13 +245,15 @@ class AmqpDriver(Driver[BranchWork]):
             work.pooled.connection.drop()
 
     @staticmethod
-    def _must_recall(work: BranchWork) -> None:
+    def must_recall(work: BranchWork) -> None:
+        """The branch of this work will not commit."""
         messages = work.pooled.channel.messages
         messages.recall = messages.recall or work.received
 
-    def _note_received(self, work: BranchWork) -> None:
-        if work.received and self.connections.settings.prefetch:
-            self._received.add(work.xid, work.pooled.channel.messages)
+    def note_received(self, work: BranchWork) -> None:
+        """The work has ended, and received messages; its branch is undecided."""
+        if self.connections.settings.prefetch:
+            self.received.add(work.xid, work.pooled.channel.messages)
 
     # --- work -------------------------------------------------------------------------------------------------
     def session(self, work: BranchWork | None, context: SessionContext[BranchWork]) -> Session:
@@ -281,63 +280,33 @@ class AmqpDriver(Driver[BranchWork]):
             sent = self.connections.commands.send(command, deadline, later=not later)
         except (ConnectionLost, TimedOut) as why:
             raised = lost_error(verb, why, xid)
-            self._received.decided(verb, xid, raised.code)
+            self.received.decided(verb, xid, raised.code)
             raise raised from None
         pending = PendingOutcome(self, verb, xid, sent, deadline)
         return pending if later else pending.result()
-
-    def outcome(self, verb: str, xid: Xid, sent: PendingCommand, deadline: float) -> Code:
-        """Waits for the answer of a command that completes a branch; what is no answer of XA's is raised."""
-        try:
-            reply = self._answer(verb, lambda: sent.answer(deadline), xid)
-            if not isinstance(reply, Told):  # the answer to another question: nobody knows what was done
-                told = f"{verb}: the broker answered something else{LEFT_BEHIND.get(verb, '')}"
-                raise xa_error(Code.XAER_RMFAIL, told, xid)
-            if reply.code in EXCEPTIONS:
-                raise xa_error(reply.code, f"{verb}: {_MEANT.get(verb, 'the broker says so')}", xid)
-        except XaError as error:
-            self._received.decided(verb, xid, error.code)
-            raise
-        self._received.decided(verb, xid, reply.code)
-        return reply.code
 
     def end_and_prepare(self, work: BranchWork, *, later: bool) -> Code | Pending:
         deadline = self.connections.deadline()
         try:
             answer = work.pooled.connection.run(work.pooled.channel.end_and_prepare(work, deadline))
         except RefusedError as error:
-            raise self._not_prepared(work, error.refusal) from None
+            raise self.not_prepared(work, error.refusal) from None
         except (ConnectionLost, TimedOut) as why:
             raise lost_error("prepare", why, work.xid) from None
         pending = PendingVote(self, work, answer, deadline)
         return pending if later else pending.result()
 
-    def vote(self, work: BranchWork, answer: Answer, deadline: float) -> Code:
-        """Waits for the vote; raised where it is an error."""
-        xid = work.xid
-        try:
-            code = work.pooled.connection.run(work.pooled.channel.vote(work, answer, deadline), later=True)
-        except RefusedError as error:
-            self._must_recall(work)
-            raise self._not_prepared(work, error.refusal) from None
-        except (ConnectionLost, TimedOut) as why:
-            raise lost_error("prepare", why, xid) from None
-        self._note_received(work)
-        work.move(WorkEvent.END)
-        self._leave(work)
-        self._received.decided("prepare", xid, code)
-        if code in EXCEPTIONS:
-            raise xa_error(code, "prepare: the branch can't be prepared", xid)
-        return code
+    def not_prepared(self, work: BranchWork, refusal: Refusal) -> XaError:
+        """What prepare came to, where the end or the prepare was refused.
 
-    def _not_prepared(self, work: BranchWork, refusal: Refusal) -> XaError:
-        """The end, or prepare, was refused. A branch whose end was refused is rolled back here, as after a vote for it.
-        Otherwise the channel goes, and with it an association that has not ended."""
+        A branch whose end was refused is rolled back here, as after a vote for it. Otherwise the channel is given up,
+        and with it an association that has not ended."""
         xid = work.xid
-        self._received.decided("prepare", xid, refusal.code)
+        if self.received.links:
+            self.received.decided("prepare", xid, refusal.code)
         if refusal.code in ROLLBACK_CODES:
             work.move(WorkEvent.END)
-            self._leave(work)
+            self.leave(work)
             with contextlib.suppress(XaError):
                 self.complete("rollback", Rollback(xid), xid, later=False)
                 return refusal_error("prepare", refusal, xid)
@@ -370,17 +339,16 @@ class AmqpDriver(Driver[BranchWork]):
     # --- asking -----------------------------------------------------------------------------------------------
     def exchange(self, verb: str, command: Coordination, xid: Xid | None) -> Reply:
         """Sends a command, and waits for its answer; what is refused is raised."""
-        connections = self.connections
-        return self._answer(verb, lambda: connections.commands.exchange(command, connections.deadline()), xid)
-
-    @staticmethod
-    def _answer(verb: str, call: Callable[[], T], xid: Xid | None) -> T:
         try:
-            return call()
-        except RefusedError as error:
-            raise refusal_error(verb, error.refusal, xid) from None
-        except (ConnectionLost, TimedOut) as why:
-            raise lost_error(verb, why, xid) from None
+            return self.connections.commands.exchange(command, self.connections.deadline())
+        except (RefusedError, ConnectionLost, TimedOut) as error:
+            raise _error(verb, error, xid) from None
+
+
+def _error(verb: str, error: RefusedError | ConnectionLost | TimedOut, xid: Xid | None) -> XaError:
+    if isinstance(error, RefusedError):
+        return refusal_error(verb, error.refusal, xid)
+    return lost_error(verb, error, xid)
 
 
 class PendingOutcome:
@@ -399,7 +367,29 @@ class PendingOutcome:
         return self._sent.answered()
 
     def result(self) -> Code:
-        return self._driver.outcome(self._verb, self._xid, self._sent, self._deadline)
+        verb, xid, received = self._verb, self._xid, self._driver.received
+        try:
+            code = self._outcome(verb, xid)
+        except XaError as error:
+            if received.links:
+                received.decided(verb, xid, error.code)
+            raise
+        if received.links:
+            received.decided(verb, xid, code)
+        return code
+
+    def _outcome(self, verb: str, xid: Xid) -> Code:
+        """The code in the answer; what is no answer of XA's is raised."""
+        try:
+            reply = self._sent.answer(self._deadline)
+        except (RefusedError, ConnectionLost, TimedOut) as error:
+            raise _error(verb, error, xid) from None
+        if not isinstance(reply, Told):  # the answer to another question: nobody knows what was done
+            told = f"{verb}: the broker answered something else{LEFT_BEHIND.get(verb, '')}"
+            raise xa_error(Code.XAER_RMFAIL, told, xid)
+        if reply.code in EXCEPTIONS:
+            raise xa_error(reply.code, f"{verb}: {_MEANT.get(verb, 'the broker says so')}", xid)
+        return reply.code
 
 
 class PendingVote:
@@ -418,4 +408,21 @@ class PendingVote:
         return self._answer.there
 
     def result(self) -> Code:
-        return self._driver.vote(self._work, self._answer, self._deadline)
+        driver, work, xid = self._driver, self._work, self._work.xid
+        try:
+            steps = work.pooled.channel.vote(work, self._answer, self._deadline)
+            code = work.pooled.connection.run(steps, later=True)
+        except RefusedError as error:
+            driver.must_recall(work)
+            raise driver.not_prepared(work, error.refusal) from None
+        except (ConnectionLost, TimedOut) as why:
+            raise lost_error("prepare", why, xid) from None
+        if work.received:
+            driver.note_received(work)
+        work.move(WorkEvent.END)
+        driver.leave(work)
+        if driver.received.links:
+            driver.received.decided("prepare", xid, code)
+        if code in EXCEPTIONS:
+            raise xa_error(code, "prepare: the branch can't be prepared", xid)
+        return code

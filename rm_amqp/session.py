@@ -91,7 +91,7 @@ class MessagingSession(Protocol):
 class ChannelSource(Protocol):
     """Where sessions have deadlines from, and channels for work that belongs to no transaction."""
 
-    def until(self, timeout_s: float | None) -> float:
+    def deadline(self, timeout_s: float | None = None) -> float:
         """The time, on the clock of connections, that is so many seconds from now; None: as settings say."""
         ...
 
@@ -103,16 +103,15 @@ class ChannelSource(Protocol):
 class Operations:
     """The operations of sessions, as steps. Each takes the links and the work that it is carried out with."""
 
-    def __init__(self, deadline: Callable[[float | None], float]) -> None:
-        self.deadline = deadline
-        """The time, on the clock of connections, that is so many seconds from now; None: as settings say."""
+    def __init__(self, channels: ChannelSource) -> None:
+        self.deadline = channels.deadline
 
     def receive(self, address: str, timeout_s: float | None, *, acquire: bool) -> Operation[Message]:
         """As `Session.receive`."""
         deadline = self.deadline(timeout_s)
 
         def steps(links: MessageLinks, work: Work | None) -> Steps[Message]:
-            patience = max(deadline, self.deadline(None))
+            patience = max(deadline, self.deadline())
             arrived = yield from links.receive(address, work, deadline, patience, acquire=acquire)
             if arrived is None:
                 raise NoMessage(f"no message from {address} in time")
@@ -127,7 +126,7 @@ class Operations:
         deadline = self.deadline(timeout_s)
 
         def steps(links: MessageLinks, work: Work | None) -> Steps[list[Message]]:
-            patience = max(deadline, self.deadline(None))
+            patience = max(deadline, self.deadline())
             batch = yield from links.receive_batch(address, count, work, deadline, patience)
             taken: list[Message] = []
             for number, arrived in enumerate(batch):
@@ -144,25 +143,25 @@ class Operations:
 
     def send(self, address: str, octets: bytes) -> Operation[None]:
         """As `MessagingSession.send`."""
-        return lambda links, work: links.send(address, octets, work, self.deadline(None))
+        return lambda links, work: links.send(address, octets, work, self.deadline())
 
     def gather(self, address: str, count: int) -> Operation[list[bytes]]:
         """As `Session.gather`."""
         if count < 1:
             raise xa_error(Code.XAER_INVAL, f"gather: count {count} is below 1")
-        return lambda links, work: links.gather(address, count, _branch_of(work), self.deadline(None))
+        return lambda links, work: links.gather(address, count, _branch_of(work), self.deadline())
 
     def post(self, address: str, messages: Sequence[bytes]) -> Operation[None]:
         """As `Session.post`."""
-        return lambda links, work: links.post(address, messages, _branch_of(work), self.deadline(None))
+        return lambda links, work: links.post(address, messages, _branch_of(work), self.deadline())
 
     def browser(self, address: str) -> Operation[Receiver]:
         """A link that `browse` reads."""
-        return lambda links, work: links.browser(address, work, self.deadline(None))
+        return lambda links, work: links.browser(address, work, self.deadline())
 
     def browse(self, receiver: Receiver) -> Operation[list[Arrived]]:
         """The next messages; fewer than BROWSED at the end."""
-        return lambda links, work: links.browse(receiver, work, self.deadline(None))
+        return lambda links, work: links.browse(receiver, work, self.deadline())
 
     @staticmethod
     def close(receiver: Receiver) -> Operation[None]:
@@ -190,7 +189,7 @@ class Operations:
             octets = _held(links, work, message).arrived.octets
             octets = with_header(octets, read_header(octets), delivery_count=0, ttl_ms=None)
             octets = with_message_annotations(octets, told)
-            yield from links.send(address, octets, work, self.deadline(None))
+            yield from links.send(address, octets, work, self.deadline())
 
         return steps
 
@@ -206,7 +205,7 @@ class Session:
     """
 
     def __init__(self, channels: ChannelSource, context: SessionContext[Work]) -> None:
-        self.operations = Operations(channels.until)
+        self.operations = Operations(channels)
         self._channels = channels
         self._context = context
         self._later = 0

@@ -137,7 +137,7 @@ class LeanClient:
         """As PlainClient says."""
 
         def steps(links: MessageLinks, _: object) -> Steps[list[Arrived]]:
-            deadline = self._deadline(None)
+            deadline = self._deadline()
             receiver = yield from links.attached_receiver(queue, None, deadline, acquire=False)
             receiver.flow(count)
             while len(receiver.arrived) < count:
@@ -156,7 +156,7 @@ class LeanClient:
         octets = encoded(Messages(bodies))
 
         def steps(links: MessageLinks, _: object) -> Steps[None]:
-            deadline = self._deadline(None)
+            deadline = self._deadline()
             sender = yield from links.attached_sender(address, deadline)
             left = deque(octets)
             while left:
@@ -171,7 +171,7 @@ class LeanClient:
         """As PlainClient says."""
 
         def steps(_links: MessageLinks, _: object) -> Steps[None]:
-            deadline = self._deadline(None)
+            deadline = self._deadline()
             while self._answers:
                 if not self._answers[0].there:
                     yield deadline

@@ -80,7 +80,7 @@ class DistributedChannel:
     # -- begin and end
     def begin(self, work: Work, deadline: float, *, join: bool) -> Steps[None]:
         """Begins work for a new branch, or with `join` for one that exists. RefusedError: there is no work."""
-        self.messages.check()
+        self._check()
         answer = self._declare(work, join=join)
         if self._settings.ahead and not join:
             work.opening = answer
@@ -90,7 +90,7 @@ class DistributedChannel:
 
     def resume(self, work: Work, deadline: float) -> Steps[None]:
         """Goes on with suspended work. RefusedError: it does not; with a rollback code the work has ended."""
-        self.messages.check()
+        self._check()
         try:
             yield from self._answered(self._declare(work, resume=True), deadline)
         except RefusedError as error:
@@ -111,7 +111,7 @@ class DistributedChannel:
         return self._end(work, WorkEvent.END, deadline, fail=fail)
 
     def _end(self, work: Work, event: WorkEvent, deadline: float, *, fail: bool) -> Steps[None]:
-        self.messages.check()
+        self._check()
         if work.state is SUSPENDED:
             # it has no txn-id: it is resumed and ended in one write
             work.opening = self._declare(work, resume=True)
@@ -136,7 +136,7 @@ class DistributedChannel:
 
     def end_and_prepare(self, work: Work, deadline: float) -> Steps[Answer]:
         """Tells what became of the work's messages, its end, and prepare, in one write; `vote` says what came of it."""
-        self.messages.check()
+        self._check()
         yield from self._finish(work, deadline)
         return self._tell(End(work.txn_id, prepare=True))
 
@@ -168,6 +168,10 @@ class DistributedChannel:
             yield from self._answered(answer, deadline)
 
     # -- the control link
+    def _check(self) -> None:
+        if self.endpoint.lost is not None or self._control.refusal is not None:
+            self.messages.check()
+
     def _declare(self, work: Work, *, resume: bool = False, join: bool = False) -> Answer:
         self._txn_number += 1
         work.set_txn_id(b"t%x" % self._txn_number)
@@ -180,8 +184,11 @@ class DistributedChannel:
 
     def _answered(self, answer: Answer, deadline: float) -> Steps[None]:
         """Waits for what came of a control message. RefusedError: it was refused."""
-        if not (yield from until(self.endpoint, lambda: answer.there, deadline)):
-            raise TimedOut("the coordinator did not answer in time")
+        while not answer.there:
+            self.endpoint.check()
+            if self.endpoint.clock() >= deadline:
+                raise TimedOut("the coordinator did not answer in time")
+            yield deadline
         if answer.refusal is not None:
             raise RefusedError(answer.refusal)
         if answer.lost:

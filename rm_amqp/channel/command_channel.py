@@ -16,7 +16,7 @@ from dtx.protocol.conditions import Refusal, RefusedError
 from dtx.protocol.links import COORDINATION as ADDRESS
 from rm_amqp.channel.templates import Requests, read_reply, read_response
 from rm_amqp.connection.endpoint import until
-from rm_amqp.connection.links import Receiver, Sender
+from rm_amqp.connection.links import ATTACHED, Receiver, Sender
 from rm_amqp.errors import Cause, ConnectionLost, TimedOut
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class CommandChannel:
     @property
     def broken(self) -> bool:
         """Whether it can't be used any more."""
-        return self._stale or not self._replies.alive or not self._requests.alive
+        return self._stale or self._replies.state is not ATTACHED or self._requests.state is not ATTACHED
 
     def open(self, deadline: float) -> Steps[None]:
         """Waits until requests can be sent."""
@@ -74,7 +74,8 @@ class CommandChannel:
     def send(self, command: Coordination) -> Steps[Request]:
         """Sends a request."""
         yield from ()
-        self._check()
+        if self.broken:
+            self._check()
         request = Request(next(self._numbers))
         if self._writer is None:
             self._writer = Requests(self._replies.address)
@@ -85,7 +86,8 @@ class CommandChannel:
     def answer(self, request: Request, deadline: float) -> Steps[Reply]:
         """Waits for the answer. RefusedError: it is a refusal. TimedOut, ConnectionLost: nobody knows."""
         while not self.answered(request):
-            self._check()
+            if self.broken:
+                self._check()
             if self.endpoint.clock() >= deadline:
                 self._waiting.pop(request.number, None)
                 self._stale = True
@@ -99,11 +101,12 @@ class CommandChannel:
     def answered(self, request: Request) -> bool:
         """Whether the answer is there."""
         replies = self._replies
-        while replies.arrived:
-            self._read(replies.arrived.popleft().octets)
-        credit = replies.credit
-        if 2 * credit < RESPONSES and replies.alive:
-            replies.flow(RESPONSES - credit)
+        if replies.arrived:
+            while replies.arrived:
+                self._read(replies.arrived.popleft().octets)
+            credit = replies.credit
+            if 2 * credit < RESPONSES and replies.alive:
+                replies.flow(RESPONSES - credit)
         return request.reply is not None
 
     def look(self, request: Request) -> Steps[bool]:

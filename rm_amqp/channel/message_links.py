@@ -142,12 +142,13 @@ class MessageLinks:
     def all_sent(self, work: Work, deadline: float) -> Steps[None]:
         """Waits until every message has left, because the end may not overtake one that waits for credit."""
         self._endpoint.stage()
-        while any(sender.queued for sender in work.senders):
-            self._endpoint.check()
-            if self._endpoint.clock() >= deadline:
-                raise TimedOut("the broker did not take all messages in time")
-            yield deadline
-            self._endpoint.stage()
+        for sender in work.senders:
+            while sender.queued:
+                self._endpoint.check()
+                if self._endpoint.clock() >= deadline:
+                    raise TimedOut("the broker did not take all messages in time")
+                yield deadline
+                self._endpoint.stage()
 
     # -- receiving
     def receive(

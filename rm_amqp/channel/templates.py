@@ -1,6 +1,8 @@
-"""The messages of every transaction as octets, written without the detour over values: they are most of what a branch
-costs a client. What is written here is what the protocol's catalogues write (a test compares them); whatever else there
-is to say or to read goes through those.
+"""The messages of every transaction as octets, put together without encoding them value by value, because they are most
+of what a branch costs a client.
+
+What is written here is what the protocol's catalogues write (a test compares them). All other messages are written, and
+read, by the catalogues.
 """
 
 from __future__ import annotations
@@ -59,54 +61,75 @@ _CORRELATION: Final = b"\x06" + 5 * NULL
 """Behind the size of the properties of a response: six fields, of which five are null."""
 
 
+def _binary(octets: bytes) -> bytes:
+    return b"\xa0" + bytes((len(octets),)) + octets if len(octets) < 256 else encode(octets)
+
+
+def _list(count: int, items: bytes) -> bytes:
+    """A list of so many values, which are encoded already."""
+    if len(items) < 255:
+        return bytes((0xC0, len(items) + 1, count)) + items
+    return b"\xd0" + (len(items) + 4).to_bytes(4, "big") + count.to_bytes(4, "big") + items
+
+
+@lru_cache(maxsize=64)
+def _format(format_id: int) -> bytes:
+    return encode(Uint(format_id & 0xFFFF_FFFF))
+
+
 @lru_cache(maxsize=1024)
 def _xid(xid: Xid) -> bytes:
-    items = [encode(Uint(xid.format_id & 0xFFFF_FFFF)), encode(xid.gtrid)]
+    items = _format(xid.format_id) + _binary(xid.gtrid)
     if xid.bqual:
-        items.append(encode(xid.bqual))
-    return _XID + encode_list(items)
+        return _XID + _list(3, items + _binary(xid.bqual))
+    return _XID + _list(2, items)
 
 
 def _start(start: Start) -> bytes:
-    if start.txn_id is None and start.timeout_s is None and not (start.join or start.resume):
+    """A start, without the null fields at its end."""
+    if start.timeout_s is not None:
+        fields, count = _txn_id(start) + encode(Uint(start.timeout_s)), 5
+    elif start.txn_id is not None:
+        fields, count = _txn_id(start), 4
+    elif start.resume:
+        return _START + _list(3, _xid(start.xid) + (TRUE if start.join else NULL) + TRUE)
+    elif start.join:
+        return _START + _list(2, _xid(start.xid) + TRUE)
+    else:
         return _xid(start.xid)
-    items = [
-        _xid(start.xid),
-        TRUE if start.join else NULL,
-        TRUE if start.resume else NULL,
-        NULL if start.txn_id is None else encode(start.txn_id),
-        NULL if start.timeout_s is None else encode(Uint(start.timeout_s)),
-    ]
-    while items[-1] == NULL:
-        items.pop()
-    return _START + encode_list(items)
+    ways = (TRUE if start.join else NULL) + (TRUE if start.resume else NULL)
+    return _START + _list(count, _xid(start.xid) + ways + fields)
+
+
+def _txn_id(start: Start) -> bytes:
+    return NULL if start.txn_id is None else _binary(start.txn_id)
 
 
 def control_message(command: Declare | Discharge | End) -> bytes:
     """What goes over a control link."""
     if type(command) is Declare and command.start is not None:
-        return _VALUE + _DECLARE + encode_list([_start(command.start)])
+        return _VALUE + _DECLARE + _list(1, _start(command.start))
     if type(command) is Discharge:
-        txn_id = encode(command.txn_id)
-        return _VALUE + _DISCHARGE + encode_list([txn_id, TRUE] if command.fail else [txn_id])
+        txn_id = _binary(command.txn_id)
+        return _VALUE + _DISCHARGE + (_list(2, txn_id + TRUE) if command.fail else _list(1, txn_id))
     if type(command) is End and command.prepare and not (command.fail or command.suspend or command.keep):
-        return _VALUE + _END + encode_list([encode(command.txn_id), NULL, NULL, TRUE])
+        return _VALUE + _END + _list(4, _binary(command.txn_id) + NULL + NULL + TRUE)
     return _VALUE + CONTROL.encode(command)
 
 
 def whole_discharge(txn_id: bytes, *, fail: bool) -> bytes:
     """A discharge that says `fail` where it could be left out: not every broker reads one that does not (Artemis)."""
-    return _VALUE + _DISCHARGE + encode_list([encode(txn_id), TRUE if fail else FALSE])
+    return _VALUE + _DISCHARGE + _list(2, _binary(txn_id) + (TRUE if fail else FALSE))
 
 
 def coordination(command: Coordination) -> bytes:
     """The body of a request on a command channel."""
     if type(command) is Commit and not command.xid.is_null:
-        return _COMMIT + encode_list([_xid(command.xid), TRUE] if command.one_phase else [_xid(command.xid)])
+        return _COMMIT + (_list(2, _xid(command.xid) + TRUE) if command.one_phase else _list(1, _xid(command.xid)))
     begins = _SIMPLE.get(type(command))
     if begins is None or command.xid.is_null or (type(command) is Prepare and command.keep):  # type: ignore[union-attr]
         return COORDINATION.encode(command)
-    return begins + encode_list([_xid(command.xid)])  # type: ignore[union-attr]
+    return begins + _list(1, _xid(command.xid))  # type: ignore[union-attr]
 
 
 class Requests:

@@ -85,7 +85,18 @@ class Work:
     takes_in_bulk: ClassVar[bool] = True
     """Whether the broker acquires messages for the branch by itself, when it sends them."""
 
-    __slots__ = ("_fields", "held", "opening", "pooled", "received", "senders", "state", "txn_id", "xid")
+    __slots__ = (
+        "_encoded_txn_id",
+        "_fields",
+        "held",
+        "opening",
+        "pooled",
+        "received",
+        "senders",
+        "state",
+        "txn_id",
+        "xid",
+    )
 
     pooled: PooledChannel[Channel]
     """The channel of its thread of control. (Transactions of our own, which no thread works in, have none.)"""
@@ -110,13 +121,14 @@ class Work:
     def set_txn_id(self, txn_id: bytes) -> None:
         """From now on it goes by this txn-id."""
         self.txn_id = txn_id
+        self._encoded_txn_id = b"\xa0" + bytes((len(txn_id),)) + txn_id if len(txn_id) < 256 else encode(txn_id)
         self._fields: dict[bytes, bytes] = {}
 
     def delivery_state(self, outcome: bytes = b"") -> tuple[int, bytes]:
         """The state of a delivery that belongs to it: transactional-state(txn-id, outcome)."""
         fields = self._fields.get(outcome)
         if fields is None:
-            octets = encode(self.txn_id) + outcome
+            octets = self._encoded_txn_id + outcome
             fields = bytes((0xC0, len(octets) + 1, 2 if outcome else 1)) + octets
             self._fields[outcome] = fields
         return TRANSACTIONAL, fields

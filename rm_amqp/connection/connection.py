@@ -161,7 +161,9 @@ class SocketConnection:
     # -- steps that block
     def run(self, steps: Steps[T], *, later: bool = False, ready: Ready | None = None) -> T:
         with self._lock:
-            self._enter()
+            if self._in_step:
+                self._give_up()
+            self._in_step = True
             try:
                 deadline = next(steps)
                 while True:
@@ -186,19 +188,11 @@ class SocketConnection:
                 if self._waiters or self._runs:
                     self._notify()
 
-    def _enter(self) -> None:
-        """Begins a step.
-
-        Ctrl-C may come at any instruction of the main thread, twice even. Half a frame, or half a message, may be on
-        its way then, and whoever used the connection next would go on in the middle of it. So a connection in whose
-        step a thread was interrupted is lost, and its branches are rolled back with it."""
+    def _step(self, call: Callable[[], T]) -> T:
+        """Calls what waits for nothing, as a step of its own. The lock is held."""
         if self._in_step:
             self._give_up()
         self._in_step = True
-
-    def _step(self, call: Callable[[], T]) -> T:
-        """Calls what waits for nothing, as a step of its own. The lock is held."""
-        self._enter()
         try:
             result = call()
         except Exception:
@@ -212,6 +206,11 @@ class SocketConnection:
                 self._give_up()
 
     def _give_up(self) -> None:
+        """Loses a connection in whose step a thread was interrupted.
+
+        Ctrl-C may come at any instruction of the main thread, twice even. Half a frame, or half a message, may be on
+        its way then, and whoever used the connection next would go on in the middle of it. So whoever begins a step
+        while the one before has not ended gives the connection up, and its branches are rolled back with it."""
         self.endpoint.lose("a thread was interrupted while it used the connection")
         self._unsent.clear()
         self._in_step = self._reading = False
@@ -239,7 +238,9 @@ class SocketConnection:
             events = poll.poll(timeout_s * 1000 + 1)
         finally:
             self._lock.acquire()
-            self._enter()
+            if self._in_step:
+                self._give_up()
+            self._in_step = True
             if reads:
                 self._reading = False
         if events:
@@ -256,7 +257,9 @@ class SocketConnection:
             waiter.turn.acquire(timeout=timeout_s)
         finally:
             self._lock.acquire()
-            self._enter()
+            if self._in_step:
+                self._give_up()
+            self._in_step = True
             with contextlib.suppress(ValueError):  # whoever woke it has taken it out
                 self._waiters.remove(waiter)
 
@@ -383,13 +386,21 @@ class SocketConnection:
     # -- idle
     def refresh(self) -> None:
         with self._lock:
-            self._step(self._take)
-
-    def _take(self) -> None:
-        if self._reading:  # somebody else does
-            return
-        while self.endpoint.lost is None and self._read():
-            self._notify()
+            if self._in_step:
+                self._give_up()
+            self._in_step = True
+            try:
+                # a thread that waits for the socket reads for all
+                while not self._reading and self.endpoint.lost is None and self._read():
+                    self._notify()
+            except Exception:
+                self._in_step = False
+                raise
+            else:
+                self._in_step = False
+            finally:
+                if self._in_step:
+                    self._give_up()
 
     def maintain(self) -> float | None:
         """Keeps an idle connection alive (`rm_amqp.connection.maintenance`)."""
@@ -403,7 +414,8 @@ class SocketConnection:
             self._lock.release()
 
     def _keep_alive(self) -> float:
-        self._take()
+        while not self._reading and self.endpoint.lost is None and self._read():
+            self._notify()
         due_s = self.endpoint.tick()
         self._flush()
         if self.endpoint.lost is not None:  # somebody waits for the socket of a connection that is given up

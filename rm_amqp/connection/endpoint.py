@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dtx.protocol.conditions import Refusal
     from dtx.protocol.values import Described
     from rm_amqp.connection.links import Link
-    from rm_amqp.connection.proton import DeliveryPointer, EventPointer, LinkPointer
+    from rm_amqp.connection.proton import EventPointer, LinkPointer
     from rm_amqp.settings import Broker, Settings
 
     T = TypeVar("T")
@@ -134,7 +134,7 @@ class Endpoint:
             octets = self._authenticate(self._sasl, octets)
         if octets and self.lost is None:
             taken = self.engine.push(octets)
-            self.engine.handle(self._deliver, self._handlers)
+            self.engine.handle(self.links, self._handlers)
             if not taken:
                 self.lose(self.engine.error() or "the broker sent what is no AMQP")
 
@@ -155,7 +155,7 @@ class Endpoint:
         if self._sasl is not None:
             self._staged.append(self._sasl.output())
         elif self.lost is None:
-            while octets := self.engine.output():
+            for octets in self.engine.output():
                 self._staged.append(self._frames.feed(octets))
 
     def output(self) -> list[bytes]:
@@ -184,7 +184,7 @@ class Endpoint:
         if self.lost is not None or self._sasl is not None:
             return now + TICK_S
         next_ms = self.engine.tick(max(1, int(now * 1000)))
-        self.engine.handle(self._deliver, self._handlers)
+        self.engine.handle(self.links, self._handlers)
         return min(now + TICK_S, next_ms / 1000) if next_ms else now + TICK_S
 
     # -- the end
@@ -229,11 +229,6 @@ class Endpoint:
         self._frames.set_default_outcome(name, outcome)
 
     # -- events
-    def _deliver(self, delivery: DeliveryPointer) -> None:
-        link = self.links.get(proton.link_of_delivery(delivery))
-        if link is not None:
-            link.delivery_event(delivery)
-
     def _on_open(self, _event: EventPointer) -> None:
         self._move(EndpointEvent.OPEN)
         self.peer = self.engine.peer()

@@ -180,7 +180,7 @@ class Sender(Link):
     @property
     def queued(self) -> int:
         """How many messages have not left yet."""
-        return proton.link_queued(self.pointer) if self.alive else 0
+        return proton.link_queued(self.pointer) if self.state is ATTACHED else 0
 
     @property
     def idle(self) -> bool:

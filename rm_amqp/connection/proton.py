@@ -12,7 +12,7 @@ whoever holds a pointer drops it at that moment.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Final, NewType
+from typing import TYPE_CHECKING, Any, Final, NewType, Protocol
 
 from cproton_ffi import ffi, lib  # type: ignore[import-not-found]
 
@@ -45,8 +45,22 @@ LINK_CLOSED: Final[int] = lib.PN_LINK_REMOTE_CLOSE
 LINK_DETACHED: Final[int] = lib.PN_LINK_REMOTE_DETACH
 TRANSPORT_FAILED: Final[int] = lib.PN_TRANSPORT_ERROR
 
-_EVENTS: Final = lib.pn_collector_peek, lib.pn_collector_pop, lib.pn_event_type, lib.pn_event_delivery
+_EVENTS: Final = (
+    lib.pn_collector_peek,
+    lib.pn_collector_pop,
+    lib.pn_event_type,
+    lib.pn_event_delivery,
+    lib.pn_delivery_link,
+)
 _allocate: Final = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class HandlesDeliveries(Protocol):
+    """What a link of ours does with its deliveries."""
+
+    def delivery_event(self, delivery: DeliveryPointer) -> None:
+        """A delivery came, or the peer's state of one changed."""
+        ...
 
 
 class Engine:
@@ -85,37 +99,39 @@ class Engine:
 
     def handle(
         self,
-        deliver: Callable[[DeliveryPointer], None],
+        links: Mapping[LinkPointer, HandlesDeliveries],
         handlers: Mapping[int, Callable[[EventPointer], None]],
     ) -> None:
-        """Calls `deliver` with each delivery that changed, and the handler of each other event, where it has one; also
-        for events that are made meanwhile."""
-        peek, pop, kind_of, delivery_of = _EVENTS
+        """Tells each delivery that changed to its link, and calls the handler of each other event, where it has one;
+        also for events that are made meanwhile."""
+        peek, pop, kind_of, delivery_of, link_of = _EVENTS
         collector, delivers = self._collector, lib.PN_DELIVERY
         while event := peek(collector):
             kind = kind_of(event)
             if kind == delivers:
-                deliver(delivery_of(event))
+                delivery = delivery_of(event)
+                link = links.get(link_of(delivery))
+                if link is not None:
+                    link.delivery_event(delivery)
             else:
                 handler = handlers.get(kind)
                 if handler is not None:
                     handler(event)
             pop(collector)
 
-    def output(self) -> bytes:
-        """What is to be sent; it is taken out of the transport."""
-        pending = lib.pn_transport_pending(self._transport)
-        if pending <= 0:
-            return b""
-        if pending > self._size:
-            self._size = pending
-            self._buffer = _allocate("char[]", pending)
-        count = lib.pn_transport_peek(self._transport, self._buffer, pending)
-        if count <= 0:
-            return b""
-        octets: bytes = ffi.buffer(self._buffer, count)[:]
-        lib.pn_transport_pop(self._transport, count)
-        return octets
+    def output(self) -> list[bytes]:
+        """What is to be sent, in pieces; it is taken out of the transport."""
+        pieces: list[bytes] = []
+        while (pending := lib.pn_transport_pending(self._transport)) > 0:
+            if pending > self._size:
+                self._size = pending
+                self._buffer = _allocate("char[]", pending)
+            count = lib.pn_transport_peek(self._transport, self._buffer, pending)
+            if count <= 0:
+                break
+            pieces.append(ffi.buffer(self._buffer, count)[:])
+            lib.pn_transport_pop(self._transport, count)
+        return pieces
 
     def tick(self, now_ms: int) -> int:
         """Checks the idle time-outs; when it wants to be called again, 0 for never."""
@@ -258,7 +274,6 @@ def link_error(link: LinkPointer) -> Refusal | None:
 
 
 # --- deliveries --------------------
-link_of_delivery: Final[Callable[[DeliveryPointer], LinkPointer]] = lib.pn_delivery_link
 settle: Final[Callable[[DeliveryPointer], None]] = lib.pn_delivery_settle
 update: Final[Callable[[DeliveryPointer, int], None]] = lib.pn_delivery_update
 """Sets our state of a delivery to one without fields, by its code."""

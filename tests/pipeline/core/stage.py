@@ -188,11 +188,7 @@ def bodies(chunk: Messages) -> list[str]:
 def bodies_of(octets: bytes) -> str:
     """The body of a message."""
     message = Message.from_octets(octets)
-    return (
-        bytes(message.body).decode(errors="replace")
-        if isinstance(message.body, bytes)
-        else str(message.body)
-    )
+    return bytes(message.body).decode(errors="replace") if isinstance(message.body, bytes) else str(message.body)
 
 
 def new_stage(broker: EmbeddedBroker, postgres: Postgres, folder: Path) -> Stage:
