@@ -278,6 +278,8 @@ class Branches(Driver[Part[U]]):
         self._forget_everything()
 
     def start_over(self) -> None:
+        self._lock = threading.RLock()  # another thread may have held the parent's
+        self._changed = threading.Condition(self._lock)
         self.unit_driver.start_over()
         self._forget_everything()
 

@@ -71,6 +71,16 @@ def refused(*codes: Code) -> Iterator[pytest.ExceptionInfo[XaError]]:
     assert type(error) is EXCEPTIONS[error.code]
 
 
+@contextmanager
+def case(*what: object) -> Iterator[None]:
+    """For a test that goes through many cases: what goes wrong inside says in which case it did."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case: {', '.join(map(str, what))}")
+        raise
+
+
 class ScriptedRegistrar:
     """The transaction manager's side of dynamic registration: answers what the test wants, per thread of control,
     and keeps the calls."""
