@@ -31,7 +31,7 @@ from xa.tables import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_db.wire import Steps
+    from rm_db.postgres.libpq import Steps
     from xa import ThreadOfControl, XaError, Xid
     from xa.machine import Machine
 

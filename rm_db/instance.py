@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from rm_db.branches import Branches
 from rm_db.operations import MAX_OUTSTANDING, Operations
-from rm_db.wire import Steps, drive
+from rm_db.postgres.libpq import Steps, drive
 from xa import (
     TMASYNC,
     TMENDRSCAN,

@@ -12,7 +12,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from rm_db.wire import Steps, Wait, attempt, drive, is_ready
+from rm_db.postgres.libpq import Steps, Wait, attempt, drive, is_ready
 from xa import TMMULTIPLE, TMNOWAIT, Code, Completion, Handle, XaError, thread_of_control, xa_error
 
 if TYPE_CHECKING:
@@ -98,12 +98,11 @@ class Operations:
     # --- who needs a connection -----------------------------------------------------------------------------
 
     def watch(self, begun: Callable[[], None]) -> None:
-        """As `rm_db.pool.Outstanding` says."""
         self._begun = begun
 
     def finish_one(self, timeout_s: float) -> bool:
-        """As `rm_db.pool.Outstanding` says. One of the calling thread of control, if there is one, and of those the
-        one whose reply comes first."""
+        """As `rm_db.postgres.pool.Outstanding` says. One of the calling thread of control, if there is one, and of
+        those the one whose reply comes first."""
         control = thread_of_control()
         with self._lock:
             under_way = [held for held in self._outstanding.values() if held.answer is None]

@@ -2,7 +2,8 @@
 does its work, and how it completes what is prepared.
 
 A verb goes three steps: under the lock it claims the branch, as the state tables allow; without the lock it talks to
-the database, in steps that wait (see `rm_db.wire`); under the lock it moves the branch by what really happened.
+the database, in steps that wait (see `rm_db.postgres.libpq`);
+under the lock it moves the branch by what really happened.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rm_db.branches import Work
-    from rm_db.wire import Steps
+    from rm_db.postgres.libpq import Steps
     from xa import Completion, Handle, Registrar, ThreadOfControl, Xid
 
 
@@ -107,7 +108,6 @@ class DatabaseResource(Instance, ABC, Generic[P]):
     # --- resource manager -----------------------------------------------------------------------------------------
 
     def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         check_flags("open", flags, self.flags)
         control = thread_of_control()
         if self._pid != os.getpid():
@@ -127,7 +127,6 @@ class DatabaseResource(Instance, ABC, Generic[P]):
         return Code.XA_OK
 
     def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:  # noqa: ARG002 — says nothing here
-        """As `xa.ResourceManager` says."""
         check_flags("close", flags, self.flags)
         control = thread_of_control()
         if self._pid != os.getpid() or not self._url:
@@ -189,7 +188,6 @@ class DatabaseResource(Instance, ABC, Generic[P]):
         return Code.XA_OK
 
     def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         control = self._enter("end", rmid, flags, xid)
         return self._perform(control, "end", xid, flags, self._end(control, xid, flags))
 
@@ -225,7 +223,6 @@ class DatabaseResource(Instance, ABC, Generic[P]):
         return Code.XA_OK
 
     def session(self, rmid: int) -> Any:
-        """As `xa.ResourceManager` says."""
         association = self._branches.current(self._enter("session", rmid, 0))
         if association is None:
             raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
@@ -262,7 +259,6 @@ class DatabaseResource(Instance, ABC, Generic[P]):
         return code
 
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         control = self._enter("commit", rmid, flags, xid)
         if flags & TMONEPHASE:
             steps = self._carry_out("commit", BranchVerb.COMMIT_ONE_PHASE, xid, lambda work: work.commit())
@@ -271,7 +267,6 @@ class DatabaseResource(Instance, ABC, Generic[P]):
         return self._perform(control, "commit", xid, flags, steps, hold=True)
 
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         control = self._enter("rollback", rmid, flags, xid)
         return self._perform(control, "rollback", xid, flags, self._rollback(xid), hold=True)
 
@@ -288,7 +283,6 @@ class DatabaseResource(Instance, ABC, Generic[P]):
         return Code.XA_OK
 
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
-        """As `xa.ResourceManager` says."""
         return self._page(self._scans, self._scan, rmid, flags, count)
 
     def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
@@ -297,7 +291,6 @@ class DatabaseResource(Instance, ABC, Generic[P]):
         return self._perform(control, "forget", xid, flags, self._forget(xid), hold=True)
 
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
-        """As `xa.ResourceManager` says."""
         check_flags("complete", flags, self.flags)
         if not len(self._operations):
             self._check_open("complete", rmid)

@@ -20,8 +20,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from rm_db import DecidingDatabase
-from rm_db.decisions import END_BATCH
-from rm_db.sql_server import make_engine
+from rm_db.decider.decision_table import END_BATCH
+from rm_db.decider.engine import make_engine
 from tests.contract.client import RMID, elsewhere, new_key, new_xid, refused
 from tests.contract.deciding import Decider
 from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from rm_db.wire import is_ready
+from rm_db.postgres.libpq import is_ready
 from tests.contract.client import RMID, Client, new_key, refused
 from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable, XaError, Xid
 
@@ -293,7 +293,7 @@ def test_a_reply_that_came_before_the_connection_broke_counts(harness: PostgresH
         pass
     waits = [client.rm._operations._outstanding[handle].wait]  # type: ignore[attr-defined]
     assert is_ready(waits, PATIENCE_S)  # the reply is in the socket
-    harness.admin("SELECT pg_terminate_backend(%s, 60000)", waits[0].wire.pgconn.backend_pid)
+    harness.admin("SELECT pg_terminate_backend(%s, 60000)", waits[0].connection.pgconn.backend_pid)
     assert client.wait(handle) is Code.XA_OK
     assert client.commit(xid) is Code.XA_OK
     assert key in harness.committed()

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from xa import XaError, Xid
 
 
-def managers(what: str, xid: Xid) -> XaError:
+def reserved_error(what: str, xid: Xid) -> XaError:
     """`what` would begin, end or leave the transaction."""
     return xa_error(
         Code.XAER_PROTO,
@@ -20,7 +20,7 @@ def managers(what: str, xid: Xid) -> XaError:
     )
 
 
-def busy(xid: Xid) -> XaError:
+def busy_error(xid: Xid) -> XaError:
     """Another one is in a statement, and this one can't wait for it."""
     return xa_error(
         Code.XAER_PROTO,
@@ -30,7 +30,7 @@ def busy(xid: Xid) -> XaError:
     )
 
 
-def unfinished(xid: Xid) -> XaError:
+def unfinished_error(xid: Xid) -> XaError:
     """The caller is in a statement itself."""
     return xa_error(
         Code.XAER_PROTO,
@@ -39,7 +39,7 @@ def unfinished(xid: Xid) -> XaError:
     )
 
 
-def over(xid: Xid) -> XaError:
+def expired_error(xid: Xid) -> XaError:
     """The session is used after its association has ended."""
     return xa_error(
         Code.XAER_PROTO,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from rm_db import mysql
+from rm_db.decider import mysql
 from rm_db.sqlstate import ROLLED_BACK, is_lost, lookup
 from xa import Code, xa_error
 

@@ -1,28 +1,24 @@
-"""What databases say of themselves to `xabridge doctor`: can they be reached and used, and what will stand in the way.
+"""The checks of `xabridge doctor` for a PostgreSQL database: whether it can be reached and used, and what will stand in
+the way.
 
-A look of its own, over a connection of its own: it neither needs nor changes an instance that is open.
+It opens a connection of its own. It neither needs nor changes a resource manager that is open.
 """
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-from sqlalchemy.exc import SQLAlchemyError
 
-from rm_db import mysql
-from rm_db.address import Address
-from rm_db.server import MIN_VERSION, SCHEMES, conninfo, unconnected
-from rm_db.sql_server import DECIDER_PREFIX, make_engine, parse_url
+from rm_db.address import DECIDER_PREFIX, Address
+from rm_db.postgres.database import MIN_VERSION, conninfo, unconnected
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosis, Health
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlalchemy import URL
 
 FULL: Final = 0.8
 """Share of max_prepared_transactions from where on it is worth a word."""
@@ -113,39 +109,3 @@ def _clock_ahead_s(connection: psycopg.Connection[Any]) -> float:
     before = time.time()
     (there,) = connection.execute(_CLOCK).fetchone() or (before,)
     return float(there) - (before + time.time()) / 2
-
-
-def diagnose_decider(open_string: str) -> Diagnosis:
-    """A database that decides, of any kind."""
-    scheme = open_string.removeprefix(DECIDER_PREFIX).partition("://")[0]
-    if scheme in SCHEMES:
-        return diagnose_postgres(open_string, two_phase=False)
-    try:
-        url = parse_url(Address.parse(open_string))
-        return Diagnosis(tuple(_sql_reached(url)))
-    except XaError as error:
-        return Diagnosis((Check(Health.FAIL, "open string", error.message, "mend the URL in the configuration"),))
-
-
-def _sql_reached(url: URL) -> Iterator[Check]:
-    shown = url.render_as_string(hide_password=True)
-    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
-        folder = Path(url.database or "").absolute().parent
-        if folder.is_dir():
-            yield Check(Health.OK, "reachable", f"{shown}: there is none yet; the first start makes it")
-        else:
-            yield Check(Health.FAIL, "reachable", f"{folder} is not there", f"make it: mkdir -p {folder}")
-        return
-    engine = make_engine(url, 1, 10.0)
-    try:
-        with engine.connect() as connection:
-            yield Check(Health.OK, "reachable", f"{shown}: decides")
-            if engine.dialect.name in mysql.DIALECTS:
-                for weakness, mend in mysql.weaknesses(connection):
-                    found = f"{weakness}: a crash of the server's machine can lose a decision"
-                    yield Check(Health.FAIL, "durability", found, mend)
-    except SQLAlchemyError as error:
-        mend = "start it, or mend the URL in the configuration"
-        yield Check(Health.FAIL, "reachable", f"{shown}: {error}", mend)
-    finally:
-        engine.dispose()

@@ -1,9 +1,9 @@
 """DecidingDatabase: a database as the one that decides. Its work and the decision are committed together, in one
 local transaction, so that it needs no PREPARE TRANSACTION.
 
-PostgreSQL through psycopg goes the short way: its work is `PgWork`, the same that is prepared elsewhere, and the
-decision travels in one message with the commit. Every other database goes through SQLAlchemy. The decisions
-themselves are kept, settled and discarded by `DecisionTable`, for all of them.
+PostgreSQL through psycopg has a faster way than the others: its work is a `PostgresTransaction`, the same class that
+`PostgresResource` prepares, and the decision is sent in one message with the commit. Every other database is reached
+through SQLAlchemy. `DecisionTable` keeps, settles and deletes the decisions of all of them.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import URL
 
-from rm_db import mysql
-from rm_db.address import Address
-from rm_db.decisions import DECIDED, DecisionTable
-from rm_db.diagnosing import diagnose_decider
+from rm_db.address import DECIDER_PREFIX, Address
+from rm_db.decider import mysql
+from rm_db.decider.decision_table import DECIDED, DecisionTable
+from rm_db.decider.diagnosis import diagnose_decider
+from rm_db.decider.engine import TABLE_CONNECTIONS, any_dialect, guard, make_engine, parse_url
+from rm_db.decider.errors import from_dbapi
+from rm_db.decider.transaction import SqlTransaction
+from rm_db.postgres.database import SCHEMES, PostgresDatabase
 from rm_db.resource import DatabaseResource, Place
-from rm_db.server import SCHEMES, PgServer
-from rm_db.sql_errors import from_dbapi
-from rm_db.sql_server import DECIDER_PREFIX, TABLE_CONNECTIONS, any_dialect, guard, make_engine, parse_url
-from rm_db.sql_work import SqlWork
 from xa import Code, xa_error
 from xa.tables import BranchVerb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rm_db.pool import Outstanding
-    from rm_db.wire import Steps
-    from rm_db.work import PgWork
+    from rm_db.postgres.libpq import Steps
+    from rm_db.postgres.pool import Outstanding
+    from rm_db.postgres.transaction import PostgresTransaction
     from xa import DecisionRecord, Handle, Owner, Xid
     from xa.diagnosis import Diagnosis
 
@@ -40,7 +40,7 @@ logger = logging.getLogger("xabridge.rm_db")
 T = TypeVar("T")
 
 
-class DecidingPlace(Place, Protocol):
+class DeciderBackend(Place, Protocol):
     """Where the work of a deciding database is done."""
 
     @property
@@ -57,13 +57,13 @@ class DecidingPlace(Place, Protocol):
         ...
 
 
-class PostgresPlace:
+class PostgresBackend:
     """PostgreSQL through psycopg."""
 
     def __init__(self, address: Address, outstanding: Outstanding) -> None:
         url = address.url.removeprefix(DECIDER_PREFIX)
         plain = Address(url, address.pool_size, address.pool_wait_s, address.reply_s, address.pooled)
-        self._server = PgServer(plain, outstanding)
+        self._server = PostgresDatabase(plain, outstanding)
         self.table = DecisionTable(
             make_engine(
                 URL.create("postgresql+psycopg"), TABLE_CONNECTIONS, address.pool_wait_s, creator=self._server.connect
@@ -74,11 +74,9 @@ class PostgresPlace:
         self._into = b""
 
     def reach(self) -> None:
-        """As `DecidingPlace` says."""
         self._server.probe()
 
-    def decide(self, work: PgWork, gtrid: bytes, record: bytes) -> Steps[Code]:
-        """As `DecidingPlace` says."""
+    def decide(self, work: PostgresTransaction, gtrid: bytes, record: bytes) -> Steps[Code]:
         if not self._into:
             self._into = self.table.insert_into().encode()
         # a literal: calling decode() costs the server as much as the rest of the insertion
@@ -86,12 +84,11 @@ class PostgresPlace:
         return work.decide(self._into + values.encode("ascii"))
 
     def close(self) -> None:
-        """As `DecidingPlace` says."""
         self.table.close()
         self._server.close()
 
 
-class SqlPlace:
+class SqlBackend:
     """Any other database, through SQLAlchemy."""
 
     def __init__(self, address: Address) -> None:
@@ -103,27 +100,24 @@ class SqlPlace:
         self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s, **options))
 
     def reach(self) -> None:
-        """As `DecidingPlace` says: opening the table reaches it, where nothing is to be asked."""
+        """As `DeciderBackend` says: opening the table reaches it, where nothing is to be asked."""
         if self._engine.dialect.name in mysql.DIALECTS:
             with from_dbapi("open"), self._engine.connect() as connection:
                 for weakness, mend in mysql.weaknesses(connection):
                     logger.warning("%s: a crash of the server's machine can lose a decision; %s", weakness, mend)
 
-    def begin(self, xid: Xid, *, wait: bool) -> SqlWork:
-        """As `DecidingPlace` says."""
-        return SqlWork(xid, self._engine, wait=wait)
+    def begin(self, xid: Xid, *, wait: bool) -> SqlTransaction:
+        return SqlTransaction(xid, self._engine, wait=wait)
 
-    def decide(self, work: SqlWork, gtrid: bytes, record: bytes) -> Steps[Code]:
-        """As `DecidingPlace` says."""
+    def decide(self, work: SqlTransaction, gtrid: bytes, record: bytes) -> Steps[Code]:
         return work.decide(self.table.insertion(gtrid, record))
 
     def close(self) -> None:
-        """As `DecidingPlace` says."""
         self.table.close()
         self._engine.dispose()
 
 
-class DecidingDatabase(DatabaseResource[DecidingPlace]):
+class DecidingDatabase(DatabaseResource[DeciderBackend]):
     """One database. Open string: a SQLAlchemy URL, with or without `decider+` before it, see `rm_db.address`."""
 
     name = "xabridge deciding database"
@@ -132,18 +126,17 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
 
     @property
     def decider_id(self) -> bytes:
-        """As `xa.DecidingResource` says."""
         if not self._decider_id:
             raise xa_error(Code.XAER_PROTO, "decider_id: the resource manager has not been opened")
         return self._decider_id
 
-    def _reach(self, url: str, place: DecidingPlace | None) -> DecidingPlace:
+    def _reach(self, url: str, place: DeciderBackend | None) -> DeciderBackend:
         if place is not None:
             place.reach()
             return place
         address = Address.parse(url)
         scheme = address.url.removeprefix(DECIDER_PREFIX).partition("://")[0]
-        place = PostgresPlace(address, self._operations) if scheme in SCHEMES else SqlPlace(address)
+        place = PostgresBackend(address, self._operations) if scheme in SCHEMES else SqlBackend(address)
         try:
             place.reach()
             self._decider_id = place.table.open()
@@ -177,19 +170,16 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
         return []
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says."""
         return diagnose_decider(open_string)
 
     # --- owners ---------------------------------------------------------------------------------------------------
 
     def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
-        """As `xa.DecidingResource` says."""
         control = self._enter("hold", rmid, 0)
         table = self._opened.table
         self._run(control, _call(lambda: table.hold(owner, lease_s)))
 
     def owners(self, rmid: int) -> Sequence[Owner]:
-        """As `xa.DecidingResource` says."""
         control = self._enter("owners", rmid, 0)
         table = self._opened.table
         return self._run(control, _call(table.owners))
@@ -197,7 +187,6 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
     # --- decisions ------------------------------------------------------------------------------------------------
 
     def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
-        """As `xa.DecidingResource` says."""
         control = self._enter("decide", rmid, 0, xid)
         place = self._opened
         steps = self._carry_out(
@@ -207,13 +196,11 @@ class DecidingDatabase(DatabaseResource[DecidingPlace]):
         return Code(answer)
 
     def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
-        """As `xa.DecidingResource` says."""
         control = self._enter("settle", rmid, 0)
         table = self._opened.table
         return self._run(control, _call(lambda: table.settle(gtrid)))
 
     def decisions(self, rmid: int, after: bytes = b"", count: int = 1000) -> Sequence[DecisionRecord]:
-        """As `xa.DecidingResource` says."""
         control = self._enter("decisions", rmid, 0)
         if count < 1:
             raise xa_error(Code.XAER_INVAL, f"decisions: count {count} is below 1")

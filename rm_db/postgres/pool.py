@@ -1,4 +1,4 @@
-"""WirePool: a bounded pool of PostgreSQL connections, for work and for commands.
+"""ConnectionPool: a bounded pool of PostgreSQL connections, for work and for commands.
 
 Work (a branch from its start to its vote) may hold `size` connections. Commands (commit and rollback of prepared
 branches, recovery) may take `RESERVE` more, so that what frees a lock never waits for the work that waits for it.
@@ -20,7 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
-from rm_db.wire import IDLE, ConnectionLost, Steps, Wire, drive
+from rm_db.postgres.libpq import IDLE, ConnectionLost, LibpqConnection, Steps, drive
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ class Outstanding(Protocol):
         ...
 
 
-class WirePool:
+class ConnectionPool:
     """Connections that `connect` makes; it raises ServerFull where there is none left. `wait_s` bounds the wait for a
     free one, `reply_s` that for a reply; `outstanding` are the operations that hold some of them."""
 
     def __init__(
         self,
-        connect: Callable[[], Wire],
+        connect: Callable[[], LibpqConnection],
         size: int,
         wait_s: float,
         reply_s: float,
@@ -78,13 +78,13 @@ class WirePool:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._idle: dict[Wire, None] = {}
-        self._by_thread: dict[int, Wire] = {}
+        self._idle: dict[LibpqConnection, None] = {}
+        self._by_thread: dict[int, LibpqConnection] = {}
         self._open = 0
         self._working = 0
         self._most = size + RESERVE
         self._most_until = 0.0
-        self._queue: list[_Place] = []
+        self._queue: list[_Waiter] = []
         self._events = 0
         self._closed = False
         outstanding.watch(self._stir)
@@ -99,15 +99,15 @@ class WirePool:
         """Whether this process got the pool from the one that forked it: its connections are not ours to use."""
         return os.getpid() != self._pid
 
-    def acquire(self, *, work: bool, wait: bool = True) -> Wire:
+    def acquire(self, *, work: bool, wait: bool = True) -> LibpqConnection:
         """A connection in no transaction. XA_RETRY: none is free and `wait` is False, or none became free in time, or
         the server has none left; else what `connect` raises."""
         deadline = self._clock() + self._wait_s if wait else None
         while True:
-            wire = self._reserve(work=work, deadline=deadline)
-            if wire is None:
+            connection = self._reserve(work=work, deadline=deadline)
+            if connection is None:
                 try:
-                    wire = self._connect()
+                    connection = self._connect()
                 except ServerFull as full:
                     if not self._is_full(work=work):
                         raise full.error from None
@@ -115,29 +115,29 @@ class WirePool:
                 except BaseException:
                     self._give_up(work=work)
                     raise
-                wire.working = work
-                return wire
-            if self._is_whole(wire):
-                wire.working = work
-                return wire
-            wire.close()
+                connection.working = work
+                return connection
+            if self._is_whole(connection):
+                connection.working = work
+                return connection
+            connection.close()
             self._give_up(work=work)
 
-    def release(self, wire: Wire) -> None:
+    def release(self, connection: LibpqConnection) -> None:
         """Gives a connection back, or closes it where it can't be used again. Replies that are still owed may only
         be those of commands that leave it in no transaction."""
-        keep = wire.reusable and not wire.doomed and wire.alive and not self._closed
-        if keep and not wire.owes and (wire.status != IDLE or wire.pipelined):
+        keep = connection.reusable and not connection.is_cut and connection.alive and not self._closed
+        if keep and not connection.owes and (connection.status != IDLE or connection.pipelined):
             keep = False
-        if not keep and not wire.doomed:  # a doomed one is closed by the thread that still waits on it
-            wire.close()
+        if not keep and not connection.is_cut:  # a is_cut one is closed by the thread that still waits on it
+            connection.close()
         with self._lock:
-            self._working -= wire.working
+            self._working -= connection.working
             if keep and not self._closed:
-                wire.affinity = threading.get_ident()
-                wire.idle_since = self._clock()
-                self._idle[wire] = None
-                self._by_thread[wire.affinity] = wire
+                connection.affinity = threading.get_ident()
+                connection.idle_since = self._clock()
+                self._idle[connection] = None
+                self._by_thread[connection.affinity] = connection
             else:
                 self._open -= 1
             self._event()
@@ -151,14 +151,14 @@ class WirePool:
             self._by_thread.clear()
             self._open -= len(idle)
             self._event()
-        for wire in idle:
-            wire.close()
+        for connection in idle:
+            connection.close()
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _reserve(self, *, work: bool, deadline: float | None) -> Wire | None:
+    def _reserve(self, *, work: bool, deadline: float | None) -> LibpqConnection | None:
         """An idle connection, or None for the right to open one."""
-        place = _Place(work)
+        place = _Waiter(work)
         with self._lock:
             if self._first() is None and self._has_room(work=work):
                 return self._taken(work=work)
@@ -200,16 +200,16 @@ class WirePool:
             self._most, self._most_until = self.size + RESERVE, 0.0
         return self._most
 
-    def _first(self) -> _Place | None:
+    def _first(self) -> _Waiter | None:
         """Whose turn it is: the first in the queue that there is room for."""
         return next((place for place in self._queue if self._has_room(work=place.work)), None)
 
-    def _taken(self, *, work: bool) -> Wire | None:
+    def _taken(self, *, work: bool) -> LibpqConnection | None:
         self._check_open()
-        wire = self._take_idle()
-        self._open += wire is None
+        connection = self._take_idle()
+        self._open += connection is None
         self._working += work
-        return wire
+        return connection
 
     def _check_open(self) -> None:
         if self._closed:
@@ -246,17 +246,17 @@ class WirePool:
             self._events += 1
             self._changed.notify_all()
 
-    def _take_idle(self) -> Wire | None:
+    def _take_idle(self) -> LibpqConnection | None:
         if not self._idle:
             return None
         mine = self._by_thread.get(threading.get_ident())
         if mine is not None and mine in self._idle:
             del self._idle[mine]
             return mine
-        wire, _ = self._idle.popitem()
-        if self._by_thread.get(wire.affinity) is wire:
-            del self._by_thread[wire.affinity]
-        return wire
+        connection, _ = self._idle.popitem()
+        if self._by_thread.get(connection.affinity) is connection:
+            del self._by_thread[connection.affinity]
+        return connection
 
     def _give_up(self, *, work: bool) -> None:
         with self._lock:
@@ -264,23 +264,23 @@ class WirePool:
             self._working -= work
             self._event()
 
-    def _is_whole(self, wire: Wire) -> bool:
+    def _is_whole(self, connection: LibpqConnection) -> bool:
         """Whether a connection from the pool can be used: the other side is there, its last reply was a success."""
         try:
-            if wire.owes:
-                reply = drive(wire.collect(), self._reply_s)
+            if connection.owes:
+                reply = drive(connection.collect(), self._reply_s)
                 if reply.failure is not None:
                     return False
-            if wire.went_away():
+            if connection.went_away():
                 return False
-            if self._clock() - wire.idle_since > CHECK_AFTER_S:
-                drive(_sign_of_life(wire), self._reply_s)
+            if self._clock() - connection.idle_since > CHECK_AFTER_S:
+                drive(_sign_of_life(connection), self._reply_s)
         except ConnectionLost:
             return False
-        return wire.status == IDLE
+        return connection.status == IDLE
 
 
-class _Place:
+class _Waiter:
     """A place in the queue."""
 
     __slots__ = ("work",)
@@ -289,5 +289,5 @@ class _Place:
         self.work = work
 
 
-def _sign_of_life(wire: Wire) -> Steps[None]:
-    yield from wire.exchange(b"")
+def _sign_of_life(connection: LibpqConnection) -> Steps[None]:
+    yield from connection.exchange(b"")

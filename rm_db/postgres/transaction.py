@@ -1,12 +1,13 @@
-"""PgWork: the unit of work of one branch on one PostgreSQL connection, from BEGIN until it is prepared or over.
+"""PostgresTransaction: one branch's local transaction on a PostgreSQL connection, from BEGIN until it is prepared,
+committed or rolled back.
 
-Every command that ends the transaction carries the reset of the session behind it, in the same message: settings,
-role, advisory locks, cursors, LISTEN, temporary tables and sequence caches don't reach the next transaction, and
-that costs no round trip. Prepared statements stay.
+Every command that ends the transaction is followed by a reset of the session in the same message. So settings, role,
+advisory locks, cursors, LISTEN, temporary tables and sequence caches do not reach the next transaction, and the reset
+costs no round trip of its own. Prepared statements are kept.
 
-What is read-only is never prepared, but committed: PostgreSQL would write a prepared transaction to disk twice for
-nothing. A branch that is known to have written (its statements' words and row counts say so) is prepared at once;
-otherwise the server is asked whether it has given the transaction an id.
+A read-only transaction is committed instead of prepared, because PostgreSQL would write a prepared one to disk twice
+for nothing. A branch that is known to have written (the words of its statements and their row counts say so) is
+prepared at once; otherwise the server is asked whether it has given the transaction an id.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
+from rm_db.postgres.libpq import ACTIVE, IDLE, IN_ERROR, ConnectionLost, Failure, LibpqConnection, Reply, Steps
 from rm_db.sqlstate import (
     DUPLICATE_OBJECT,
     FEATURE_NOT_SUPPORTED,
@@ -26,14 +28,13 @@ from rm_db.sqlstate import (
     lookup,
 )
 from rm_db.statements import LINGERS, NOTIFIES
-from rm_db.wire import ACTIVE, IDLE, IN_ERROR, ConnectionLost, Failure, Reply, Steps, Wire
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rm_db.branches import Session
-    from rm_db.pool import WirePool
+    from rm_db.postgres.pool import ConnectionPool
     from xa import XaError, Xid
 
 RESET: Final = (
@@ -63,7 +64,7 @@ _FAILED_BEFORE: Final = Failure("25P02", "the transaction had failed before")
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class EndCommands:
     """How a server wants to be spoken to. `reset` is False behind a transaction pooler, where a session is nobody's;
     `synchronous_commit` is what one-phase commits set, so that they are durable when they are answered."""
 
@@ -85,8 +86,8 @@ class Manners:
         return self.ending(insertion + b";" + setting if insertion else setting)
 
 
-class PgWork:
-    """One branch's work. Its connection is given back to the pool when the work is over; `wire` is None then.
+class PostgresTransaction:
+    """One branch's work. Its connection is given back to the pool when the work is over; `connection` is None then.
 
     The session tells what it sees: `failure` is the error that a statement left the transaction with, `misused` says
     why the session made the work rollback-only, `used` and `wrote` whether there was any statement, and any row
@@ -94,15 +95,15 @@ class PgWork:
     """
 
     __slots__ = (
+        "_end_commands",
         "_ending",
         "_make_session",
-        "_manners",
         "_pool",
+        "connection",
         "effects",
         "failure",
         "misused",
         "used",
-        "wire",
         "wrote",
         "xid",
     )
@@ -110,15 +111,15 @@ class PgWork:
     def __init__(
         self,
         xid: Xid,
-        pool: WirePool,
-        manners: Manners,
-        make_session: Callable[[PgWork], Session],
+        pool: ConnectionPool,
+        end_commands: EndCommands,
+        make_session: Callable[[PostgresTransaction], Session],
         *,
         wait: bool,
     ) -> None:
         self.xid = xid
         self._pool = pool
-        self._manners = manners
+        self._end_commands = end_commands
         self._make_session = make_session
         self._ending = False
         self.failure: Failure | None = None
@@ -126,13 +127,13 @@ class PgWork:
         self.effects = 0
         self.used = False
         self.wrote = False
-        wire = pool.acquire(work=True, wait=wait)
+        connection = pool.acquire(work=True, wait=wait)
         try:
-            wire.send(b"BEGIN")  # the reply is collected before the first statement, or at the end
+            connection.send(b"BEGIN")  # the reply is collected before the first statement, or at the end
         except ConnectionLost as lost:
-            pool.release(wire)
+            pool.release(connection)
             raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", xid) from None
-        self.wire: Wire | None = wire
+        self.connection: LibpqConnection | None = connection
 
     def session(self) -> Session:
         """What the application works with."""
@@ -140,8 +141,8 @@ class PgWork:
 
     def failed(self, error: psycopg.Error) -> None:
         """For the session: a statement raised `error`."""
-        wire = self.wire
-        if wire is not None and wire.alive and wire.status != IN_ERROR:
+        connection = self.connection
+        if connection is not None and connection.alive and connection.status != IN_ERROR:
             return  # the statement was never sent, or it was in a savepoint of its own
         if self.failure is None:
             diagnosis = error.diag
@@ -152,48 +153,48 @@ class PgWork:
 
     def check(self) -> Steps[XaError | None]:
         """At the end of the work: the XA_RB* that makes it rollback-only, or XAER_RMFAIL, if anything does."""
-        wire = self._wire()
-        if not wire.lock.acquire(blocking=False):
+        connection = self._connected()
+        if not connection.lock.acquire(blocking=False):
             return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
         try:
-            if wire.owes:
-                yield from wire.collect()
-            gone = wire.status != ACTIVE and not wire.pipelined and wire.went_away()
+            if connection.owes:
+                yield from connection.collect()
+            gone = connection.status != ACTIVE and not connection.pipelined and connection.went_away()
         except ConnectionLost as lost:
             return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", self.xid)
         finally:
-            wire.lock.release()
-        if gone or not wire.alive:
+            connection.lock.release()
+        if gone or not connection.alive:
             why = self.failure or "its other side has closed it"
             return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {why}", self.xid)
-        if wire.status == IN_ERROR and not wire.pipelined:
+        if connection.status == IN_ERROR and not connection.pipelined:
             return self._rolled_back(self.failure or _FAILED_BEFORE)
         if self.misused is not None:
             return xa_error(Code.XA_RBPROTO, self.misused, self.xid)
-        if wire.pipelined or wire.status == ACTIVE:
+        if connection.pipelined or connection.status == ACTIVE:
             return xa_error(Code.XA_RBPROTO, "a statement, COPY, stream or pipeline was not finished", self.xid)
-        if wire.status == IDLE:
+        if connection.status == IDLE:
             return xa_error(Code.XA_RBPROTO, ENDED, self.xid)
         return None
 
     def prepare(self, gid: bytes) -> Steps[Code]:
         """The vote: XA_OK, XA_RDONLY, or the XaError that the contract names for it."""
-        wire = self._wire()
+        connection = self._connected()
         try:
-            if not self._must_prepare() and (yield from self._is_read_only(wire)):
-                return (yield from self._vote_read_only(wire))
+            if not self._must_prepare() and (yield from self._is_read_only(connection)):
+                return (yield from self._vote_read_only(connection))
         except ConnectionLost as lost:  # nothing was prepared, nothing can be committed
             self.abandon()
             raise self._rolled_back(lost.failure) from None
         try:
-            reply = yield from wire.exchange(self._manners.preparing(gid))
+            reply = yield from connection.exchange(self._end_commands.preparing(gid))
         except ConnectionLost as lost:
             self.abandon()
             message = f"the connection was lost while the branch was prepared: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
         # the command tag is the vote: a transaction that had failed answers ROLLBACK, with success
         prepared = reply.tag(0) == b"PREPARE TRANSACTION"
-        self._leave(wire, reply, ended=prepared)
+        self._leave(connection, reply, ended=prepared)
         if prepared:
             return Code.XA_OK
         failure = reply.failure or _FAILED_BEFORE
@@ -208,21 +209,21 @@ class PgWork:
         return self._commit(insertion)
 
     def _commit(self, insertion: bytes) -> Steps[Code]:
-        wire = self._wire()
+        connection = self._connected()
         try:
             # one message: the insertion waits for whoever settles the same transaction, and fails behind it
-            reply = yield from wire.exchange(self._manners.durable_commit(insertion))
+            reply = yield from connection.exchange(self._end_commands.durable_commit(insertion))
         except ConnectionLost as lost:
             self.abandon()
             message = f"the connection was lost while the branch was committed: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
         told = reply.tag(2 if insertion else 1)
-        if told is None and not wire.alive and (reply.failure is None or is_lost(reply.failure.sqlstate)):
+        if told is None and not connection.alive and (reply.failure is None or is_lost(reply.failure.sqlstate)):
             self.abandon()  # the commands before it were answered, the commit was not: it may have been carried out
             message = "the connection was lost while the branch was committed, in the middle of the reply"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid)
         committed = told == b"COMMIT"
-        self._leave(wire, reply, ended=committed)
+        self._leave(connection, reply, ended=committed)
         if committed:
             return Code.XA_OK
         failure = reply.failure or _FAILED_BEFORE
@@ -233,105 +234,105 @@ class PgWork:
     def start_rollback(self) -> Steps[None]:
         """Sends the rollback, so that locks are freed; `rollback` waits for it. Work that was not prepared can't
         survive, so that no loss of the connection is an error here."""
-        wire = self.wire
-        if wire is None or self._ending:
+        connection = self.connection
+        if connection is None or self._ending:
             return
-        if not wire.lock.acquire(blocking=False) and not self._interrupt(wire):
+        if not connection.lock.acquire(blocking=False) and not self._interrupt(connection):
             self.abandon()
             return
         self._ending = True
         try:
-            if wire.owes:
-                yield from wire.collect()
-            if wire.status == ACTIVE or wire.pipelined:
+            if connection.owes:
+                yield from connection.collect()
+            if connection.status == ACTIVE or connection.pipelined:
                 self.abandon()
-            elif wire.status != IDLE:
-                wire.send(self._manners.ending(b"ROLLBACK"))
-            elif self._manners.reset:
-                wire.send(RESET)
+            elif connection.status != IDLE:
+                connection.send(self._end_commands.ending(b"ROLLBACK"))
+            elif self._end_commands.reset:
+                connection.send(RESET)
         except ConnectionLost:
             self.abandon()
         finally:
-            wire.lock.release()
+            connection.lock.release()
 
     def rollback(self) -> Steps[None]:
         """Rolls back, and waits until that is done."""
         yield from self.start_rollback()
-        wire = self.wire
-        if wire is None:
+        connection = self.connection
+        if connection is None:
             return
         try:
-            if wire.owes:
-                reply = yield from wire.collect()
-                wire.reusable &= reply.failure is None
+            if connection.owes:
+                reply = yield from connection.collect()
+                connection.reusable &= reply.failure is None
         except ConnectionLost:
-            wire.reusable = False
-        self._give_back(wire)
+            connection.reusable = False
+        self._give_back(connection)
 
     def abandon(self) -> None:
         """Gives the connection up."""
-        wire = self.wire
-        if wire is not None:
-            wire.reusable = False
-            self._give_back(wire)
+        connection = self.connection
+        if connection is not None:
+            connection.reusable = False
+            self._give_back(connection)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _wire(self) -> Wire:
-        if self.wire is None:
+    def _connected(self) -> LibpqConnection:
+        if self.connection is None:
             raise xa_error(Code.XAER_NOTA, "the work was given up", self.xid)
-        return self.wire
+        return self.connection
 
     def _must_prepare(self) -> bool:
         """Rows were written, or a text spoke of NOTIFY or LISTEN, of which only PREPARE itself can judge."""
         return self.wrote or bool(self.effects & NOTIFIES)
 
-    def _is_read_only(self, wire: Wire) -> Steps[bool]:
+    def _is_read_only(self, connection: LibpqConnection) -> Steps[bool]:
         if not self.used:
             return True
-        reply = yield from wire.exchange(b"SELECT pg_current_xact_id_if_assigned() IS NULL")
+        reply = yield from connection.exchange(b"SELECT pg_current_xact_id_if_assigned() IS NULL")
         return reply.failure is None and reply.rows()[0][0] == b"t"
 
-    def _vote_read_only(self, wire: Wire) -> Steps[Code]:
+    def _vote_read_only(self, connection: LibpqConnection) -> Steps[Code]:
         """Commits: in a serializable transaction, what was read is true only if that succeeds."""
-        reply = yield from wire.exchange(self._manners.ending(b"COMMIT"))
+        reply = yield from connection.exchange(self._end_commands.ending(b"COMMIT"))
         committed = reply.tag(0) == b"COMMIT"
-        self._leave(wire, reply, ended=committed)
+        self._leave(connection, reply, ended=committed)
         if committed:
             return Code.XA_RDONLY
         raise self._rolled_back(reply.failure or _FAILED_BEFORE)
 
-    def _leave(self, wire: Wire, reply: Reply, *, ended: bool) -> None:
+    def _leave(self, connection: LibpqConnection, reply: Reply, *, ended: bool) -> None:
         """The transaction is over. Where it did not end as asked, the reset behind it was skipped."""
         if reply.failure is not None:
-            if ended or not wire.alive:
-                wire.reusable = False
+            if ended or not connection.alive:
+                connection.reusable = False
             else:
                 try:
-                    if wire.status != IDLE:
-                        wire.send(self._manners.ending(b"ROLLBACK"))
-                    elif self._manners.reset:
-                        wire.send(RESET)
+                    if connection.status != IDLE:
+                        connection.send(self._end_commands.ending(b"ROLLBACK"))
+                    elif self._end_commands.reset:
+                        connection.send(RESET)
                 except ConnectionLost:
-                    wire.reusable = False
-        self._give_back(wire)
+                    connection.reusable = False
+        self._give_back(connection)
 
-    def _give_back(self, wire: Wire) -> None:
-        self.wire = None
+    def _give_back(self, connection: LibpqConnection) -> None:
+        self.connection = None
         if self.effects & LINGERS:
-            wire.reusable = False
-        self._pool.release(wire)
+            connection.reusable = False
+        self._pool.release(connection)
 
-    def _interrupt(self, wire: Wire) -> bool:
+    def _interrupt(self, connection: LibpqConnection) -> bool:
         """Another thread is in a statement: cancels it and takes the connection over, or cuts the connection."""
         try:
-            wire.connection.cancel_safe(timeout=INTERRUPT_S)
+            connection.psycopg_connection.cancel_safe(timeout=INTERRUPT_S)
         except psycopg.Error:
             pass  # the server can't be reached, or is too slow
         else:
-            if wire.lock.acquire(timeout=INTERRUPT_S):
+            if connection.lock.acquire(timeout=INTERRUPT_S):
                 return True
-        wire.doom()
+        connection.cut()
         return False
 
     def _rolled_back(self, failure: Failure, hint: str | None = None) -> XaError:

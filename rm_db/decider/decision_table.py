@@ -58,9 +58,9 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.schema import CreateTable
 
-from rm_db import mysql
-from rm_db.sql_errors import from_dbapi, is_loss, is_transient, told
-from rm_db.sql_server import WAIT_OPTION
+from rm_db.decider import mysql
+from rm_db.decider.errors import from_dbapi, is_loss, is_transient, told
+from rm_db.decider.sqlite import WAIT_OPTION
 from xa import Code, DecisionRecord, Owner, TryAgain, XaError, xa_error
 
 if TYPE_CHECKING:
@@ -217,7 +217,6 @@ class DecisionTable:
     # --- owners ---------------------------------------------------------------------------------------------------
 
     def hold(self, owner: Owner, lease_s: float) -> None:
-        """As `xa.DecidingResource` says."""
         table = self._owners
         whose = table.c.node == owner.node, table.c.incarnation == owner.incarnation.hex()
         with from_dbapi("hold"), self._transaction() as connection:
@@ -238,7 +237,6 @@ class DecisionTable:
                 )
 
     def owners(self) -> list[Owner]:
-        """As `xa.DecidingResource` says."""
         table = self._owners
         with from_dbapi("owners"), self._transaction() as connection:
             running = select(table.c.node, table.c.incarnation, table.c.process).where(table.c.until > _now(connection))
@@ -256,7 +254,6 @@ class DecisionTable:
         return insert(self.decisions).values(gtrid=gtrid.hex(), state=DECIDED, record=record)
 
     def settle(self, gtrid: bytes) -> bytes | None:
-        """As `xa.DecidingResource` says."""
         decisions = self.decisions
         key = gtrid.hex()
         find = select(decisions.c.state, decisions.c.record).where(decisions.c.gtrid == key)

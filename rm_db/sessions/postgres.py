@@ -1,4 +1,4 @@
-"""PgSession: what the application gets of a PostgreSQL branch, and PgSessions, which makes it.
+"""PostgresSession: what the application gets of a PostgreSQL branch, and PostgresSessionFactory, which makes it.
 
 `facade` is a SQLAlchemy connection, from which the ORM session and the psycopg connection are reached. What isn't used
 is not made.
@@ -15,10 +15,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import NullPool
 
-from rm_db.admission import Admission
-from rm_db.alchemy import BranchConnection, Lease
-from rm_db.pg_async import AsyncBranchView
-from rm_db.pg_view import BranchView
+from rm_db.sessions.access import PostgresAccess
+from rm_db.sessions.connection import BorrowedConnection, BranchConnection
+from rm_db.sessions.psycopg_async_connection import PsycopgAsyncConnection
+from rm_db.sessions.psycopg_connection import PsycopgConnection
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from psycopg.adapt import AdaptersMap
     from sqlalchemy.engine import Engine
 
-    from rm_db.alchemy_async import BranchAsyncConnection
-    from rm_db.wire import Wire
-    from rm_db.work import PgWork
+    from rm_db.postgres.libpq import LibpqConnection
+    from rm_db.postgres.transaction import PostgresTransaction
+    from rm_db.sessions.asyncio_connection import BranchAsyncConnection
 
 T = TypeVar("T")
 
 
-class PgConnection(BranchConnection):
+class PostgresBranchConnection(BranchConnection):
     """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction. What SQLAlchemy
     keeps in it is made when something first asks for that: who uses psycopg never pays for it."""
 
-    def __init__(self, session: PgSession, view: Callable[[AdaptersMap | None], BranchView]) -> None:
-        super().__init__(session.admission)
+    def __init__(self, session: PostgresSession, view: Callable[[AdaptersMap | None], PsycopgConnection]) -> None:
+        super().__init__(session.access)
         self._session = session
         self._view = view
         self._making = threading.RLock()
@@ -53,22 +53,22 @@ class PgConnection(BranchConnection):
                 if self._is_made:
                     raise AttributeError(f"{type(self).__name__} has no attribute {name}")
                 engine, adapters = self._session.engine
-                lease = Lease(self._view(adapters), self._owner)
+                lease = BorrowedConnection(self._view(adapters), self._access)
                 self._is_made = True  # behind whatever may fail, so that the next use tries again
                 self._connect(engine, lease)
         return getattr(self, name)
 
     @property
-    def psycopg(self) -> BranchView:
+    def psycopg(self) -> PsycopgConnection:
         """The psycopg connection, with psycopg's own adapters and rows."""
         return self._session.psycopg
 
     @property
-    def owner(self) -> Admission:
+    def access(self) -> PostgresAccess:
         """Who holds the connection."""
-        return self._session.admission
+        return self._session.access
 
-    def view_for(self, engine: Engine) -> BranchView:
+    def view_for(self, engine: Engine) -> PsycopgConnection:
         """A psycopg connection as the dialect of another engine wants it; one that waits in the event loop, where that
         engine is under an asyncio one."""
         return self._session.view_for(engine)
@@ -80,46 +80,46 @@ class PgConnection(BranchConnection):
         return self._session.asyncio
 
 
-class PgSession:
+class PostgresSession:
     """One association's session."""
 
-    __slots__ = ("_apsycopg", "_asyncio", "_awaiting", "_facade", "_psycopg", "_sessions", "admission")
+    __slots__ = ("_apsycopg", "_asyncio", "_awaiting", "_facade", "_psycopg", "_sessions", "access")
 
-    def __init__(self, sessions: PgSessions, work: PgWork) -> None:
+    def __init__(self, sessions: PostgresSessionFactory, work: PostgresTransaction) -> None:
         self._sessions = sessions
-        self._facade: PgConnection | None = None
-        self._psycopg: BranchView | None = None
-        self._apsycopg: AsyncBranchView | None = None
-        self._awaiting: PgConnection | None = None
+        self._facade: PostgresBranchConnection | None = None
+        self._psycopg: PsycopgConnection | None = None
+        self._apsycopg: PsycopgAsyncConnection | None = None
+        self._awaiting: PostgresBranchConnection | None = None
         self._asyncio: BranchAsyncConnection | None = None
-        self.admission = Admission(work)
+        self.access = PostgresAccess(work)
 
     @property
-    def psycopg(self) -> BranchView:
+    def psycopg(self) -> PsycopgConnection:
         """A psycopg connection."""
         if self._psycopg is None:
             self._psycopg = self.view(None)
         return self._psycopg
 
     @property
-    def facade(self) -> PgConnection:
+    def facade(self) -> PostgresBranchConnection:
         """The SQLAlchemy connection."""
         if self._facade is None:
-            self._facade = PgConnection(self, self.view)
+            self._facade = PostgresBranchConnection(self, self.view)
         return self._facade
 
     @property
-    def apsycopg(self) -> AsyncBranchView:
+    def apsycopg(self) -> PsycopgAsyncConnection:
         """An asyncio psycopg connection."""
         if self._apsycopg is None:
-            self._apsycopg = self._viewed(lambda wire: AsyncBranchView(self.admission, wire))
+            self._apsycopg = self._viewed(lambda connection: PsycopgAsyncConnection(self.access, connection))
         return self._apsycopg
 
     @property
-    def awaiting(self) -> PgConnection:
+    def awaiting(self) -> PostgresBranchConnection:
         """The SQLAlchemy connection under the asyncio one."""
         if self._awaiting is None:
-            self._awaiting = PgConnection(self, self._awaiting_view)
+            self._awaiting = PostgresBranchConnection(self, self._awaiting_view)
         return self._awaiting
 
     @property
@@ -130,54 +130,54 @@ class PgSession:
                 raise xa_error(
                     Code.XAER_PROTO,
                     "SQLAlchemy's asyncio extension needs greenlet: install xabridge[asyncio]",
-                    self.admission.xid,
+                    self.access.xid,
                 )
-            from rm_db.alchemy_async import BranchAsyncConnection  # noqa: PLC0415 — needs greenlet
+            from rm_db.sessions.asyncio_connection import BranchAsyncConnection  # noqa: PLC0415 — needs greenlet
 
             self._asyncio = BranchAsyncConnection(self, self.awaiting)
         return self._asyncio
 
     @property
     def engine(self) -> tuple[Engine, AdaptersMap | None]:
-        """As `PgSessions.engine`."""
+        """As `PostgresSessionFactory.engine`."""
         return self._sessions.engine
 
-    def view(self, adapters: AdaptersMap | None) -> BranchView:
+    def view(self, adapters: AdaptersMap | None) -> PsycopgConnection:
         """A new psycopg connection, with these adapters instead of psycopg's."""
-        return self._viewed(lambda wire: BranchView(self.admission, wire, adapters))
+        return self._viewed(lambda connection: PsycopgConnection(self.access, connection, adapters))
 
-    def view_for(self, engine: Engine) -> BranchView:
-        """As `PgConnection.view_for`."""
+    def view_for(self, engine: Engine) -> PsycopgConnection:
+        """As `PostgresBranchConnection.view_for`."""
         adapters = _adapters(engine)
         return self._awaiting_view(adapters) if engine.dialect.is_async else self.view(adapters)
 
-    def _awaiting_view(self, adapters: AdaptersMap | None) -> BranchView:
-        from rm_db.alchemy_async import AwaitingView  # noqa: PLC0415 — needs greenlet
+    def _awaiting_view(self, adapters: AdaptersMap | None) -> PsycopgConnection:
+        from rm_db.sessions.asyncio_connection import GreenletPsycopgConnection  # noqa: PLC0415 — needs greenlet
 
         in_the_loop = self.apsycopg
-        return self._viewed(lambda wire: AwaitingView(self.admission, wire, adapters, in_the_loop))
+        return self._viewed(
+            lambda connection: GreenletPsycopgConnection(self.access, connection, adapters, in_the_loop)
+        )
 
-    def _viewed(self, make: Callable[[Wire], T]) -> T:
+    def _viewed(self, make: Callable[[LibpqConnection], T]) -> T:
         """A view."""
-        wire = self.admission.enter()
+        connection = self.access.enter()
         try:
-            return make(wire)
+            return make(connection)
         finally:
-            self.admission.leave(wire)
+            self.access.leave(connection)
 
     def finish(self) -> None:
-        """As `rm_db.branches.Session` says."""
-        self.admission.turn.is_ending = True
+        self.access.statement_lock.is_ending = True
         for connection in (self._facade, self._awaiting):
             if connection is not None:
                 connection.finish()
 
     def expire(self) -> None:
-        """As `rm_db.branches.Session` says."""
-        self.admission.expire()
+        self.access.expire()
 
 
-class PgSessions:
+class PostgresSessionFactory:
     """Makes the sessions of one server. SQLAlchemy's engine is made, and asks the server what it has to know, when
     the first session needs it; after that it makes no connection of its own."""
 
@@ -186,9 +186,9 @@ class PgSessions:
         self._lock = threading.Lock()
         self._initialized = False
 
-    def make(self, work: PgWork) -> PgSession:
+    def make(self, work: PostgresTransaction) -> PostgresSession:
         """A session for the work's present association."""
-        return PgSession(self, work)
+        return PostgresSession(self, work)
 
     @cached_property
     def engine(self) -> tuple[Engine, AdaptersMap | None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rm_db.alchemy import BranchConnection, Lease
-from rm_db.refusal import managers
+from rm_db.sessions.connection import BorrowedConnection, BranchConnection
+from rm_db.sessions.errors import reserved_error
 from rm_db.statements import classify
 from xa import Code, xa_error
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Engine
 
-    from rm_db.sql_work import SqlWork
+    from rm_db.decider.transaction import SqlTransaction
 
 
-class SqlConnection(BranchConnection):
+class SqlBranchConnection(BranchConnection):
     """A branch's SQLAlchemy connection. Its statements hold the work's lock, so that nobody rolls back under them."""
 
     def __init__(self, session: SqlSession, engine: Engine, connection: Any) -> None:
         super().__init__(session)
         self._session = session
-        self._connect(engine, Lease(connection, session))
+        self._connect(engine, BorrowedConnection(connection, session))
 
     @property
     def asyncio(self) -> NoReturn:
@@ -36,12 +36,10 @@ class SqlConnection(BranchConnection):
         )
 
     def execute(self, *arguments: Any, **options: Any) -> Any:
-        """As SQLAlchemy's."""
         with self._session.work.statement(self._session):
             return super().execute(*arguments, **options)
 
     def exec_driver_sql(self, *arguments: Any, **options: Any) -> Any:
-        """As SQLAlchemy's."""
         with self._session.work.statement(self._session):
             return super().exec_driver_sql(*arguments, **options)
 
@@ -53,35 +51,30 @@ class SqlConnection(BranchConnection):
         effects = classify(statement)
         work = self._session.work
         if effects & forbidden:
-            raise managers(repr(statement.strip()[:60]), work.xid)
+            raise reserved_error(repr(statement.strip()[:60]), work.xid)
         work.effects |= effects
 
 
 class SqlSession:
     """One association's session; its `facade` is the SQLAlchemy connection."""
 
-    def __init__(self, work: SqlWork, engine: Engine, connection: Any) -> None:
+    def __init__(self, work: SqlTransaction, engine: Engine, connection: Any) -> None:
         self.work = work
         self.xid = work.xid
         self.is_over = False
-        self.facade = SqlConnection(self, engine, connection)
+        self.facade = SqlBranchConnection(self, engine, connection)
 
     def doom(self, why: str) -> None:
-        """As `rm_db.alchemy.Owner` says."""
         self.work.doomed = self.work.doomed or why
 
     def lose(self, why: str) -> None:
-        """As `rm_db.alchemy.Owner` says."""
         self.work.lost = self.work.lost or why
 
     def hold(self) -> AbstractContextManager[None]:
-        """As `rm_db.alchemy.Owner` says."""
         return self.work.statement(self)
 
     def finish(self) -> None:
-        """As `rm_db.branches.Session` says."""
         self.facade.finish()
 
     def expire(self) -> None:
-        """As `rm_db.branches.Session` says."""
         self.is_over = True

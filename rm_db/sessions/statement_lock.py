@@ -1,12 +1,13 @@
-"""Turn: whose turn it is to use a branch's connection, among the threads and tasks that share the branch.
+"""StatementLock: one statement at a time on a branch's connection, among the threads and tasks that share the branch.
 
-A thread waits for another one that is in a statement. On the thread of an event loop nobody waits: who is in the
-statement may be a task of the same loop, which can't go on before the waiting one returns. There the second one is
-refused before it has sent anything, and the first is not disturbed.
+A thread waits while another thread is in a statement. On the thread of an event loop nobody waits, because the
+statement may be that of another task of the same loop, which could not go on before the waiting task returns. There the
+second task is refused before it has sent anything, and the first one is not disturbed.
 
-All views of one association have one turn, and it is what psycopg takes for its own lock: around each statement, and
-around a stream or COPY from its beginning to its end. psycopg's lock would stop an event loop for good; and a lock for
-each view would let psycopg clean up behind a refused statement, by cancelling whatever runs on the connection.
+All connections of one association share one lock. psycopg takes it in place of its own lock: around each statement, and
+around a stream or COPY from its beginning to its end. psycopg's own lock would block an event loop for good. One lock
+for each psycopg connection would not do either: psycopg cleans up after a refused statement by cancelling whatever runs
+on the connection, which would be the other task's statement.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from asyncio import _get_running_loop, current_task
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rm_db.refusal import busy, unfinished
+from rm_db.sessions.errors import busy_error, unfinished_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from xa import Xid
 
 
-class Turn:
+class StatementLock:
     """Taken by `with` or `async with` for one statement, by `hold` for several. `is_ending`: the association ends, and
     nobody else should be at work any more, so that nobody is waited for."""
 
@@ -48,9 +49,9 @@ class Turn:
         if self._lock.locked():
             if self._holder == caller():
                 if self._in_statement:
-                    raise unfinished(self._xid)
+                    raise unfinished_error(self._xid)
             elif self.is_ending or on_event_loop():
-                raise busy(self._xid)
+                raise busy_error(self._xid)
 
     def __enter__(self) -> None:
         if self.is_held:

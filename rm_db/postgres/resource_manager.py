@@ -12,11 +12,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
 from rm_db.address import Address
-from rm_db.diagnosing import diagnose_postgres
-from rm_db.gid import decode_gid, encode_gid
-from rm_db.reporting import LOCKED, REPORT, read_locks, read_report
+from rm_db.postgres.database import Facts, PostgresDatabase
+from rm_db.postgres.diagnosis import diagnose_postgres
+from rm_db.postgres.gid import decode_gid, encode_gid
+from rm_db.postgres.holdings import LOCKED, REPORT, read_locks, read_report
+from rm_db.postgres.libpq import ConnectionLost, Failure, LibpqConnection, Reply, Steps
 from rm_db.resource import DatabaseResource
-from rm_db.server import Facts, PgServer
 from rm_db.sqlstate import (
     COMMIT_PREPARED,
     FEATURE_NOT_SUPPORTED,
@@ -26,7 +27,6 @@ from rm_db.sqlstate import (
     UNDEFINED_OBJECT,
     lookup,
 )
-from rm_db.wire import ConnectionLost, Failure, Reply, Steps, Wire
 from xa import Code, xa_error
 from xa.tables import BranchVerb
 
@@ -82,7 +82,7 @@ class PreparedTransaction:
     holds: tuple[str, ...]
 
 
-class PostgresResource(DatabaseResource[PgServer]):
+class PostgresResource(DatabaseResource[PostgresDatabase]):
     """One PostgreSQL database. Open string: `postgresql://…`, see `rm_db.address`."""
 
     name = "xabridge PostgreSQL"
@@ -91,8 +91,8 @@ class PostgresResource(DatabaseResource[PgServer]):
     max_prepared = 0
     """How many transactions the server lets be prepared at a time; known once it is open."""
 
-    def _reach(self, url: str, place: PgServer | None) -> PgServer:
-        server = place or PgServer(Address.parse(url), self._operations)
+    def _reach(self, url: str, place: PostgresDatabase | None) -> PostgresDatabase:
+        server = place or PostgresDatabase(Address.parse(url), self._operations)
         try:
             facts = server.probe()
             _check_prepares(facts, server.address)
@@ -107,7 +107,6 @@ class PostgresResource(DatabaseResource[PgServer]):
     # --- completion -----------------------------------------------------------------------------------------------
 
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         control = self._enter("prepare", rmid, flags, xid)
         steps = self._carry_out("prepare", BranchVerb.PREPARE, xid, lambda work: work.prepare(encode_gid(xid)))
         return self._perform(control, "prepare", xid, flags, steps, hold=True)
@@ -116,10 +115,10 @@ class PostgresResource(DatabaseResource[PgServer]):
         self._find("commit", BranchVerb.COMMIT, xid)
         command = self._command_of(b"COMMIT PREPARED", xid)
 
-        def committed(wire: Wire) -> Steps[Failure | None]:
-            failure = yield from command(wire)
+        def committed(connection: LibpqConnection) -> Steps[Failure | None]:
+            failure = yield from command(connection)
             if failure is not None and failure.sqlstate == FEATURE_NOT_SUPPORTED:
-                failure = yield from self._of_another_database(wire, failure, xid)
+                failure = yield from self._of_another_database(connection, failure, xid)
             return failure
 
         yield from self._finish("commit", COMMIT_PREPARED, xid, committed)
@@ -128,12 +127,12 @@ class PostgresResource(DatabaseResource[PgServer]):
     def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
         command = self._command_of(b"ROLLBACK PREPARED", xid)
 
-        def rolled_back(wire: Wire) -> Steps[Failure | None]:
-            failure = yield from command(wire)
+        def rolled_back(connection: LibpqConnection) -> Steps[Failure | None]:
+            failure = yield from command(connection)
             if failure is not None and failure.sqlstate == UNDEFINED_OBJECT:
-                being_prepared = yield from self._end_of_preparation(wire, xid)
+                being_prepared = yield from self._end_of_preparation(connection, xid)
                 if being_prepared:
-                    failure = yield from command(wire)
+                    failure = yield from command(connection)
             return failure
 
         yield from self._finish("rollback", ROLLBACK_PREPARED, xid, rolled_back)
@@ -151,42 +150,42 @@ class PostgresResource(DatabaseResource[PgServer]):
         verb: str,
         table: dict[str, Code],
         xid: Xid,
-        command: Callable[[Wire], Steps[Failure | None]],
+        command: Callable[[LibpqConnection], Steps[Failure | None]],
     ) -> Steps[None]:
         """Completes a prepared branch, over one connection; `table` has the codes for what the server refuses."""
         server = self._opened
-        wire = server.reserve()
+        connection = server.reserve()
         try:
-            failure = yield from command(wire)
+            failure = yield from command(connection)
         except ConnectionLost as lost:
             raise xa_error(Code.XAER_RMFAIL, f"the connection was lost over {verb}: {lost}", xid) from None
         finally:
-            server.pool.release(wire)
+            server.pool.release(connection)
         code = None if failure is None else lookup(table, failure.sqlstate or "")
         if code is None or code is Code.XAER_NOTA:
             self._branches.forget_prepared(xid)
         if code is not None:
             raise xa_error(code, f"{verb}: {failure}", xid)
 
-    def _command_of(self, command: bytes, xid: Xid) -> Callable[[Wire], Steps[Failure | None]]:
+    def _command_of(self, command: bytes, xid: Xid) -> Callable[[LibpqConnection], Steps[Failure | None]]:
         """COMMIT PREPARED or ROLLBACK PREPARED; its result is None when it is done."""
         statement = command + b" '" + encode_gid(xid) + b"'"
 
-        def told(wire: Wire) -> Steps[Failure | None]:
+        def told(connection: LibpqConnection) -> Steps[Failure | None]:
             for _ in range(_TRIES):
-                reply = yield from wire.exchange(statement)
+                reply = yield from connection.exchange(statement)
                 if reply.failure is None or reply.failure.sqlstate != OBJECT_IN_USE:
                     break
-                yield from wire.exchange(_PAUSE)  # somebody else is completing it at this moment
+                yield from connection.exchange(_PAUSE)  # somebody else is completing it at this moment
             if reply.failure is not None and reply.failure.sqlstate == INSUFFICIENT_PRIVILEGE:
-                reply = yield from self._as_owner(wire, statement, xid, reply)
+                reply = yield from self._as_owner(connection, statement, xid, reply)
             return reply.failure
 
         return told
 
-    def _of_another_database(self, wire: Wire, failure: Failure, xid: Xid) -> Steps[Failure]:
+    def _of_another_database(self, connection: LibpqConnection, failure: Failure, xid: Xid) -> Steps[Failure]:
         """The same failure, with the name of the database that has the branch."""
-        reply = yield from wire.exchange(_DATABASES.format(gid=xid).encode("ascii"))
+        reply = yield from connection.exchange(_DATABASES.format(gid=xid).encode("ascii"))
         if reply.failure is not None or not reply.rows():
             return failure
         theirs, ours = ((octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0])
@@ -196,12 +195,12 @@ class PostgresResource(DatabaseResource[PgServer]):
         )
         return Failure(failure.sqlstate, message)
 
-    def _end_of_preparation(self, wire: Wire, xid: Xid) -> Steps[bool]:
+    def _end_of_preparation(self, connection: LibpqConnection, xid: Xid) -> Steps[bool]:
         """The server may be about to prepare the branch for a connection that was given up: terminates the process
         that does, and waits for its end; whether there was one."""
         query = _BEING_PREPARED.format(gid=xid).encode("ascii")
         for tries in range(_TRIES):
-            reply = yield from wire.exchange(query)
+            reply = yield from connection.exchange(query)
             if reply.failure is not None:
                 why = f"rollback: whether the branch is being prepared can't be told: {reply.failure}"
                 raise xa_error(Code.XA_RETRY, why, xid)
@@ -209,19 +208,19 @@ class PostgresResource(DatabaseResource[PgServer]):
                 return tries > 0
         raise xa_error(Code.XA_RETRY, "rollback: a server process that prepares the branch does not end", xid)
 
-    def _as_owner(self, wire: Wire, statement: bytes, xid: Xid, refused: Reply) -> Steps[Reply]:
+    def _as_owner(self, connection: LibpqConnection, statement: bytes, xid: Xid, refused: Reply) -> Steps[Reply]:
         """PostgreSQL lets only the very role finish a transaction that prepared it: becomes that role, where it may."""
-        reply = yield from wire.exchange(_OWNER.format(gid=xid, mine=self._mine).encode())
+        reply = yield from connection.exchange(_OWNER.format(gid=xid, mine=self._mine).encode())
         if reply.failure is not None or not reply.rows():
             return refused
         owner = reply.rows()[0][0] or b""
-        wire.reusable = False  # until the role is given back
-        reply = yield from wire.exchange(b"SET ROLE " + owner)
+        connection.reusable = False  # until the role is given back
+        reply = yield from connection.exchange(b"SET ROLE " + owner)
         if reply.failure is not None:
             return refused
-        finished = yield from wire.exchange(statement)
-        reply = yield from wire.exchange(b"RESET ROLE")
-        wire.reusable = reply.failure is None
+        finished = yield from connection.exchange(statement)
+        reply = yield from connection.exchange(b"RESET ROLE")
+        connection.reusable = reply.failure is None
         return finished
 
     # --- recovery -------------------------------------------------------------------------------------------------
@@ -236,7 +235,6 @@ class PostgresResource(DatabaseResource[PgServer]):
         return [xid for xid in found if xid is not None]
 
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
-        """As `xa.holdings.HoldingsReporting` says."""
         return self._page(self._reports, self._report, rmid, flags, count)
 
     def _report(self) -> Steps[list[InDoubtBranch]]:
@@ -244,7 +242,6 @@ class PostgresResource(DatabaseResource[PgServer]):
         return list(read_report(reply.rows(), read_locks(reply.rows(1))))
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says."""
         return diagnose_postgres(open_string, two_phase=True)
 
     def prepared_transactions(self, rmid: int, *, everybodys: bool = False) -> Sequence[PreparedTransaction]:

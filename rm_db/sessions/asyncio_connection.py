@@ -1,8 +1,9 @@
-"""BranchAsyncConnection: a branch's connection as SQLAlchemy's asyncio extension has it. The extension needs greenlet,
-which comes with our extra `asyncio`; this module can't be imported without.
+"""BranchAsyncConnection: a branch's connection for SQLAlchemy's asyncio extension. The extension needs greenlet, which
+our extra `asyncio` installs; this module can't be imported without it.
 
-Under SQLAlchemy's proxies the synchronous connection works as it always does, in a greenlet. Only where the driver
-waits for the server it hands over to the event loop (`AwaitingView`), so that no asyncio dialect is needed.
+There is no second implementation here: under SQLAlchemy's asyncio proxies the same synchronous connection works as
+elsewhere, in a greenlet. Only where the driver waits for the server, `GreenletPsycopgConnection` hands over to the
+event loop, so that no asyncio dialect is needed.
 """
 
 from __future__ import annotations
@@ -12,49 +13,52 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.util import await_only
 
-from rm_db.pg_view import BranchCursor, BranchView
-from rm_db.turn import on_event_loop
+from rm_db.sessions.psycopg_connection import PsycopgConnection, PsycopgCursor
+from rm_db.sessions.statement_lock import on_event_loop
 
 if TYPE_CHECKING:
     from psycopg.abc import PQGen
     from psycopg.adapt import AdaptersMap
     from sqlalchemy.engine import Engine
 
-    from rm_db.admission import Admission
-    from rm_db.pg_async import AsyncBranchView
-    from rm_db.pg_session import PgConnection, PgSession
-    from rm_db.wire import Wire
+    from rm_db.postgres.libpq import LibpqConnection
+    from rm_db.sessions.access import PostgresAccess
+    from rm_db.sessions.postgres import PostgresBranchConnection, PostgresSession
+    from rm_db.sessions.psycopg_async_connection import PsycopgAsyncConnection
 
 RV = TypeVar("RV")
 
 
-class AwaitingCursor(BranchCursor):
+class GreenletPsycopgCursor(PsycopgCursor):
     """A cursor whose rows are here when it was executed."""
 
     async def _async_soft_close(self) -> None:
         """What SQLAlchemy awaits of an asyncio driver's cursor: there is nothing to wait for."""
 
 
-class AwaitingView(BranchView):
+class GreenletPsycopgConnection(PsycopgConnection):
     """A view that waits in the event loop, where one runs; SQLAlchemy's extension has put it in a greenlet there. The
     end of the work flushes without a greenlet, in a thread of its own or (a transaction is suspended) on the event
     loop's, and waits as others do."""
 
     def __init__(
-        self, admission: Admission, wire: Wire, adapters: AdaptersMap | None, in_the_loop: AsyncBranchView
+        self,
+        access: PostgresAccess,
+        connection: LibpqConnection,
+        adapters: AdaptersMap | None,
+        in_the_loop: PsycopgAsyncConnection,
     ) -> None:
-        super().__init__(admission, wire, adapters)
+        super().__init__(access, connection, adapters)
         self._in_the_loop = in_the_loop
-        self.cursor_factory = AwaitingCursor
+        self.cursor_factory = GreenletPsycopgCursor
 
     @property
-    def driver_connection(self) -> AsyncBranchView:
+    def driver_connection(self) -> PsycopgAsyncConnection:
         """What code gets that asks SQLAlchemy for the asyncio driver's own connection."""
         return self._in_the_loop
 
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
-        """As psycopg's."""
-        if self.admission.turn.is_ending or not on_event_loop():
+        if self.access.statement_lock.is_ending or not on_event_loop():
             return super().wait(gen, *args, **kwargs)
         result: RV = await_only(self._in_the_loop.wait(gen, *args, **kwargs))
         return result
@@ -66,7 +70,7 @@ class BranchAsyncConnection(AsyncConnection):
 
     __slots__ = ("_orm", "_session")
 
-    def __init__(self, session: PgSession, connection: PgConnection) -> None:
+    def __init__(self, session: PostgresSession, connection: PostgresBranchConnection) -> None:
         super().__init__(_SessionEngine(connection.engine), connection)
         self._session = session
         self._orm: AsyncSession | None = None
@@ -80,7 +84,7 @@ class BranchAsyncConnection(AsyncConnection):
         return self._orm
 
     @property
-    def psycopg(self) -> AsyncBranchView:
+    def psycopg(self) -> PsycopgAsyncConnection:
         """The asyncio psycopg connection, with psycopg's own adapters and rows."""
         return self._session.apsycopg
 

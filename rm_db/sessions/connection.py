@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.orm import Session as OrmSession
 from sqlalchemy.pool import PoolProxiedConnection
 
-from rm_db.refusal import managers, over
+from rm_db.sessions.errors import expired_error, reserved_error
 from xa import XaError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xa import Xid
 
 
-class Owner(Protocol):
+class ConnectionAccess(Protocol):
     """Who holds the branch's connection."""
 
     @property
@@ -54,16 +54,16 @@ class Owner(Protocol):
         ...
 
 
-class Lease(PoolProxiedConnection):
+class BorrowedConnection(PoolProxiedConnection):
     """A driver's connection that SQLAlchemy may use, and neither commit nor give back."""
 
-    __slots__ = ("_info", "_owner", "dbapi_connection")
+    __slots__ = ("_access", "_info", "dbapi_connection")
 
     dbapi_connection: Any
 
-    def __init__(self, connection: Any, owner: Owner) -> None:
+    def __init__(self, connection: Any, access: ConnectionAccess) -> None:
         self.dbapi_connection = connection
-        self._owner = owner
+        self._access = access
         self._info: dict[Any, Any] = {}
 
     @property
@@ -85,7 +85,7 @@ class Lease(PoolProxiedConnection):
     @property
     def is_valid(self) -> bool:
         """Whether the association lasts."""
-        return not self._owner.is_over
+        return not self._access.is_over
 
     @property
     def is_detached(self) -> bool:
@@ -98,19 +98,18 @@ class Lease(PoolProxiedConnection):
 
     def commit(self) -> None:
         """Refused, whichever way SQLAlchemy came here."""
-        raise managers("commit()", self._owner.xid)
+        raise reserved_error("commit()", self._access.xid)
 
     def rollback(self) -> None:
         """SQLAlchemy gives the transaction up, after an error of its own: so does the branch."""
-        self._owner.doom("SQLAlchemy rolled the transaction back, after an error or because it was told to")
+        self._access.doom("SQLAlchemy rolled the transaction back, after an error or because it was told to")
 
     def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:  # noqa: ARG002 — SQLAlchemy's signature
         """SQLAlchemy takes the connection for broken."""
-        self._owner.lose(f"the connection was invalidated: {e}" if e is not None else "the connection was invalidated")
+        self._access.lose(f"the connection was invalidated: {e}" if e is not None else "the connection was invalidated")
 
     def detach(self) -> None:
-        """Refused."""
-        raise managers("detach()", self._owner.xid)
+        raise reserved_error("detach()", self._access.xid)
 
     def close(self) -> None:
         """The connection is not SQLAlchemy's to give back."""
@@ -126,7 +125,6 @@ class BranchTransaction(RootTransaction):
     connection: BranchConnection
 
     def commit(self) -> None:
-        """Refused."""
         self.connection.refuse("commit()")
 
 
@@ -137,13 +135,13 @@ class BranchConnection(Connection):
     SQLAlchemy's: neither touches what belongs to the other, because the application may work with it in between."""
 
     takes_part = True
-    """As `rm_db.engines.BranchPool`."""
+    """As `rm_db.sessions.engine.BranchPool`."""
 
-    def __init__(self, owner: Owner) -> None:  # Connection's own constructor: _connect
-        self._owner = owner
+    def __init__(self, access: ConnectionAccess) -> None:  # Connection's own constructor: _connect
+        self._access = access
         self._orm: BranchSession | None = None
 
-    def _connect(self, engine: Engine, lease: Lease) -> None:
+    def _connect(self, engine: Engine, lease: BorrowedConnection) -> None:
         """The second step, which can't fail."""
         heard = self._has_events  # an event handler that came before
         super().__init__(engine, lease, _allow_revalidate=False)
@@ -160,7 +158,7 @@ class BranchConnection(Connection):
     @property
     def closed(self) -> bool:
         """True once the association has ended."""
-        return self._owner.is_over or super().closed
+        return self._access.is_over or super().closed
 
     def finish(self) -> None:
         """For the resource manager: flushes the ORM session."""
@@ -181,34 +179,29 @@ class BranchConnection(Connection):
 
     def begin(self) -> RootTransaction:
         """Refused: the transaction has begun. (SQLAlchemy begins its own bookkeeping anew after a rollback.)"""
-        if self.get_transaction() is not None or self._owner.is_over:
+        if self.get_transaction() is not None or self._access.is_over:
             self.refuse("begin()")
         return BranchTransaction(self)
 
     def begin_nested(self) -> NestedTransaction:
         """A savepoint."""
-        if self._owner.is_over:
-            raise over(self._owner.xid)
+        if self._access.is_over:
+            raise expired_error(self._access.xid)
         return super().begin_nested()
 
     def begin_twophase(self, xid: Any = None) -> NoReturn:  # noqa: ARG002 — SQLAlchemy's signature
-        """Refused."""
         self.refuse("begin_twophase()")
 
     def commit(self) -> None:
-        """Refused."""
         self.refuse("commit()")
 
     def rollback(self) -> None:
-        """Refused."""
         self.refuse("rollback()")
 
     def close(self) -> None:
-        """Refused."""
         self.refuse("close()")
 
     def detach(self) -> None:
-        """Refused."""
         self.refuse("detach()")
 
     def invalidate(self, exception: BaseException | None = None) -> None:
@@ -217,28 +210,28 @@ class BranchConnection(Connection):
 
     def refuse(self, what: str) -> NoReturn:
         """`what` is the transaction manager's."""
-        raise over(self._owner.xid) if self._owner.is_over else managers(what, self._owner.xid)
+        raise expired_error(self._access.xid) if self._access.is_over else reserved_error(what, self._access.xid)
 
     def hold(self) -> AbstractContextManager[None]:
-        """For the ORM session: as `Owner.hold`."""
-        return self._owner.hold()
+        """For the ORM session: as `ConnectionAccess.hold`."""
+        return self._access.hold()
 
     def _release_savepoint_impl(self, name: str) -> None:
-        with ending_savepoint(self._owner):
+        with ending_savepoint(self._access):
             super()._release_savepoint_impl(name)
 
     def _rollback_to_savepoint_impl(self, name: str) -> None:
-        with ending_savepoint(self._owner):
+        with ending_savepoint(self._access):
             super()._rollback_to_savepoint_impl(name)
 
 
 @contextmanager
-def ending_savepoint(owner: Owner) -> Iterator[None]:
+def ending_savepoint(access: ConnectionAccess) -> Iterator[None]:
     """Around the end of a savepoint: where it is refused, the branch becomes rollback-only."""
     try:
         yield
     except XaError as refused:
-        owner.doom(f"the end of a savepoint was refused: {refused.message}")
+        access.doom(f"the end of a savepoint was refused: {refused.message}")
         raise
 
 
@@ -263,17 +256,13 @@ class BranchSession(OrmSession):
             super().flush(objects)
 
     def commit(self) -> None:
-        """Refused."""
         self._branch.refuse("commit()")
 
     def rollback(self) -> None:
-        """Refused."""
         self._branch.refuse("rollback()")
 
     def close(self) -> None:
-        """Refused."""
         self._branch.refuse("close()")
 
     def invalidate(self) -> None:
-        """Refused."""
         self._branch.refuse("invalidate()")

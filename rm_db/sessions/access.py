@@ -1,7 +1,11 @@
-"""Admission: what a branch's connection allows to whoever works on it, by threads or by tasks: one view at a time,
-until the association ends; no commit, rollback, close or autocommit. Who waits for whom is `rm_db.turn`'s.
+"""PostgresAccess: the rules for the use of a branch's connection by the application.
 
-`ManagersOwn` is what the views have in common: what is refused there, and the settings of the transaction.
+The sessions of one association can reach the same connection in several ways: SQLAlchemy, the ORM, psycopg, each with
+and without asyncio. All of them ask one `PostgresAccess` before and after each operation. It lets one in at a time and
+none after the association has ended, refuses statements that would begin or end a transaction, and notes what the
+vote has to know (errors, rows written). `rm_db.sessions.statement_lock` says who waits for whom.
+
+`ReservedMethods` are the methods of a psycopg connection that belong to the transaction manager and are refused.
 """
 
 from __future__ import annotations
@@ -11,11 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import psycopg
 
-from rm_db.refusal import busy, managers, over
+from rm_db.postgres.libpq import IDLE, ConnectionLost, Steps
+from rm_db.postgres.transaction import ENDED
+from rm_db.sessions.errors import busy_error, expired_error, reserved_error
+from rm_db.sessions.statement_lock import StatementLock, on_event_loop
 from rm_db.statements import ENDS, WRITES, classify
-from rm_db.turn import Turn, on_event_loop
-from rm_db.wire import IDLE, ConnectionLost, Steps
-from rm_db.work import ENDED
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -23,19 +27,19 @@ if TYPE_CHECKING:
 
     from psycopg import IsolationLevel
 
-    from rm_db.wire import Wire
-    from rm_db.work import PgWork
+    from rm_db.postgres.libpq import LibpqConnection
+    from rm_db.postgres.transaction import PostgresTransaction
     from xa import Xid
 
 
-class Admission:
+class PostgresAccess:
     """Who may use a branch's connection: one view at a time, until its association ends."""
 
-    __slots__ = ("_over", "turn", "work")
+    __slots__ = ("_over", "statement_lock", "work")
 
-    def __init__(self, work: PgWork) -> None:
+    def __init__(self, work: PostgresTransaction) -> None:
         self.work = work
-        self.turn = Turn(work.xid)
+        self.statement_lock = StatementLock(work.xid)
         self._over = False
 
     @property
@@ -60,34 +64,33 @@ class Admission:
         """SQLAlchemy takes the connection for broken: what libpq thinks of it counts, and the work is not trusted."""
         self.doom(why)
 
-    def enter(self) -> Wire:
+    def enter(self) -> LibpqConnection:
         """Takes the connection for one operation of libpq's."""
-        wire = self.work.wire
-        if self._over or wire is None:
-            raise over(self.work.xid)
-        if not wire.lock.acquire(blocking=False):
-            if self.turn.is_ending or on_event_loop():
-                raise busy(self.work.xid)
-            wire.lock.acquire()
-        if self._over or self.work.wire is not wire:
-            wire.lock.release()
-            raise over(self.work.xid)
-        return wire
+        connection = self.work.connection
+        if self._over or connection is None:
+            raise expired_error(self.work.xid)
+        if not connection.lock.acquire(blocking=False):
+            if self.statement_lock.is_ending or on_event_loop():
+                raise busy_error(self.work.xid)
+            connection.lock.acquire()
+        if self._over or self.work.connection is not connection:
+            connection.lock.release()
+            raise expired_error(self.work.xid)
+        return connection
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """As `rm_db.alchemy.Owner` says."""
-        with self.turn.hold():
+        with self.statement_lock.hold():
             yield
 
-    def begun(self, wire: Wire) -> Steps[None]:
+    def begun(self, connection: LibpqConnection) -> Steps[None]:
         """Makes sure that the transaction has begun, and goes on."""
         work = self.work
-        if wire.owes:
-            reply = yield from wire.collect()
+        if connection.owes:
+            reply = yield from connection.collect()
             if reply.failure is not None:
                 work.misused = f"BEGIN failed: {reply.failure}"
-        if wire.status == IDLE and wire.alive:
+        if connection.status == IDLE and connection.alive:
             work.misused = work.misused or ENDED
             raise xa_error(Code.XAER_PROTO, work.misused, work.xid)
         work.used = True
@@ -103,17 +106,17 @@ class Admission:
         """An operation went well: if a savepoint was rolled back to, what failed before it is made good."""
         self.work.failure = None
 
-    def leave(self, wire: Wire) -> None:
+    def leave(self, connection: LibpqConnection) -> None:
         """Lets go of the connection."""
-        if wire.doomed:
-            wire.close()
-        wire.lock.release()
+        if connection.is_cut:
+            connection.close()
+        connection.lock.release()
 
     def admit(self, query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> int:
         """What a query does (`rm_db.statements`); refuses one that would begin or end a transaction."""
         effects = classify(_text(query, view))
         if effects & ENDS:
-            raise managers(f"{_text(query, view).strip()[:60]!r}", self.work.xid)
+            raise reserved_error(f"{_text(query, view).strip()[:60]!r}", self.work.xid)
         self.work.effects |= effects
         return effects
 
@@ -125,8 +128,8 @@ class Admission:
     def refuse(self, what: str) -> NoReturn:
         """`what` is the transaction manager's."""
         if self._over:
-            raise over(self.work.xid)
-        raise managers(what, self.work.xid)
+            raise expired_error(self.work.xid)
+        raise reserved_error(what, self.work.xid)
 
 
 def _text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
@@ -140,54 +143,47 @@ def _text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[An
     return "".join(getattr(query, "strings", ()))  # a template string
 
 
-class ManagersOwn:
+class ReservedMethods:
     """What a view refuses, whether it is awaited or not: it belongs to the transaction manager."""
 
-    admission: Admission
+    access: PostgresAccess
 
     def commit(self) -> NoReturn:
-        """Refused."""
-        self.admission.refuse("commit()")
+        self.access.refuse("commit()")
 
     def rollback(self) -> NoReturn:
-        """Refused."""
-        self.admission.refuse("rollback()")
+        self.access.refuse("rollback()")
 
     def close(self) -> NoReturn:
-        """Refused."""
-        self.admission.refuse("close()")
+        self.access.refuse("close()")
 
     def tpc_begin(self, xid: object) -> NoReturn:  # noqa: ARG002 — psycopg's signature
-        """Refused."""
-        self.admission.refuse("tpc_begin()")
+        self.access.refuse("tpc_begin()")
 
     def tpc_prepare(self) -> NoReturn:
-        """Refused."""
-        self.admission.refuse("tpc_prepare()")
+        self.access.refuse("tpc_prepare()")
 
     def tpc_commit(self, xid: object = None) -> NoReturn:  # noqa: ARG002 — psycopg's signature
-        """Refused."""
-        self.admission.refuse("tpc_commit()")
+        self.access.refuse("tpc_commit()")
 
     def tpc_rollback(self, xid: object = None) -> NoReturn:  # noqa: ARG002 — psycopg's signature
-        """Refused."""
-        self.admission.refuse("tpc_rollback()")
+        self.access.refuse("tpc_rollback()")
 
     def __del__(self, *_: object) -> None:
         """The connection is not a view's to close, nor to complain of."""
 
 
-def isolation(level: IsolationLevel | int) -> bytes:
+def isolation_statement(level: IsolationLevel | int) -> bytes:
     """The statement that sets the isolation level of this transaction, before its first one."""
     name = psycopg.IsolationLevel(level).name.replace("_", " ")
     return f"SET TRANSACTION ISOLATION LEVEL {name}".encode("ascii")
 
 
-def access(*, read_only: bool) -> bytes:
+def access_mode_statement(*, read_only: bool) -> bytes:
     """The statement that sets whether this transaction may write."""
     return b"SET TRANSACTION READ ONLY" if read_only else b"SET TRANSACTION READ WRITE"
 
 
-def deferral(*, deferrable: bool) -> bytes:
+def deferrable_statement(*, deferrable: bool) -> bytes:
     """The statement that sets whether this transaction may wait for a safe snapshot."""
     return b"SET TRANSACTION DEFERRABLE" if deferrable else b"SET TRANSACTION NOT DEFERRABLE"

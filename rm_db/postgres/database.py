@@ -1,6 +1,7 @@
-"""PgServer: how one PostgreSQL database is reached, what it is, and what can be asked of it outside of any branch.
+"""PostgresDatabase: one PostgreSQL database, for the two resource managers that use PostgreSQL.
 
-Shared by the resource managers that speak to PostgreSQL: the pool, the probe at open, single commands.
+It holds the pool of connections, asks the server at open whether it can be used (`probe`), begins the local
+transactions of branches, and runs single commands that belong to no branch.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from rm_db.pg_session import PgSessions
-from rm_db.pool import ServerFull, WirePool
-from rm_db.wire import ConnectionLost, Reply, Steps, Wire, drive
-from rm_db.work import Manners, PgWork
+from rm_db.postgres.libpq import ConnectionLost, LibpqConnection, Reply, Steps, drive
+from rm_db.postgres.pool import ConnectionPool, ServerFull
+from rm_db.postgres.transaction import EndCommands, PostgresTransaction
+from rm_db.sessions.postgres import PostgresSessionFactory
 from xa import Code, ResourceError, XaError, xa_error
 
 if TYPE_CHECKING:
     from rm_db.address import Address
-    from rm_db.pool import Outstanding
+    from rm_db.postgres.pool import Outstanding
     from xa import Xid
 
 logger = logging.getLogger("xabridge.rm_db")
@@ -56,28 +57,27 @@ class Facts:
     database: str
 
 
-class PgServer:
+class PostgresDatabase:
     """One database, with the pool of connections to it. It is made when the database has been reached."""
 
     def __init__(self, address: Address, outstanding: Outstanding) -> None:
         self.address = address
         self._conninfo = conninfo(address)
-        self.sessions = PgSessions(self.connect)
-        self.pool = WirePool(self._connect, address.pool_size, address.pool_wait_s, address.reply_s, outstanding)
-        self._manners: Manners | None = None
+        self.sessions = PostgresSessionFactory(self.connect)
+        self.pool = ConnectionPool(self._connect, address.pool_size, address.pool_wait_s, address.reply_s, outstanding)
+        self._end_commands: EndCommands | None = None
         self._lock = threading.Lock()
 
     @property
     def reply_s(self) -> float:
-        """As `rm_db.resource.Place` says."""
         return self.address.reply_s
 
     @property
-    def manners(self) -> Manners:
+    def end_commands(self) -> EndCommands:
         """How it wants to be spoken to."""
-        if self._manners is None:
+        if self._end_commands is None:
             raise xa_error(Code.XAER_PROTO, "the database has not been probed")
-        return self._manners
+        return self._end_commands
 
     def probe(self) -> Facts:
         """Reaches the database and asks what it is; XAER_RMERR where it can't be used for any purpose of ours."""
@@ -103,18 +103,16 @@ class PgServer:
         if not facts.fsync:
             logger.warning("fsync is off in %s: a crash of the server's machine loses what was decided", database)
         with self._lock:
-            self._manners = Manners(
+            self._end_commands = EndCommands(
                 reset=not self.address.pooled,
                 synchronous_commit="on" if synchronous == "off" else synchronous,
             )
         return facts
 
-    def begin(self, xid: Xid, *, wait: bool) -> PgWork:
-        """As `rm_db.resource.Place` says."""
-        return PgWork(xid, self.pool, self.manners, self.sessions.make, wait=wait)
+    def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
+        return PostgresTransaction(xid, self.pool, self.end_commands, self.sessions.make, wait=wait)
 
     def close(self) -> None:
-        """As `rm_db.resource.Place` says."""
         self.pool.close()
 
     def command(self, sql: bytes) -> Steps[Reply]:
@@ -127,15 +125,15 @@ class PgServer:
 
     def attempt(self, sql: bytes) -> Steps[Reply]:
         """As `command`, with the server's refusal as part of the reply."""
-        wire = self.pool.acquire(work=False)
+        connection = self.pool.acquire(work=False)
         try:
-            return (yield from wire.exchange(sql))
+            return (yield from connection.exchange(sql))
         except ConnectionLost as lost:
             raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}") from None
         finally:
-            self.pool.release(wire)
+            self.pool.release(connection)
 
-    def reserve(self) -> Wire:
+    def reserve(self) -> LibpqConnection:
         """A connection for a command about a branch that is prepared. XA_RETRY, XAER_RMFAIL: there is none; the branch
         is as it was. (What keeps us from connecting, a password say, is no error in the branch: XAER_RMERR would mean
         that it was rolled back.)"""
@@ -148,9 +146,9 @@ class PgServer:
         """A new psycopg connection."""
         return psycopg.connect(self._conninfo, prepare_threshold=None if self.address.pooled else 5)
 
-    def _connect(self) -> Wire:
+    def _connect(self) -> LibpqConnection:
         try:
-            return Wire(self.connect())
+            return LibpqConnection(self.connect())
         except psycopg.Error as error:
             told = unconnected(str(error).strip())
             raise ServerFull(told) if told.code is Code.XA_RETRY else told from None

@@ -1,4 +1,4 @@
-"""SqlWork: the unit of work of one branch in a database of any kind, through SQLAlchemy.
+"""SqlTransaction: the unit of work of one branch in a database of any kind, through SQLAlchemy.
 
 The branch's transaction belongs to a SQLAlchemy connection of ours. The application works through a second one over
 the same driver connection, which ends with its association.
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from rm_db import mysql
-from rm_db.decisions import be_durable
-from rm_db.refusal import busy, over
-from rm_db.sql_errors import is_loss, is_transient, rollback_reason, told
-from rm_db.sql_session import SqlSession
+from rm_db.decider import mysql
+from rm_db.decider.decision_table import be_durable
+from rm_db.decider.errors import is_loss, is_transient, rollback_reason, told
+from rm_db.decider.session import SqlSession
+from rm_db.postgres.transaction import INTERRUPT_S, SETTLED
+from rm_db.sessions.errors import busy_error, expired_error
+from rm_db.sessions.statement_lock import on_event_loop
 from rm_db.statements import LINGERS, SETS
-from rm_db.turn import on_event_loop
-from rm_db.work import INTERRUPT_S, SETTLED
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection, Engine, Insert
 
-    from rm_db.wire import Steps
+    from rm_db.postgres.libpq import Steps
     from xa import XaError, Xid
 
 
@@ -41,7 +41,7 @@ _WITH_SAVEPOINTS: Final = mysql.DIALECTS | {"sqlite", "postgresql"}
 """Where a savepoint that is not there can't be released."""
 
 
-class SqlWork:
+class SqlTransaction:
     """One branch's work. The session tells what it sees: `doomed` says why the work can only be rolled back, `lost`
     how its connection broke, `effects` are those of its texts."""
 
@@ -80,10 +80,10 @@ class SqlWork:
         """Around a statement of the session, or several that belong together. On the thread of an event loop another
         thread's statement is not waited for."""
         if not self._lock.acquire(blocking=not on_event_loop()):
-            raise busy(self.xid)
+            raise busy_error(self.xid)
         try:
             if session.is_over or self._connection is None:
-                raise over(self.xid)
+                raise expired_error(self.xid)
             try:
                 self._mark(self._connection)
                 yield
@@ -120,7 +120,6 @@ class SqlWork:
         self._marked = True
 
     def check(self) -> Steps[XaError | None]:
-        """As `rm_db.branches.Work` says."""
         yield from ()
         if not self._lock.acquire(blocking=False):
             return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
@@ -192,7 +191,6 @@ class SqlWork:
             ) from None
 
     def start_rollback(self) -> Steps[None]:
-        """As `rm_db.branches.Work` says."""
         yield from ()
         if not self._lock.acquire(blocking=False) and not self._interrupt():
             self._given_up = True
@@ -203,11 +201,9 @@ class SqlWork:
             self._lock.release()
 
     def rollback(self) -> Steps[None]:
-        """As `rm_db.branches.Work` says."""
         return self.start_rollback()
 
     def abandon(self) -> None:
-        """As `rm_db.branches.Work` says."""
         connection = self._connection
         if connection is not None and not self._given_up:
             connection.invalidate()

@@ -1,10 +1,11 @@
-"""Wire: one PostgreSQL connection as the XA verbs use it, below psycopg's transactions, on libpq's own calls.
+"""LibpqConnection: one PostgreSQL connection as the XA verbs use it, on libpq's own calls below psycopg's transactions.
 
-What talks to the server is a generator, `Steps`: it yields whenever it has to wait for a socket, and returns when the
-replies are complete. `drive` runs one on the calling thread, `attempt` runs one as far as it goes without waiting: so
-a verb with TMASYNC sends its request and leaves the reply for `complete`.
+Code that talks to the server is a generator, `Steps`. It yields a `Wait` whenever it has to wait for a socket, and
+returns when the replies are complete. `drive` runs a generator to its end on the calling thread. `attempt` runs it as
+far as it goes without waiting: that is how a verb with TMASYNC sends its request and leaves the reply to `complete`.
 
-A request whose reply nobody waits for is owed: the next exchange collects it first. At most one is owed.
+A request can be sent without waiting for its reply (`send`). The reply is then owed: the next exchange collects it
+first. At most one reply is owed at a time.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ _FIELD: Final = pq.DiagnosticField
 
 
 class Wait(NamedTuple):
-    """What a generator waits for: `events` of select.poll on the wire's socket."""
+    """What a generator waits for: `events` of select.poll on the connection's socket."""
 
-    wire: Wire
+    connection: LibpqConnection
     events: int
 
 
@@ -88,20 +89,20 @@ class Reply(NamedTuple):
         return [tuple(result.get_value(row, column) for column in columns) for row in range(result.ntuples)]
 
 
-class Wire:
+class LibpqConnection:
     """One connection. `lock` is held by the one thread that talks on it; `reusable` is cleared when the session
-    can't be brought back to where it began, `doomed` is set when another thread has to close it. `working`, `affinity`
+    can't be brought back to where it began, `is_cut` is set when another thread has to close it. `working`, `affinity`
     and `idle_since` are the pool's."""
 
     __slots__ = (
-        "_connection",
         "_owed",
         "_poller",
+        "_psycopg",
         "_readable",
         "_writable",
         "affinity",
-        "doomed",
         "idle_since",
+        "is_cut",
         "lock",
         "pgconn",
         "reusable",
@@ -109,11 +110,11 @@ class Wire:
     )
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self._connection = connection
+        self._psycopg = connection
         self.pgconn: PGconn = connection.pgconn
         self.lock = threading.Lock()
         self.reusable = True
-        self.doomed = False
+        self.is_cut = False
         self.working = False
         self.affinity = 0
         self.idle_since = 0.0
@@ -124,9 +125,9 @@ class Wire:
         self._writable = Wait(self, select.POLLIN | select.POLLOUT)
 
     @property
-    def connection(self) -> psycopg.Connection[Any]:
+    def psycopg_connection(self) -> psycopg.Connection[Any]:
         """The psycopg connection that was opened: it keeps what is known of the session's prepared statements."""
-        return self._connection
+        return self._psycopg
 
     @property
     def status(self) -> int:
@@ -170,11 +171,11 @@ class Wire:
     def close(self) -> None:
         """Closes the connection, whatever is going on there."""
         self._owed = None
-        self._connection.close()
+        self._psycopg.close()
 
-    def doom(self) -> None:
+    def cut(self) -> None:
         """Cuts the connection while another thread waits on it: that thread hears of it, and closes it."""
-        self.doomed = True
+        self.is_cut = True
         with socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)
 
@@ -259,19 +260,19 @@ def drive(steps: Steps[T], timeout_s: float) -> T:
     try:
         wait = next(steps)
         while True:
-            wire, events = wait
+            connection, events = wait
             now = time.monotonic()
             deadline = deadline or now + timeout_s
             try:
-                ready = wire.poll(events, max(0.0, deadline - now))
+                ready = connection.poll(events, max(0.0, deadline - now))
             except BaseException:
-                wire.close()
+                connection.close()
                 steps.close()
                 raise
             if ready:
                 wait = next(steps)
             else:
-                wire.close()
+                connection.close()
                 silent = Failure(None, f"no answer within {timeout_s:g} s; the connection was given up")
                 wait = steps.throw(ConnectionLost(silent))
     except StopIteration as stop:
@@ -296,5 +297,5 @@ def is_ready(waits: Sequence[Wait], timeout_s: float = 0.0) -> bool:
     """Whether any of these can go on, waiting for that at most `timeout_s`."""
     poller = select.poll()
     for wait in waits:
-        poller.register(wait.wire.pgconn.socket, wait.events)
+        poller.register(wait.connection.pgconn.socket, wait.events)
     return bool(poller.poll(timeout_s * 1000))

@@ -26,8 +26,8 @@ from sqlalchemy import CreateEnginePlugin, Engine
 from sqlalchemy.pool import Pool
 from sqlalchemy.util import await_only
 
-from rm_db.alchemy import Lease, ending_savepoint
-from rm_db.pg_session import PgConnection
+from rm_db.sessions.connection import BorrowedConnection, ending_savepoint
+from rm_db.sessions.postgres import PostgresBranchConnection
 
 if TYPE_CHECKING:
     from typing import Self
@@ -72,14 +72,14 @@ class _Record:
         self.finalize_callback: list[Any] = []
 
 
-class Borrowed(Lease):
+class EngineConnection(BorrowedConnection):
     """The branch's connection in an engine's hands. What is done between two commits of the borrower's is one
     savepoint."""
 
     __slots__ = ("_connection_record", "_savepoint")
 
-    def __init__(self, connection: PgConnection, engine: Engine) -> None:
-        super().__init__(connection.view_for(engine), connection.owner)
+    def __init__(self, connection: PostgresBranchConnection, engine: Engine) -> None:
+        super().__init__(connection.view_for(engine), connection.access)
         self._connection_record = _Record()
         self._savepoint: str | None = None
 
@@ -95,14 +95,14 @@ class Borrowed(Lease):
         """Keeps what was done since the last one, for the transaction manager to decide."""
         name, self._savepoint = self._savepoint, None
         if name is not None:
-            with ending_savepoint(self._owner):
+            with ending_savepoint(self._access):
                 self._say(f"RELEASE SAVEPOINT {name}")
 
     def rollback(self) -> None:
         """Takes back what was done since the last commit."""
         name, self._savepoint = self._savepoint, None
-        if name is not None and not self._owner.is_over:
-            with ending_savepoint(self._owner):
+        if name is not None and not self._access.is_over:
+            with ending_savepoint(self._access):
                 self._say(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
 
     def close(self) -> None:
@@ -134,7 +134,6 @@ class BranchPool(Pool):
         self._reached = False
 
     def connect(self) -> PoolProxiedConnection:
-        """As SQLAlchemy's."""
         transaction = self._manager.current_or_none()
         if transaction is None:
             return self._plain.connect()
@@ -146,16 +145,15 @@ class BranchPool(Pool):
             session = await_only(transaction.aenlist(self._resource))
         else:
             session = transaction[self._resource]
-        if not isinstance(session, PgConnection):
+        if not isinstance(session, PostgresBranchConnection):
             raise TypeError(f"{self._resource} is {type(session).__name__}: an engine takes part in PostgreSQL only")
-        return Borrowed(session, self._engine)
+        return EngineConnection(session, self._engine)
 
     def dispose(self) -> None:
         """As SQLAlchemy's; of the plain pool."""
         self._plain.dispose()
 
     def recreate(self) -> Self:
-        """As SQLAlchemy's."""
         return type(self)(self._plain.recreate(), self._engine, self._manager, self._resource)
 
     def status(self) -> str:
@@ -207,7 +205,6 @@ class EnginePlugin(CreateEnginePlugin):
         return url.difference_update_query(["xabridge_manager", "xabridge_resource"])
 
     def engine_created(self, engine: Engine) -> None:
-        """As SQLAlchemy's."""
         take_part(engine, self._manager, self._resource)
 
 
