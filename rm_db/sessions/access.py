@@ -10,12 +10,14 @@ vote has to know (errors, rows written). `rm_db.sessions.statement_lock` says wh
 
 from __future__ import annotations
 
+import select
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import psycopg
+from psycopg.waiting import Wait
 
-from rm_db.postgres.libpq import IDLE, ConnectionLost, Steps
+from rm_db.postgres.libpq import IDLE, ConnectionLost, Steps, drive
 from rm_db.postgres.transaction import ENDED
 from rm_db.sessions.errors import busy_error, expired_error, reserved_error
 from rm_db.sessions.statement_lock import StatementLock, on_event_loop
@@ -26,10 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from psycopg import IsolationLevel
+    from psycopg.abc import PQGen
 
     from rm_db.postgres.libpq import LibpqConnection
     from rm_db.postgres.transaction import PostgresTransaction
     from xa import Xid
+
+BEGIN_S: Final = 60.0
+"""How long the server may take to answer BEGIN."""
+
+_WAITS: Final = {select.POLLIN: Wait.R, select.POLLIN | select.POLLOUT: Wait.RW}
 
 
 class PostgresAccess:
@@ -83,8 +91,15 @@ class PostgresAccess:
         with self.statement_lock.hold():
             yield
 
-    def begun(self, connection: LibpqConnection) -> Steps[None]:
-        """Makes sure that the transaction has begun, and goes on."""
+    def ensure_begun(self, connection: LibpqConnection, _view: psycopg.Connection[Any]) -> None:
+        """Makes sure that the transaction has begun: collects the reply to BEGIN where that is owed."""
+        drive(self._collect_begin(connection), BEGIN_S)
+
+    async def ensure_begun_async(self, connection: LibpqConnection, view: psycopg.AsyncConnection[Any]) -> None:
+        """The same for asyncio: waits as psycopg waits on `view`. Cancelled, it cancels BEGIN first."""
+        await psycopg.AsyncConnection.wait(view, _for_psycopg(self._collect_begin(connection)))
+
+    def _collect_begin(self, connection: LibpqConnection) -> Steps[None]:
         work = self.work
         if connection.owes:
             reply = yield from connection.collect()
@@ -141,6 +156,13 @@ def _text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[An
     if isinstance(query, psycopg.sql.Composable):
         return query.as_string(view)
     return "".join(getattr(query, "strings", ()))  # a template string
+
+
+def _for_psycopg(steps: Steps[None]) -> PQGen[None]:
+    """Steps of ours as a generator that psycopg waits for."""
+    for wait in steps:
+        while not (yield _WAITS[wait.events]):
+            pass  # psycopg resumes it from time to time although nothing is ready
 
 
 class ReservedMethods:

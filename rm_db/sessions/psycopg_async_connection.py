@@ -1,19 +1,26 @@
-"""PsycopgAsyncConnection: a branch's PostgreSQL connection as an asyncio psycopg connection.
+"""PsycopgAsyncConnection: a branch's PostgreSQL connection, as an asyncio psycopg connection.
 
-It is what `PsycopgConnection` is, for code that awaits: whatever waits for the server lets the event loop go on. It
-never waits for another thread or task: who finds one inside is refused.
+Each one is an object of its own over the branch's libpq connection. It is made for one association and is of no use
+after it. So nothing that the application sets on it (row factory, adapters, handlers) reaches the next transaction, and
+an object that was kept too long can't write into somebody else's transaction. What these objects share is psycopg's
+knowledge of the statements that the server has prepared in this session.
+
+Everything that psycopg does on a connection goes through its method `wait`. That is where the use of a connection is
+refused, where the reply to BEGIN is collected, and where errors are noted for the vote.
+
+Code for threads and code that awaits have one source: `tools/async_to_sync.py` generates `psycopg_connection.py` from
+`psycopg_async_connection.py`.
 """
 
 from __future__ import annotations
 
-import select
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
-from psycopg.waiting import Wait
+from psycopg.adapt import AdaptersMap
 
-from rm_db.postgres.libpq import IDLE, ConnectionLost, Steps
+from rm_db.postgres.libpq import IDLE, ConnectionLost
 from rm_db.sessions.access import ReservedMethods, access_mode_statement, deferrable_statement, isolation_statement
 from rm_db.sessions.connection import ending_savepoint
 
@@ -31,8 +38,6 @@ if TYPE_CHECKING:
 
 RV = TypeVar("RV")
 
-_WAITS: Final = {select.POLLIN: Wait.R, select.POLLIN | select.POLLOUT: Wait.RW}
-
 
 class PsycopgAsyncCursor(psycopg.AsyncCursor["Row"]):
     """A psycopg cursor that leaves the transaction's end to the transaction manager."""
@@ -45,7 +50,8 @@ class PsycopgAsyncCursor(psycopg.AsyncCursor["Row"]):
         access = self._conn.access
         effects = access.admit(query, self._conn)
         await super().execute(query, params, prepare=prepare, binary=binary)  # type: ignore[arg-type, misc]  # either overload's
-        access.done(effects, self.rowcount)
+        if effects:
+            access.done(effects, self.rowcount)
         return self
 
     async def executemany(self, query: Query, params_seq: Iterable[Params], *, returning: bool = False) -> None:
@@ -66,7 +72,7 @@ class PsycopgAsyncCursor(psycopg.AsyncCursor["Row"]):
 
 
 class AsyncSavepoint(psycopg.AsyncTransaction):
-    """psycopg's block of a transaction, which is a savepoint here."""
+    """psycopg's transaction block, which is a savepoint here."""
 
     _conn: PsycopgAsyncConnection
 
@@ -78,12 +84,16 @@ class AsyncSavepoint(psycopg.AsyncTransaction):
 
 
 class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
-    """An asyncio psycopg connection in the middle of a branch's transaction: no commit, rollback, close or
-    autocommit."""
+    """An asyncio psycopg connection in the middle of a branch's transaction. Commit, rollback, close and autocommit are
+    refused. `adapters` are used instead of psycopg's own, where they are given."""
 
-    def __init__(self, access: PostgresAccess, connection: LibpqConnection) -> None:
+    def __init__(
+        self, access: PostgresAccess, connection: LibpqConnection, adapters: AdaptersMap | None = None
+    ) -> None:
         super().__init__(connection.pgconn)
-        # what psycopg knows of the session's prepared statements lives as long as the session, not as this view
+        if adapters is not None:
+            self._adapters = AdaptersMap(adapters)
+        # what psycopg knows of the session's prepared statements lives as long as the session, not as this object
         self._prepared = connection.psycopg_connection._prepared  # noqa: SLF001 — psycopg has no other way to share it
         self.access = access
         self.lock = access.statement_lock  # type: ignore[assignment]  # psycopg only enters and leaves it
@@ -91,16 +101,15 @@ class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
 
     @property
     def closed(self) -> bool:
-        """True once the view is over."""
+        """True once the association has ended."""
         return self.access.is_over or super().closed
 
     async def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
-        """As psycopg's, as long as the view's association lasts. Cancelled, it cancels the statement first."""
         access = self.access
         connection = access.enter()
         try:
             if connection.owes or connection.status == IDLE:
-                await super().wait(_for_psycopg(access.begun(connection)), *args, **kwargs)
+                await access.ensure_begun_async(connection, self)
             result = await super().wait(gen, *args, **kwargs)
         except (psycopg.Error, ConnectionLost) as error:
             failure = access.failed(error)
@@ -114,15 +123,15 @@ class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
         return result
 
     def cursor(self, *args: Any, **options: Any) -> Any:
-        """As psycopg's. One with a name is refused where its first statement would be: psycopg complains of a cursor
-        that nobody could close."""
+        # a cursor with a name is refused here and not at its first statement, after which psycopg would complain of a
+        # cursor that nobody could close
         if args or "name" in options:
             self.access.statement_lock.check()
         return super().cursor(*args, **options)
 
     @asynccontextmanager
     async def pipeline(self) -> AsyncIterator[psycopg.AsyncPipeline]:
-        """As psycopg's. Nobody else's statements come into it."""
+        """As psycopg's. No statement of another thread or task comes between those of the pipeline."""
         with self.access.hold():
             async with super().pipeline() as pipeline:
                 yield pipeline
@@ -143,6 +152,7 @@ class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
     # --- settings of the transaction ------------------------------------------------------------------------------
 
     async def set_autocommit(self, value: bool) -> None:
+        """Refused."""
         if value:
             self.access.refuse("autocommit")
 
@@ -163,12 +173,5 @@ class PsycopgAsyncConnection(ReservedMethods, psycopg.AsyncConnection[Any]):
 
     # --- what belongs to the transaction manager ------------------------------------------------------------------
 
-    async def __aenter__(self) -> NoReturn:
-        self.access.refuse("leaving `async with` on the connection, which commits and closes it,")
-
-
-def _for_psycopg(steps: Steps[None]) -> PQGen[None]:
-    """Steps of ours, as a generator that psycopg waits for."""
-    for wait in steps:
-        while not (yield _WAITS[wait.events]):
-            pass  # it looks around from time to time
+    async def __aenter__(self) -> Self:
+        self.access.refuse("leaving `with` on the connection, which commits and closes it,")

@@ -1,23 +1,27 @@
-"""PsycopgConnection: a branch's PostgreSQL connection as a psycopg connection.
+# Generated from rm_db/sessions/psycopg_async_connection.py: edit that one, and run `python -m tools.async_to_sync`.
+"""PsycopgConnection: a branch's PostgreSQL connection, as a psycopg connection.
 
-A view is an object of its own over the branch's libpq connection, made for one association and worthless after it.
-So nothing that the application sets on it (row factory, adapters, handlers) reaches the next transaction, and a view
-that was kept too long can't write into somebody else's. What views share is psycopg's knowledge of the statements
-that the session has prepared.
+Each one is an object of its own over the branch's libpq connection. It is made for one association and is of no use
+after it. So nothing that the application sets on it (row factory, adapters, handlers) reaches the next transaction, and
+an object that was kept too long can't write into somebody else's transaction. What these objects share is psycopg's
+knowledge of the statements that the server has prepared in this session.
 
-Everything that psycopg does on a connection goes through its `wait`: that is where a view is refused, where the reply
-to BEGIN is collected, and where errors are noted for the vote.
+Everything that psycopg does on a connection goes through its method `wait`. That is where the use of a connection is
+refused, where the reply to BEGIN is collected, and where errors are noted for the vote.
+
+Code for threads and code that awaits have one source: `tools/async_to_sync.py` generates `psycopg_connection.py` from
+`psycopg_async_connection.py`.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
 from psycopg.adapt import AdaptersMap
 
-from rm_db.postgres.libpq import IDLE, ConnectionLost, drive
+from rm_db.postgres.libpq import IDLE, ConnectionLost
 from rm_db.sessions.access import ReservedMethods, access_mode_statement, deferrable_statement, isolation_statement
 from rm_db.sessions.connection import ending_savepoint
 
@@ -34,9 +38,6 @@ if TYPE_CHECKING:
     from rm_db.sessions.access import PostgresAccess
 
 RV = TypeVar("RV")
-
-BEGIN_S: Final = 60.0
-"""How long the server may take to answer BEGIN."""
 
 
 class PsycopgCursor(psycopg.Cursor["Row"]):
@@ -72,7 +73,7 @@ class PsycopgCursor(psycopg.Cursor["Row"]):
 
 
 class Savepoint(psycopg.Transaction):
-    """psycopg's block of a transaction, which is a savepoint here."""
+    """psycopg's transaction block, which is a savepoint here."""
 
     _conn: PsycopgConnection
 
@@ -84,7 +85,8 @@ class Savepoint(psycopg.Transaction):
 
 
 class PsycopgConnection(ReservedMethods, psycopg.Connection[Any]):
-    """A psycopg connection in the middle of a branch's transaction: no commit, rollback, close or autocommit."""
+    """A psycopg connection in the middle of a branch's transaction. Commit, rollback, close and autocommit are
+    refused. `adapters` are used instead of psycopg's own, where they are given."""
 
     def __init__(
         self, access: PostgresAccess, connection: LibpqConnection, adapters: AdaptersMap | None = None
@@ -92,7 +94,7 @@ class PsycopgConnection(ReservedMethods, psycopg.Connection[Any]):
         super().__init__(connection.pgconn)
         if adapters is not None:
             self._adapters = AdaptersMap(adapters)
-        # what psycopg knows of the session's prepared statements lives as long as the session, not as this view
+        # what psycopg knows of the session's prepared statements lives as long as the session, not as this object
         self._prepared = connection.psycopg_connection._prepared  # noqa: SLF001 — psycopg has no other way to share it
         self.access = access
         self.lock = access.statement_lock  # type: ignore[assignment]  # psycopg only enters and leaves it
@@ -100,16 +102,15 @@ class PsycopgConnection(ReservedMethods, psycopg.Connection[Any]):
 
     @property
     def closed(self) -> bool:
-        """True once the view is over."""
+        """True once the association has ended."""
         return self.access.is_over or super().closed
 
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
-        """As psycopg's, as long as the view's association lasts."""
         access = self.access
         connection = access.enter()
         try:
             if connection.owes or connection.status == IDLE:
-                drive(access.begun(connection), BEGIN_S)
+                access.ensure_begun(connection, self)
             result = super().wait(gen, *args, **kwargs)
         except (psycopg.Error, ConnectionLost) as error:
             failure = access.failed(error)
@@ -123,15 +124,15 @@ class PsycopgConnection(ReservedMethods, psycopg.Connection[Any]):
         return result
 
     def cursor(self, *args: Any, **options: Any) -> Any:
-        """As psycopg's. One with a name is refused where its first statement would be: psycopg complains of a cursor
-        that nobody could close."""
+        # a cursor with a name is refused here and not at its first statement, after which psycopg would complain of a
+        # cursor that nobody could close
         if args or "name" in options:
             self.access.statement_lock.check()
         return super().cursor(*args, **options)
 
     @contextmanager
     def pipeline(self) -> Iterator[psycopg.Pipeline]:
-        """As psycopg's. Nobody else's statements come into it."""
+        """As psycopg's. No statement of another thread or task comes between those of the pipeline."""
         with self.access.hold(), super().pipeline() as pipeline:
             yield pipeline
 
@@ -148,36 +149,25 @@ class PsycopgConnection(ReservedMethods, psycopg.Connection[Any]):
 
     # --- settings of the transaction ------------------------------------------------------------------------------
 
-    def _set_autocommit(self, value: bool) -> None:
+    def set_autocommit(self, value: bool) -> None:
+        """Refused."""
         if value:
             self.access.refuse("autocommit")
 
-    def set_autocommit(self, value: bool) -> None:
-        self._set_autocommit(value)
-
-    def _set_isolation_level(self, value: IsolationLevel | None) -> None:
+    def set_isolation_level(self, value: IsolationLevel | None) -> None:
+        """Of this transaction, before its first statement."""
         if value is not None:
             self.execute(isolation_statement(value))
 
-    def set_isolation_level(self, value: IsolationLevel | None) -> None:
-        """Of this transaction, before its first statement."""
-        self._set_isolation_level(value)
-
-    def _set_read_only(self, value: bool | None) -> None:
+    def set_read_only(self, value: bool | None) -> None:
+        """Of this transaction."""
         if value is not None:
             self.execute(access_mode_statement(read_only=value))
 
-    def set_read_only(self, value: bool | None) -> None:
-        """Of this transaction."""
-        self._set_read_only(value)
-
-    def _set_deferrable(self, value: bool | None) -> None:
-        if value is not None:
-            self.execute(deferrable_statement(deferrable=value))
-
     def set_deferrable(self, value: bool | None) -> None:
         """Of this transaction, before its first statement."""
-        self._set_deferrable(value)
+        if value is not None:
+            self.execute(deferrable_statement(deferrable=value))
 
     # --- what belongs to the transaction manager ------------------------------------------------------------------
 
