@@ -64,10 +64,10 @@ class SqlSession:
         self.is_over = False
         self.facade = SqlBranchConnection(self, engine, connection)
 
-    def doom(self, why: str) -> None:
-        self.work.doomed = self.work.doomed or why
+    def set_rollback_only(self, why: str) -> None:
+        self.work.rollback_only = self.work.rollback_only or why
 
-    def lose(self, why: str) -> None:
+    def note_lost(self, why: str) -> None:
         self.work.lost = self.work.lost or why
 
     def hold(self) -> AbstractContextManager[None]:

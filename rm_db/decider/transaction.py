@@ -42,13 +42,13 @@ _WITH_SAVEPOINTS: Final = mysql.DIALECTS | {"sqlite", "postgresql"}
 
 
 class SqlTransaction:
-    """One branch's work. The session tells what it sees: `doomed` says why the work can only be rolled back, `lost`
-    how its connection broke, `effects` are those of its texts."""
+    """One branch's work. The session tells what it sees: `rollback_only` says why the work can only be rolled back,
+    `lost` how its connection broke, `effects` are those of its texts."""
 
     def __init__(self, xid: Xid, engine: Engine, *, wait: bool) -> None:
         self.xid = xid
         self.effects = 0
-        self.doomed: str | None = None
+        self.rollback_only: str | None = None
         self.lost: str | None = None
         self._engine = engine
         self._lock = threading.RLock()
@@ -126,11 +126,11 @@ class SqlTransaction:
         self._lock.release()
         if self.lost is not None:
             return xa_error(Code.XAER_RMFAIL, self.lost, self.xid)
-        if self.doomed is not None:
+        if self.rollback_only is not None:
             last = self._last_error
             if last is None:
-                return xa_error(Code.XA_RBROLLBACK, self.doomed, self.xid)
-            why = f"{self.doomed}; the last error was: {told(last)}"  # without it nobody could tell what to mend
+                return xa_error(Code.XA_RBROLLBACK, self.rollback_only, self.xid)
+            why = f"{self.rollback_only}; the last error was: {told(last)}"  # without it nobody could tell what to mend
             return xa_error(rollback_reason(last, self.xid).code, why, self.xid)
         return None
 

@@ -41,7 +41,7 @@ _WAITS: Final = {select.POLLIN: Wait.R, select.POLLIN | select.POLLOUT: Wait.RW}
 
 
 class PostgresAccess:
-    """Who may use a branch's connection: one view at a time, until its association ends."""
+    """The rules of one association, until it ends."""
 
     __slots__ = ("_over", "statement_lock", "work")
 
@@ -64,16 +64,17 @@ class PostgresAccess:
         """The association has ended."""
         self._over = True
 
-    def doom(self, why: str) -> None:
+    def set_rollback_only(self, why: str) -> None:
         """Makes the branch rollback-only."""
         self.work.misused = self.work.misused or why
 
-    def lose(self, why: str) -> None:
-        """SQLAlchemy takes the connection for broken: what libpq thinks of it counts, and the work is not trusted."""
-        self.doom(why)
+    def note_lost(self, why: str) -> None:
+        """SQLAlchemy considers the connection broken. Whether it is, libpq knows; the work is rolled back in any
+        case."""
+        self.set_rollback_only(why)
 
     def enter(self) -> LibpqConnection:
-        """Takes the connection for one operation of libpq's."""
+        """Takes the connection for one operation of libpq."""
         connection = self.work.connection
         if self._over or connection is None:
             raise expired_error(self.work.xid)
@@ -111,24 +112,25 @@ class PostgresAccess:
         work.used = True
 
     def failed(self, error: psycopg.Error | ConnectionLost) -> psycopg.Error:
-        """Notes what an operation raised; what to raise for it."""
+        """Notes the error of an operation; returns the one to raise for it."""
         if isinstance(error, ConnectionLost):
             error = psycopg.OperationalError(str(error))
         self.work.failed(error)
         return error
 
     def succeeded(self) -> None:
-        """An operation went well: if a savepoint was rolled back to, what failed before it is made good."""
+        """An operation succeeded after one had failed: a savepoint was rolled back to, and the failure no longer
+        counts."""
         self.work.failure = None
 
     def leave(self, connection: LibpqConnection) -> None:
-        """Lets go of the connection."""
+        """Releases the connection."""
         if connection.is_cut:
             connection.close()
         connection.lock.release()
 
     def admit(self, query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> int:
-        """What a query does (`rm_db.statements`); refuses one that would begin or end a transaction."""
+        """The effects of a query (`rm_db.statements`). One that would begin or end a transaction is refused."""
         effects = classify(_text(query, view))
         if effects & ENDS:
             raise reserved_error(f"{_text(query, view).strip()[:60]!r}", self.work.xid)
@@ -141,14 +143,14 @@ class PostgresAccess:
             self.work.wrote = True
 
     def refuse(self, what: str) -> NoReturn:
-        """`what` is the transaction manager's."""
+        """Raises the error for `what`, which is reserved to the transaction manager."""
         if self._over:
             raise expired_error(self.work.xid)
         raise reserved_error(what, self.work.xid)
 
 
 def _text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
-    """The words of a query, in any of the forms that psycopg takes."""
+    """The text of a query, in any of the forms that psycopg takes."""
     if isinstance(query, str):
         return query
     if isinstance(query, bytes):
@@ -166,7 +168,8 @@ def _for_psycopg(steps: Steps[None]) -> PQGen[None]:
 
 
 class ReservedMethods:
-    """What a view refuses, whether it is awaited or not: it belongs to the transaction manager."""
+    """The methods of psycopg connections that are refused, because only the transaction manager may end the
+    transaction."""
 
     access: PostgresAccess
 
@@ -192,7 +195,7 @@ class ReservedMethods:
         self.access.refuse("tpc_rollback()")
 
     def __del__(self, *_: object) -> None:
-        """The connection is not a view's to close, nor to complain of."""
+        """Neither closes the libpq connection nor warns that it is open: it belongs to the pool."""
 
 
 def isolation_statement(level: IsolationLevel | int) -> bytes:

@@ -30,16 +30,16 @@ RV = TypeVar("RV")
 
 
 class GreenletPsycopgCursor(PsycopgCursor):
-    """A cursor whose rows are here when it was executed."""
+    """A cursor that has all its rows once it was executed."""
 
     async def _async_soft_close(self) -> None:
-        """What SQLAlchemy awaits of an asyncio driver's cursor: there is nothing to wait for."""
+        """SQLAlchemy awaits this on an asyncio driver's cursor; here is nothing to wait for."""
 
 
 class GreenletPsycopgConnection(PsycopgConnection):
-    """A view that waits in the event loop, where one runs; SQLAlchemy's extension has put it in a greenlet there. The
-    end of the work flushes without a greenlet, in a thread of its own or (a transaction is suspended) on the event
-    loop's, and waits as others do."""
+    """A psycopg connection that waits in the event loop, where one runs: SQLAlchemy's extension calls it in a greenlet.
+    The flush at the end of an association has no greenlet. It runs in a thread of its own or, when a transaction is
+    suspended, on the event loop's thread, and blocks as elsewhere."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class GreenletPsycopgConnection(PsycopgConnection):
 
     @property
     def driver_connection(self) -> PsycopgAsyncConnection:
-        """What code gets that asks SQLAlchemy for the asyncio driver's own connection."""
+        """What SQLAlchemy returns as the asyncio driver's own connection."""
         return self._in_the_loop
 
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
@@ -77,7 +77,7 @@ class BranchAsyncConnection(AsyncConnection):
 
     @property
     def orm(self) -> AsyncSession:
-        """The ORM session on this connection, made at the first use. It is flushed when the work ends."""
+        """The ORM session on this connection. It is made at the first use, and flushed when the association ends."""
         if self._orm is None:
             connection = self._session.awaiting
             self._orm = AsyncSession(sync_session_class=lambda **_: connection.orm)  # type: ignore[arg-type]  # a callable serves
@@ -90,7 +90,7 @@ class BranchAsyncConnection(AsyncConnection):
 
 
 class _SessionEngine(AsyncEngine):
-    """An engine for the proxies' sake: its dialect is the synchronous one."""
+    """An engine that SQLAlchemy's proxies need; its dialect is the synchronous one."""
 
     __slots__ = ()
 

@@ -1,8 +1,9 @@
-"""BranchConnection and BranchSession: a branch's connection as SQLAlchemy has them, Core and ORM.
+"""BranchConnection and BranchSession: SQLAlchemy's Connection and ORM Session inside a branch's transaction.
 
-They are made for one association. Begin, commit, rollback, close and autocommit are the transaction manager's;
-savepoints are allowed. When SQLAlchemy itself rolls back (a flush failed), the branch becomes rollback-only; so it does
-when the end of a savepoint is refused, because nobody can say then whether the work in it is wanted.
+They are made for one association. Only the transaction manager may begin, commit, roll back, close or set autocommit;
+savepoints are allowed. When SQLAlchemy itself rolls back, for example after a flush that failed, the branch becomes
+rollback-only. It also does when the end of a savepoint is refused, because it is not known then whether the application
+still wants the work in it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ConnectionAccess(Protocol):
-    """Who holds the branch's connection."""
+    """What a SQLAlchemy connection here asks of the branch whose connection it uses."""
 
     @property
     def xid(self) -> Xid:
@@ -40,22 +41,22 @@ class ConnectionAccess(Protocol):
         """Whether the association has ended."""
         ...
 
-    def doom(self, why: str) -> None:
+    def set_rollback_only(self, why: str) -> None:
         """Makes the branch rollback-only."""
         ...
 
-    def lose(self, why: str) -> None:
+    def note_lost(self, why: str) -> None:
         """Takes note that the connection is broken."""
         ...
 
     def hold(self) -> AbstractContextManager[None]:
-        """Around several statements that belong together: nobody else comes between them. Waits, or refuses, as a
-        single statement does."""
+        """Around several statements that belong together: no statement of another thread or task comes between them.
+        Waits, or refuses, as a single statement does."""
         ...
 
 
 class BorrowedConnection(PoolProxiedConnection):
-    """A driver's connection that SQLAlchemy may use, and neither commit nor give back."""
+    """A driver's connection that SQLAlchemy may use, but neither commit nor return to a pool."""
 
     __slots__ = ("_access", "_info", "dbapi_connection")
 
@@ -74,13 +75,12 @@ class BorrowedConnection(PoolProxiedConnection):
 
     @property
     def info(self) -> dict[Any, Any]:
-        """Belongs to this lease, and ends with it."""
+        """A dictionary for SQLAlchemy's users, which lives as long as this object."""
         return self._info
 
     @property
     def record_info(self) -> None:
-        """No pool of SQLAlchemy's keeps a record of this connection."""
-        return
+        return  # no pool of SQLAlchemy's keeps a record of this connection
 
     @property
     def is_valid(self) -> bool:
@@ -93,7 +93,6 @@ class BorrowedConnection(PoolProxiedConnection):
         return True
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
-        """A cursor of the driver's."""
         return self.dbapi_connection.cursor(*args, **kwargs)
 
     def commit(self) -> None:
@@ -101,25 +100,29 @@ class BorrowedConnection(PoolProxiedConnection):
         raise reserved_error("commit()", self._access.xid)
 
     def rollback(self) -> None:
-        """SQLAlchemy gives the transaction up, after an error of its own: so does the branch."""
-        self._access.doom("SQLAlchemy rolled the transaction back, after an error or because it was told to")
+        """SQLAlchemy gives the transaction up, after an error of its own, and the branch becomes rollback-only."""
+        self._access.set_rollback_only(
+            "SQLAlchemy rolled the transaction back, after an error or because it was told to"
+        )
 
     def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:  # noqa: ARG002 — SQLAlchemy's signature
-        """SQLAlchemy takes the connection for broken."""
-        self._access.lose(f"the connection was invalidated: {e}" if e is not None else "the connection was invalidated")
+        """SQLAlchemy considers the connection broken."""
+        self._access.note_lost(
+            f"the connection was invalidated: {e}" if e is not None else "the connection was invalidated"
+        )
 
     def detach(self) -> None:
         raise reserved_error("detach()", self._access.xid)
 
     def close(self) -> None:
-        """The connection is not SQLAlchemy's to give back."""
+        """Does nothing: the connection goes back to its pool when the branch ends."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.dbapi_connection, name)
 
 
 class BranchTransaction(RootTransaction):
-    """SQLAlchemy's bookkeeping of the transaction, which nothing is sent for. Its rollback, which SQLAlchemy asks for
+    """SQLAlchemy's object for the transaction. It sends nothing to the database. Its rollback, which SQLAlchemy calls
     after an error, makes the branch rollback-only."""
 
     connection: BranchConnection
@@ -131,8 +134,8 @@ class BranchTransaction(RootTransaction):
 class BranchConnection(Connection):
     """A SQLAlchemy connection in the middle of a branch's transaction. `orm` is an ORM session on it.
 
-    It is made in two steps, which can be far apart. The constructor sets what is ours, and `_connect` what is
-    SQLAlchemy's: neither touches what belongs to the other, because the application may work with it in between."""
+    It is made in two steps, between which much time can pass. The constructor sets our attributes, and `_connect` sets
+    SQLAlchemy's. Neither touches those of the other, because the application may use the object in between."""
 
     takes_part = True
     """As `rm_db.sessions.engine.BranchPool`."""
@@ -142,15 +145,15 @@ class BranchConnection(Connection):
         self._orm: BranchSession | None = None
 
     def _connect(self, engine: Engine, lease: BorrowedConnection) -> None:
-        """The second step, which can't fail."""
-        heard = self._has_events  # an event handler that came before
+        """The second step. It can't fail."""
+        had_events = self._has_events  # an event handler that was registered before this step
         super().__init__(engine, lease, _allow_revalidate=False)
-        self._has_events = self._has_events or heard
+        self._has_events = self._has_events or had_events
         BranchTransaction(self)
 
     @property
     def orm(self) -> BranchSession:
-        """The ORM session on this connection, made at the first use. It is flushed when the work ends."""
+        """The ORM session on this connection. It is made at the first use, and flushed when the association ends."""
         if self._orm is None:
             self._orm = BranchSession(self)
         return self._orm
@@ -231,7 +234,7 @@ def ending_savepoint(access: ConnectionAccess) -> Iterator[None]:
     try:
         yield
     except XaError as refused:
-        access.doom(f"the end of a savepoint was refused: {refused.message}")
+        access.set_rollback_only(f"the end of a savepoint was refused: {refused.message}")
         raise
 
 
@@ -250,8 +253,8 @@ class BranchSession(OrmSession):
             return super().begin(nested=True)
 
     def flush(self, objects: Sequence[Any] | None = None) -> None:
-        """As SQLAlchemy's. It holds the connection from its first statement to its last: SQLAlchemy gives the whole
-        transaction up when a statement in the middle is refused."""
+        """As SQLAlchemy's. It holds the connection from its first statement to its last, because SQLAlchemy would roll
+        the whole transaction back if a statement in the middle were refused."""
         with self._branch.hold():
             super().flush(objects)
 

@@ -1,17 +1,17 @@
-"""Code that works with a SQLAlchemy `Engine` of its own takes part in global transactions, without being changed.
+"""Lets code that has a SQLAlchemy `Engine` of its own take part in global transactions without being changed.
 
     take_part(engine, manager, "shop")                                     # where the engine is made; or in its URL:
     create_engine("postgresql+psycopg://…/shop?plugin=xabridge&xabridge_manager=app.wiring:manager&xabridge_resource=shop")
 
-While the calling context is in a transaction of the manager's, the engine's connections are the branch's; otherwise
-they are the engine's own. What the code takes for its transaction is a savepoint then: its commit keeps the work for
-the global transaction to decide, its rollback takes this piece back and nothing else. An ORM `Session` on the engine
-does the same, since it works through connections.
+While the calling context is in a transaction of the manager, the engine hands out the branch's connection; otherwise it
+hands out connections of its own pool. What the code considers its own transaction is a savepoint in the branch: its
+commit leaves the outcome to the global transaction, and its rollback undoes the work since its last commit and nothing
+else. An ORM `Session` on the engine behaves in the same way, because it works through connections.
 
-An `AsyncEngine` takes part in the same way: whatever waits, for the enlistment too, lets the event loop go on.
+An `AsyncEngine` takes part in the same way. Whenever it waits, also while it enlists, the event loop goes on.
 
-It is for PostgreSQL through psycopg, which `postgresql://` resources and deciders have. Two connections of one engine
-that are open at once in a transaction share the one connection of the branch: their savepoints nest.
+This works for PostgreSQL through psycopg, which `postgresql://` resources and deciders use. Two connections of one
+engine that are open at once in a transaction share the one connection of the branch, so their savepoints nest.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class Transaction(Protocol):
-    """What is asked of a transaction."""
+    """What `take_part` needs of a transaction."""
 
     @property
     def resources(self) -> tuple[str, ...]:
-        """What is enlisted."""
+        """The names of the resources that are enlisted."""
         ...
 
     def __getitem__(self, name: str) -> Any:
@@ -53,84 +53,85 @@ class Transaction(Protocol):
         ...
 
     async def aenlist(self, name: str) -> Any:
-        """The same, and while that waits the event loop goes on."""
+        """The same for asyncio."""
         ...
 
 
 class Manager(Protocol):
-    """What is asked of the transaction manager."""
+    """What `take_part` needs of the transaction manager."""
 
     def current_or_none(self) -> Transaction | None:
         """The calling context's transaction."""
         ...
 
 
-class _Record:
-    """Where SQLAlchemy notes what to set back in a connection that returns to its pool. This one never does."""
+class _ConnectionRecord:
+    """SQLAlchemy notes here what to reset in a connection that returns to its pool. This connection never returns."""
 
     def __init__(self) -> None:
         self.finalize_callback: list[Any] = []
 
 
 class EngineConnection(BorrowedConnection):
-    """The branch's connection in an engine's hands. What is done between two commits of the borrower's is one
-    savepoint."""
+    """The branch's connection, as an engine of the application hands it out. The work between two commits of that
+    application code is one savepoint."""
 
     __slots__ = ("_connection_record", "_savepoint")
 
     def __init__(self, connection: PostgresBranchConnection, engine: Engine) -> None:
         super().__init__(connection.view_for(engine), connection.access)
-        self._connection_record = _Record()
+        self._connection_record = _ConnectionRecord()
         self._savepoint: str | None = None
 
     def cursor(self, *args: Any, **kwargs: Any) -> Any:
-        """A cursor of the driver's, inside a savepoint."""
+        """A cursor of the driver, inside a savepoint."""
         if self._savepoint is None:
-            name = f"xabridge_{next(_NUMBERS)}"  # not that of another borrower's, which may be open around it
-            self._say(f"SAVEPOINT {name}")
+            name = f"xabridge_{next(_NUMBERS)}"  # its own name: another savepoint of ours may be open around it
+            self._execute(f"SAVEPOINT {name}")
             self._savepoint = name
         return super().cursor(*args, **kwargs)
 
     def commit(self) -> None:
-        """Keeps what was done since the last one, for the transaction manager to decide."""
+        """Keeps the work since the last commit. The transaction manager decides about it later."""
         name, self._savepoint = self._savepoint, None
         if name is not None:
             with ending_savepoint(self._access):
-                self._say(f"RELEASE SAVEPOINT {name}")
+                self._execute(f"RELEASE SAVEPOINT {name}")
 
     def rollback(self) -> None:
-        """Takes back what was done since the last commit."""
+        """Undoes the work since the last commit."""
         name, self._savepoint = self._savepoint, None
         if name is not None and not self._access.is_over:
             with ending_savepoint(self._access):
-                self._say(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
+                self._execute(f"ROLLBACK TO SAVEPOINT {name}; RELEASE SAVEPOINT {name}")
 
     def close(self) -> None:
-        """As a pool does: what was not committed is taken back."""
+        """As a pool does: undoes the work that was not committed."""
         self.rollback()
 
     def _close_special(self, transaction_reset: bool = False) -> None:  # noqa: ARG002 — SQLAlchemy's signature
         """What SQLAlchemy's own connections call instead of `close`, behind a rollback."""
         self.close()
 
-    def _say(self, statement: str) -> None:
+    def _execute(self, statement: str) -> None:
         self.dbapi_connection.execute(statement, prepare=False)
 
 
 class BranchPool(Pool):
-    """An engine's own pool, and the branch's connection while there is a transaction."""
+    """Hands out the branch's connection while there is a transaction, and otherwise the connections of `plain`, which
+    is the pool that the engine had before."""
 
     takes_part = True
-    """For `tm.zope`: what is committed here is not committed before the transaction manager says so."""
+    """For `tm.zope`: a commit on this connection does not commit before the transaction manager does."""
 
     def __init__(self, plain: Pool, engine: Engine, manager: Manager, resource: str) -> None:
-        # nothing of Pool's own is used: who asks for it gets it from the plain pool
+        # nothing of Pool's own is used: other attributes are those of the plain pool
         self._plain = plain
         self._engine = engine
         self._manager = manager
         self._resource = resource
         self._is_asyncio = engine.dialect.is_async
-        self._lock = nullcontext() if self._is_asyncio else threading.Lock()  # a task that waits must not block others
+        self._lock = nullcontext() if self._is_asyncio else threading.Lock()  # a waiting task must not block others
         self._reached = False
 
     def connect(self) -> PoolProxiedConnection:
@@ -150,20 +151,17 @@ class BranchPool(Pool):
         return EngineConnection(session, self._engine)
 
     def dispose(self) -> None:
-        """As SQLAlchemy's; of the plain pool."""
         self._plain.dispose()
 
     def recreate(self) -> Self:
         return type(self)(self._plain.recreate(), self._engine, self._manager, self._resource)
 
     def status(self) -> str:
-        """As SQLAlchemy's; of the plain pool."""
         return self._plain.status()
 
     @property
     def dispatch(self) -> Any:  # type: ignore[override]  # an attribute there
-        """Who listens to the engine's pool listens to the plain one."""
-        return self._plain.dispatch
+        return self._plain.dispatch  # event handlers of the engine's pool are those of the plain one
 
     def __getattr__(self, name: str) -> Any:
         if name == "_plain":
@@ -201,7 +199,6 @@ class EnginePlugin(CreateEnginePlugin):
         self._resource = resource
 
     def update_url(self, url: URL) -> URL:
-        """As SQLAlchemy's: our settings are not the driver's."""
         return url.difference_update_query(["xabridge_manager", "xabridge_resource"])
 
     def engine_created(self, engine: Engine) -> None:
@@ -209,7 +206,7 @@ class EnginePlugin(CreateEnginePlugin):
 
 
 class _Named:
-    """A manager that is looked up when it is first needed: it may be made behind the engine."""
+    """A manager that is looked up when it is first needed, because it may be made later than the engine."""
 
     def __init__(self, where: str) -> None:
         self._module, _, self._name = where.partition(":")

@@ -1,4 +1,5 @@
-"""What a session answers when the application asks for what belongs to the transaction manager."""
+"""The errors of sessions: what the application asked for is reserved to the transaction manager, or can't be done
+now."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def reserved_error(what: str, xid: Xid) -> XaError:
-    """`what` would begin, end or leave the transaction."""
+    """`what` would begin, end or leave the transaction, which only the transaction manager may."""
     return xa_error(
         Code.XAER_PROTO,
         f"{what} is not the session's to do: the transaction manager ends this transaction, for all its resources "
@@ -21,7 +22,7 @@ def reserved_error(what: str, xid: Xid) -> XaError:
 
 
 def busy_error(xid: Xid) -> XaError:
-    """Another one is in a statement, and this one can't wait for it."""
+    """Another thread or task is in a statement, and the caller can't wait for it."""
     return xa_error(
         Code.XAER_PROTO,
         "another thread or task is in a statement of this branch. A branch has one connection: let one task at a time "
@@ -31,7 +32,7 @@ def busy_error(xid: Xid) -> XaError:
 
 
 def unfinished_error(xid: Xid) -> XaError:
-    """The caller is in a statement itself."""
+    """The caller itself has not finished a statement."""
     return xa_error(
         Code.XAER_PROTO,
         "a stream or COPY of this branch has not been finished: read it to its end, or close it, first",

@@ -1,7 +1,7 @@
-"""PostgresSession: what the application gets of a PostgreSQL branch, and PostgresSessionFactory, which makes it.
+"""PostgresSession: what the application works with in a PostgreSQL branch, during one association.
 
-`facade` is a SQLAlchemy connection, from which the ORM session and the psycopg connection are reached. What isn't used
-is not made.
+Its `facade` is a SQLAlchemy connection, from which the ORM session, the psycopg connection and their asyncio forms are
+reached. Each of them is made at its first use. `PostgresSessionFactory` makes the sessions of one database.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ T = TypeVar("T")
 
 
 class PostgresBranchConnection(BranchConnection):
-    """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction. What SQLAlchemy
-    keeps in it is made when something first asks for that: who uses psycopg never pays for it."""
+    """A branch's SQLAlchemy connection; `orm` and `psycopg` are other ways to the same transaction. SQLAlchemy's part
+    of it is made when one of its attributes is first needed, so that an application that uses psycopg never pays for
+    it."""
 
     def __init__(self, session: PostgresSession, view: Callable[[AdaptersMap | None], PsycopgConnection]) -> None:
         super().__init__(session.access)
@@ -47,14 +48,14 @@ class PostgresBranchConnection(BranchConnection):
         self._is_made = False
 
     def __getattr__(self, name: str) -> Any:
-        """Where something asks for what is not there, SQLAlchemy's part is made."""
+        """Makes SQLAlchemy's part when one of its attributes is first needed."""
         with self._making:
             if name not in self.__dict__:  # no other thread has made it meanwhile
                 if self._is_made:
                     raise AttributeError(f"{type(self).__name__} has no attribute {name}")
                 engine, adapters = self._session.engine
                 lease = BorrowedConnection(self._view(adapters), self._access)
-                self._is_made = True  # behind whatever may fail, so that the next use tries again
+                self._is_made = True  # after everything that may fail, so that the next use tries again
                 self._connect(engine, lease)
         return getattr(self, name)
 
@@ -65,18 +66,18 @@ class PostgresBranchConnection(BranchConnection):
 
     @property
     def access(self) -> PostgresAccess:
-        """Who holds the connection."""
+        """The rules for the use of the branch's connection."""
         return self._session.access
 
     def view_for(self, engine: Engine) -> PsycopgConnection:
-        """A psycopg connection as the dialect of another engine wants it; one that waits in the event loop, where that
-        engine is under an asyncio one."""
+        """A psycopg connection with the adapters that the dialect of another engine needs. It waits in the event loop
+        if that engine is under an asyncio one."""
         return self._session.view_for(engine)
 
     @property
     def asyncio(self) -> BranchAsyncConnection:
-        """The same transaction for code that awaits; it has an `orm` and a `psycopg` of its own. XAER_PROTO: greenlet
-        is not installed."""
+        """The same transaction for asyncio, with an `orm` and a `psycopg` of its own. XAER_PROTO: greenlet is not
+        installed."""
         return self._session.asyncio
 
 
@@ -143,7 +144,7 @@ class PostgresSession:
         return self._sessions.engine
 
     def view(self, adapters: AdaptersMap | None) -> PsycopgConnection:
-        """A new psycopg connection, with these adapters instead of psycopg's."""
+        """A new psycopg connection; `adapters` are used instead of psycopg's own."""
         return self._viewed(lambda connection: PsycopgConnection(self.access, connection, adapters))
 
     def view_for(self, engine: Engine) -> PsycopgConnection:
@@ -178,8 +179,8 @@ class PostgresSession:
 
 
 class PostgresSessionFactory:
-    """Makes the sessions of one server. SQLAlchemy's engine is made, and asks the server what it has to know, when
-    the first session needs it; after that it makes no connection of its own."""
+    """Makes the sessions of one database. When the first session needs SQLAlchemy's engine, the engine is made and asks
+    the server for what it has to know. It makes no connection of its own after that."""
 
     def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
         self._connect = connect
