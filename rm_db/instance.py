@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from rm_db.branches import Branches
 from rm_db.operations import MAX_OUTSTANDING, Operations
-from rm_db.postgres.libpq import Steps, drive
+from rm_db.postgres.steps import drive
 from xa import (
     TMASYNC,
     TMENDRSCAN,
@@ -30,6 +30,7 @@ from xa import (
 from xa.tables import RESOURCE, ResourceState, ResourceVerb
 
 if TYPE_CHECKING:
+    from rm_db.postgres.libpq import Steps
     from collections.abc import Callable, Sequence
 
     from rm_db.branches import Association

@@ -12,7 +12,8 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from rm_db.postgres.libpq import Steps, Wait, attempt, drive, is_ready
+from rm_db.postgres.libpq import Steps, Wait
+from rm_db.postgres.steps import attempt, drive, is_ready
 from xa import TMMULTIPLE, TMNOWAIT, Code, Completion, Handle, XaError, thread_of_control, xa_error
 
 if TYPE_CHECKING:

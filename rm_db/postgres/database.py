@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from rm_db.postgres.libpq import ConnectionLost, LibpqConnection, Reply, Steps, drive
+from rm_db.postgres.libpq import ConnectionLost, LibpqConnection, Reply, Steps
 from rm_db.postgres.pool import ConnectionPool, ServerFull
+from rm_db.postgres.steps import drive
 from rm_db.postgres.transaction import EndCommands, PostgresTransaction
 from rm_db.sessions.postgres import PostgresSessionFactory
 from xa import Code, ResourceError, XaError, xa_error
@@ -58,26 +58,25 @@ class Facts:
 
 
 class PostgresDatabase:
-    """One database, with the pool of connections to it. It is made when the database has been reached."""
+    """One database, with the pool of connections to it. `probe` comes first: before it nothing else can be done."""
 
     def __init__(self, address: Address, outstanding: Outstanding) -> None:
         self.address = address
         self._conninfo = conninfo(address)
         self.sessions = PostgresSessionFactory(self.connect)
         self.pool = ConnectionPool(self._connect, address.pool_size, address.pool_wait_s, address.reply_s, outstanding)
-        self._end_commands: EndCommands | None = None
-        self._lock = threading.Lock()
+        self._facts: Facts | None = None
 
     @property
     def reply_s(self) -> float:
         return self.address.reply_s
 
     @property
-    def end_commands(self) -> EndCommands:
-        """How it wants to be spoken to."""
-        if self._end_commands is None:
+    def facts(self) -> Facts:
+        """What the server said of itself when it was probed last."""
+        if self._facts is None:
             raise xa_error(Code.XAER_PROTO, "the database has not been probed")
-        return self._end_commands
+        return self._facts
 
     def probe(self) -> Facts:
         """Reaches the database and asks what it is; XAER_RMERR where it can't be used for any purpose of ours."""
@@ -102,15 +101,15 @@ class PostgresDatabase:
             )
         if not facts.fsync:
             logger.warning("fsync is off in %s: a crash of the server's machine loses what was decided", database)
-        with self._lock:
-            self._end_commands = EndCommands(
-                reset=not self.address.pooled,
-                synchronous_commit="on" if synchronous == "off" else synchronous,
-            )
+        self._facts = facts
+        self._end_commands = EndCommands(
+            reset=not self.address.pooled,
+            synchronous_commit="on" if synchronous == "off" else synchronous,
+        )
         return facts
 
     def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
-        return PostgresTransaction(xid, self.pool, self.end_commands, self.sessions.make, wait=wait)
+        return PostgresTransaction(xid, self.pool, self._end_commands, self.sessions.make, wait=wait)
 
     def close(self) -> None:
         self.pool.close()

@@ -1,8 +1,7 @@
 """LibpqConnection: one PostgreSQL connection as the XA verbs use it, on libpq's own calls below psycopg's transactions.
 
 Code that talks to the server is a generator, `Steps`. It yields a `Wait` whenever it has to wait for a socket, and
-returns when the replies are complete. `drive` runs a generator to its end on the calling thread. `attempt` runs it as
-far as it goes without waiting: that is how a verb with TMASYNC sends its request and leaves the reply to `complete`.
+returns when the replies are complete. `rm_db.postgres.steps` runs such generators.
 
 A request can be sent without waiting for its reply (`send`). The reply is then owed: the next exchange collects it
 first. At most one reply is owed at a time.
@@ -14,7 +13,6 @@ import os
 import select
 import socket
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -24,7 +22,7 @@ from psycopg import pq
 from rm_db.sqlstate import is_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Generator
 
     from psycopg.pq.abc import PGconn, PGresult
 
@@ -251,51 +249,3 @@ def failure_of(result: PGresult) -> Failure:
     primary = field(_FIELD.MESSAGE_PRIMARY) or result.error_message.decode("utf-8", "replace").strip()
     more = [text for name in (_FIELD.MESSAGE_DETAIL, _FIELD.MESSAGE_HINT) if (text := field(name))]
     return Failure(field(_FIELD.SQLSTATE), " · ".join([primary, *more]), field(_FIELD.CONSTRAINT_NAME))
-
-
-def drive(steps: Steps[T], timeout_s: float) -> T:
-    """Runs `steps` to their end on this thread. After `timeout_s` the connection that they wait for is closed, and
-    they hear ConnectionLost. So it is closed when the thread is interrupted: its replies belong to nobody."""
-    deadline = 0.0
-    try:
-        wait = next(steps)
-        while True:
-            connection, events = wait
-            now = time.monotonic()
-            deadline = deadline or now + timeout_s
-            try:
-                ready = connection.poll(events, max(0.0, deadline - now))
-            except BaseException:
-                connection.close()
-                steps.close()
-                raise
-            if ready:
-                wait = next(steps)
-            else:
-                connection.close()
-                silent = Failure(None, f"no answer within {timeout_s:g} s; the connection was given up")
-                wait = steps.throw(ConnectionLost(silent))
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-
-
-def attempt(steps: Steps[T]) -> Wait | T:
-    """Runs `steps` as far as they go without waiting: what they wait for then, or their result. XaError and
-    ConnectionLost are theirs."""
-    try:
-        wait = next(steps)
-        while is_ready([wait]):
-            wait = next(steps)
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    return wait
-
-
-def is_ready(waits: Sequence[Wait], timeout_s: float = 0.0) -> bool:
-    """Whether any of these can go on, waiting for that at most `timeout_s`."""
-    poller = select.poll()
-    for wait in waits:
-        poller.register(wait.connection.pgconn.socket, wait.events)
-    return bool(poller.poll(timeout_s * 1000))

@@ -20,7 +20,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
-from rm_db.postgres.libpq import IDLE, ConnectionLost, LibpqConnection, Steps, drive
+from rm_db.postgres.libpq import IDLE, ConnectionLost, LibpqConnection, Steps
+from rm_db.postgres.steps import drive
 from xa import Code, xa_error
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from rm_db.postgres.libpq import is_ready
+from rm_db.postgres.steps import is_ready
 from tests.contract.client import RMID, Client, new_key, refused
 from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable, XaError, Xid
 
