@@ -30,10 +30,10 @@ from xa import (
 from xa.tables import RESOURCE, ResourceState, ResourceVerb
 
 if TYPE_CHECKING:
-    from rm_db.postgres.libpq import Steps
     from collections.abc import Callable, Sequence
 
     from rm_db.branches import Association
+    from rm_db.postgres.libpq import Steps
     from xa import Handle, ThreadOfControl, Xid
     from xa.holdings import InDoubtBranch
 

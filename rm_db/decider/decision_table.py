@@ -59,7 +59,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.schema import CreateTable
 
 from rm_db.decider import mysql
-from rm_db.decider.errors import from_dbapi, is_loss, is_transient, told
+from rm_db.decider.errors import from_dbapi, is_loss, is_transient, said
 from rm_db.decider.sqlite import WAIT_OPTION
 from xa import Code, DecisionRecord, Owner, TryAgain, XaError, xa_error
 
@@ -163,12 +163,12 @@ class DecisionTable:
 
     def _unopened(self, error: DBAPIError) -> XaError:
         if is_loss(error):
-            return xa_error(Code.XAER_RMFAIL, f"open: {told(error)}")
+            return xa_error(Code.XAER_RMFAIL, f"open: {said(error)}")
         if is_transient(error):
-            return xa_error(Code.XA_RETRY, f"open: {told(error)}")
+            return xa_error(Code.XA_RETRY, f"open: {said(error)}")
         return xa_error(
             Code.XAER_RMERR,
-            f"open: the tables for decisions can't be made or used: {told(error)}. Let somebody make them who may, "
+            f"open: the tables for decisions can't be made or used: {said(error)}. Let somebody make them who may, "
             f"and grant SELECT, INSERT, UPDATE and DELETE on them: {self.ddl()}",
         )
 

@@ -82,10 +82,10 @@ def rollback_reason(error: DBAPIError, xid: Xid) -> XaError:
         code = Code.XA_RBDEADLOCK
     else:
         code = Code.XA_RBTRANSIENT if is_transient(error) else Code.XA_RBOTHER
-    return xa_error(code, told(error), xid)
+    return xa_error(code, said(error), xid)
 
 
-def told(error: DBAPIError) -> str:
+def said(error: DBAPIError) -> str:
     """What the database said."""
     state = sqlstate(error)
     diagnosis = getattr(error.orig, "diag", None)
@@ -103,4 +103,4 @@ def from_dbapi(verb: str, xid: Xid | None = None) -> Iterator[None]:
         raise xa_error(Code.XA_RETRY, f"{verb}: {error}", xid) from None
     except DBAPIError as error:
         code = Code.XAER_RMFAIL if is_loss(error) else Code.XA_RETRY if is_transient(error) else Code.XAER_RMERR
-        raise xa_error(code, f"{verb}: {told(error)}", xid) from None
+        raise xa_error(code, f"{verb}: {said(error)}", xid) from None

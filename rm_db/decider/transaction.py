@@ -19,7 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from rm_db.decider import mysql
 from rm_db.decider.decision_table import be_durable
-from rm_db.decider.errors import is_loss, is_transient, rollback_reason, told
+from rm_db.decider.errors import is_loss, is_transient, rollback_reason, said
 from rm_db.decider.session import SqlSession
 from rm_db.postgres.transaction import INTERRUPT_S, SETTLED
 from rm_db.sessions.errors import busy_error, expired_error
@@ -68,7 +68,7 @@ class SqlTransaction:
             if connection is not None:
                 connection.close()
             code = Code.XAER_RMFAIL if is_loss(error) else Code.XA_RETRY if is_transient(error) else Code.XAER_RMERR
-            raise xa_error(code, told(error), xid) from None
+            raise xa_error(code, said(error), xid) from None
         self._connection: Connection | None = connection
 
     def session(self) -> SqlSession:
@@ -115,7 +115,7 @@ class SqlTransaction:
         try:
             connection.dialect.do_savepoint(connection, _MARK)
         except DBAPIError as error:
-            self.lost = self.lost or told(error)
+            self.lost = self.lost or said(error)
             raise
         self._marked = True
 
@@ -130,7 +130,7 @@ class SqlTransaction:
             last = self._last_error
             if last is None:
                 return xa_error(Code.XA_RBROLLBACK, self.rollback_only, self.xid)
-            why = f"{self.rollback_only}; the last error was: {told(last)}"  # without it nobody could tell what to mend
+            why = f"{self.rollback_only}; the last error was: {said(last)}"  # without it nobody could tell what to mend
             return xa_error(rollback_reason(last, self.xid).code, why, self.xid)
         return None
 
@@ -163,7 +163,7 @@ class SqlTransaction:
             raise rollback_reason(error, self.xid) from None
         except DBAPIError as error:  # whether it was committed is not known, whatever else the error says
             self.abandon()
-            message = f"the branch was to be committed, and the database said: {told(error)}"
+            message = f"the branch was to be committed, and the database said: {said(error)}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
         self._give_back()
         return Code.XA_OK
@@ -181,12 +181,12 @@ class SqlTransaction:
                 raise rollback_reason(error, self.xid) from None
             if last is not None and is_transient(last):
                 raise rollback_reason(last, self.xid) from None
-            why = f"; the last error was: {told(last)}" if last is not None else ""
+            why = f"; the last error was: {said(last)}" if last is not None else ""
             raise xa_error(
                 Code.XA_RBPROTO,
                 "the database, or a statement that only the transaction manager may issue, has ended the transaction "
                 f"before it was to be committed{why}. What came before that may be committed, and what came behind it "
-                f"was on its own ({told(error)})",
+                f"was on its own ({said(error)})",
                 self.xid,
             ) from None
 
