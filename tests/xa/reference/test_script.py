@@ -73,7 +73,11 @@ def test_every_code_at_every_verb(store: ReferenceStore, rm: ReferenceResource, 
     store.script.plan(verb, code)
     rows = {result: target for at, v, result, target, _ in BRANCH.transitions() if (at, v) == (state, move)}
     result = RESULT_OF.get(code)
-    if result is not None and result not in rows:
+    no_answer = (call, code) == (
+        "start",
+        Code.XA_NOMIGRATE,
+    )  # the tables take it for XA_OK; xa_start has no such answer
+    if no_answer or (result is not None and result not in rows):
         with pytest.raises(IllegalTransition):  # a script may ask for nothing that the tables don't have
             issue(rm)
         assert store.branches.get(X, S0) is state

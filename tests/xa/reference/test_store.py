@@ -305,7 +305,8 @@ def test_close_is_not_refused_for_an_association_that_is_lost(store: ReferenceSt
 
 
 def test_outstanding_operations_are_bounded(store: ReferenceStore, rm: ReferenceResource) -> None:
-    handles = [rm.prepare(Xid(1, b"unknown"), RMID, TMASYNC) for _ in range(MAX_OUTSTANDING)]
+    unknown = [Xid(1, b"unknown", number.to_bytes(2)) for number in range(MAX_OUTSTANDING)]
+    handles = [rm.prepare(xid, RMID, TMASYNC) for xid in unknown]
     with pytest.raises(XaError) as raised:
         rm.prepare(X, RMID, TMASYNC)
     assert raised.value.code is Code.XAER_ASYNC
@@ -322,8 +323,8 @@ def test_outstanding_operations_are_bounded(store: ReferenceStore, rm: Reference
 def test_a_refused_asynchronous_operation_has_no_effect(store: ReferenceStore, rm: ReferenceResource) -> None:
     rm.start(X, RMID)
     end(rm, X)
-    for _ in range(MAX_OUTSTANDING):
-        rm.prepare(Xid(1, b"unknown"), RMID, TMASYNC)
+    for number in range(MAX_OUTSTANDING):
+        rm.prepare(Xid(1, b"unknown", number.to_bytes(2)), RMID, TMASYNC)
     with pytest.raises(XaError):
         rm.prepare(X, RMID, TMASYNC)
     with pytest.raises(XaError):
