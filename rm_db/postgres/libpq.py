@@ -40,7 +40,7 @@ _FIELD: Final = pq.DiagnosticField
 
 
 class Wait(NamedTuple):
-    """What a generator waits for: `events` of select.poll on the connection's socket."""
+    """What a generator waits for: `events` of select.poll on the socket of `connection`."""
 
     connection: LibpqConnection
     events: int
@@ -51,7 +51,7 @@ Steps: TypeAlias = "Generator[Wait, None, T]"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error that the server, or libpq for it, reported. `sqlstate` is None where libpq speaks for itself."""
+    """An error that the server or libpq reported. `sqlstate` is None for errors of libpq itself."""
 
     sqlstate: str | None
     message: str
@@ -62,7 +62,7 @@ class Failure:
 
 
 class ConnectionLost(Exception):
-    """The connection broke, or was given up. Whatever was sent on it may have been carried out."""
+    """The connection broke or was closed. Whatever was sent on it may have been carried out."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
@@ -70,8 +70,8 @@ class ConnectionLost(Exception):
 
 
 class Reply(NamedTuple):
-    """What came back for one request of one or more commands: the results of those that were carried out, and the
-    error that stopped the rest."""
+    """The reply to one request of one or more commands: the results of those that were carried out, and the error that
+    stopped the rest."""
 
     results: tuple[PGresult, ...]
     failure: Failure | None
@@ -81,7 +81,7 @@ class Reply(NamedTuple):
         return self.results[index].command_status or b"" if index < len(self.results) else None
 
     def rows(self, index: int = 0) -> list[tuple[bytes | None, ...]]:
-        """The rows of the command with this index, as the server's text."""
+        """The rows of the command with this index, in the server's text format."""
         result = self.results[index]
         columns = range(result.nfields)
         return [tuple(result.get_value(row, column) for column in columns) for row in range(result.ntuples)]
@@ -129,7 +129,7 @@ class LibpqConnection:
 
     @property
     def status(self) -> int:
-        """Where the session stands (one of pq.TransactionStatus), as of the last reply that was collected."""
+        """The session's transaction status (one of pq.TransactionStatus) after the last reply that was collected."""
         return self.pgconn.transaction_status
 
     @property
@@ -153,7 +153,7 @@ class LibpqConnection:
             if not self._poller.poll(0):
                 return False
             try:
-                self.pgconn.consume_input()  # a notice or a changed parameter is no loss; the end of the stream is
+                self.pgconn.consume_input()  # a notice or a changed parameter is no loss, the end of the stream is one
             except psycopg.Error:
                 return True
         return True
@@ -167,12 +167,12 @@ class LibpqConnection:
         return bool(poller.poll(timeout_s * 1000))
 
     def close(self) -> None:
-        """Closes the connection, whatever is going on there."""
+        """Closes the connection, whatever happens on it."""
         self._owed = None
         self._psycopg.close()
 
     def cut(self) -> None:
-        """Cuts the connection while another thread waits on it: that thread hears of it, and closes it."""
+        """Shuts the connection down while another thread waits on it: that thread gets an error, and closes it."""
         self.is_cut = True
         with socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate:
             duplicate.shutdown(socket.SHUT_RDWR)

@@ -1,16 +1,18 @@
 """ConnectionPool: a bounded pool of PostgreSQL connections, for work and for commands.
 
 Work (a branch from its start to its vote) may hold `size` connections. Commands (commit and rollback of prepared
-branches, recovery) may take `RESERVE` more, so that what frees a lock never waits for the work that waits for it.
-Where the server lets us have fewer than that, the pool makes do with those that it got, for `FULL_S`.
+branches, recovery) may take `RESERVE` more, so that a command which frees a lock never waits for the work that waits
+for that lock. Where the server refuses further connections, the pool works with those that it has for `FULL_S` seconds.
 
-Who finds no connection free does three things, in this order: it finishes an operation that holds one and that nobody
-has collected yet (`Outstanding`), so that no thread waits for a connection which it holds itself; it stands in a queue,
-so that a thread with hundreds of commands leaves the others their turn; and after `wait_s` it hears XA_RETRY: nothing
-was asked of the server.
+A caller that finds no connection free does three things, in this order:
 
-A connection goes back to the thread that used it last where it can, and to the pool only when it is known to be
-whole: in no transaction, its session state reset.
+1. It finishes an operation that holds a connection and whose answer nobody has collected yet (`Outstanding`). So no
+   thread waits for a connection which it holds itself.
+2. It waits in a queue, so that a thread with hundreds of commands does not pass the others by.
+3. After `wait_s` it gets XA_RETRY: the server was asked nothing.
+
+A connection returns to the pool only when it is known to be usable: in no transaction, and its session state reset. A
+thread gets the connection that it used last, where that is free.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ if TYPE_CHECKING:
 
 RESERVE: Final = 4
 CHECK_AFTER_S: Final = 30.0
-"""A connection that was idle for longer is asked for a sign of life before it is used."""
+"""A connection that was idle for longer is tested before it is used."""
 FULL_S: Final = 5.0
-"""How long no further connection is tried after the server had none left for us."""
+"""How long no further connection is tried after the server refused one."""
 
 
 class ServerFull(Exception):
-    """The server, or what stands before it, has no further connection for us at this moment. `error` says so."""
+    """The server, or a pooler before it, allows no further connection at this moment. `error` is the XaError for it."""
 
     def __init__(self, error: XaError) -> None:
         super().__init__(error.message)
@@ -45,15 +47,15 @@ class ServerFull(Exception):
 
 
 class Outstanding(Protocol):
-    """Operations that hold connections until somebody collects them."""
+    """Operations that hold connections until their answers are collected."""
 
     def finish_one(self, timeout_s: float) -> bool:
-        """Finishes one of them, and gives its connection back; False where there is none. `timeout_s` bounds the wait
-        for its reply."""
+        """Finishes one of them, so that it returns its connection; False where there is none. `timeout_s` bounds the
+        wait for its reply."""
         ...
 
     def watch(self, begun: Callable[[], None]) -> None:
-        """From now on `begun` is called when another one has begun."""
+        """From now on `begun` is called when another operation has begun."""
         ...
 
 
@@ -88,16 +90,16 @@ class ConnectionPool:
         self._queue: list[_Waiter] = []
         self._events = 0
         self._closed = False
-        outstanding.watch(self._stir)
+        outstanding.watch(self._operation_begun)
 
     @property
     def opened(self) -> int:
-        """How many connections there are."""
+        """How many connections are open."""
         return self._open
 
     @property
     def inherited(self) -> bool:
-        """Whether this process got the pool from the one that forked it: its connections are not ours to use."""
+        """Whether the pool was made in the process that forked this one, whose connections must not be used here."""
         return os.getpid() != self._pid
 
     def acquire(self, *, work: bool, wait: bool = True) -> LibpqConnection:
@@ -118,7 +120,7 @@ class ConnectionPool:
                     raise
                 connection.working = work
                 return connection
-            if self._is_whole(connection):
+            if self._is_usable(connection):
                 connection.working = work
                 return connection
             connection.close()
@@ -130,7 +132,7 @@ class ConnectionPool:
         keep = connection.reusable and not connection.is_cut and connection.alive and not self._closed
         if keep and not connection.owes and (connection.status != IDLE or connection.pipelined):
             keep = False
-        if not keep and not connection.is_cut:  # a is_cut one is closed by the thread that still waits on it
+        if not keep and not connection.is_cut:  # one that was cut is closed by the thread that still waits on it
             connection.close()
         with self._lock:
             self._working -= connection.working
@@ -144,7 +146,7 @@ class ConnectionPool:
             self._event()
 
     def close(self) -> None:
-        """Closes what is idle, and what is in use when it is given back."""
+        """Closes the idle connections now, and the others when they are released."""
         with self._lock:
             self._closed = True
             idle = list(self._idle)
@@ -188,10 +190,10 @@ class ConnectionPool:
                 self._event()
 
     def _has_room(self, *, work: bool) -> bool:
-        """Whether somebody need not wait."""
+        """Whether a caller can have a connection without waiting."""
         limit = self._limit()
         if self._closed:
-            return True  # to be told so
+            return True  # and gets the error that says so
         if work and self._working >= min(self.size, max(1, limit - 1)):
             return False
         return bool(self._idle) or self._open < limit
@@ -202,7 +204,7 @@ class ConnectionPool:
         return self._most
 
     def _first(self) -> _Waiter | None:
-        """Whose turn it is: the first in the queue that there is room for."""
+        """The first in the queue that can have a connection."""
         return next((place for place in self._queue if self._has_room(work=place.work)), None)
 
     def _taken(self, *, work: bool) -> LibpqConnection | None:
@@ -226,7 +228,7 @@ class ConnectionPool:
         return xa_error(Code.XA_RETRY, f"no connection became free within {self._wait_s:g} s: {why}")
 
     def _is_full(self, *, work: bool) -> bool:
-        """The server has no further connection for us: whether there are others, of which one may become free."""
+        """The server refused a connection. Returns whether there are others, of which one may become free."""
         with self._lock:
             self._open -= 1
             self._working -= work
@@ -235,14 +237,14 @@ class ConnectionPool:
             self._event()
             return bool(self._open)
 
-    def _stir(self) -> None:
-        """An operation has begun that holds a connection: whoever waits for one may finish it."""
+    def _operation_begun(self) -> None:
+        """An operation has begun that holds a connection: a caller in the queue may finish it."""
         if self._queue:
             with self._lock:
                 self._event()
 
     def _event(self) -> None:
-        """Something has changed that somebody may wait for. Called with the lock held."""
+        """Wakes the callers in the queue. Called with the lock held."""
         if self._queue:
             self._events += 1
             self._changed.notify_all()
@@ -265,8 +267,9 @@ class ConnectionPool:
             self._working -= work
             self._event()
 
-    def _is_whole(self, connection: LibpqConnection) -> bool:
-        """Whether a connection from the pool can be used: the other side is there, its last reply was a success."""
+    def _is_usable(self, connection: LibpqConnection) -> bool:
+        """Whether a connection from the pool can be used: the server has not closed it, and its last reply was a
+        success."""
         try:
             if connection.owes:
                 reply = drive(connection.collect(), self._reply_s)
@@ -275,14 +278,14 @@ class ConnectionPool:
             if connection.went_away():
                 return False
             if self._clock() - connection.idle_since > CHECK_AFTER_S:
-                drive(_sign_of_life(connection), self._reply_s)
+                drive(_test(connection), self._reply_s)
         except ConnectionLost:
             return False
         return connection.status == IDLE
 
 
 class _Waiter:
-    """A place in the queue."""
+    """A caller in the queue."""
 
     __slots__ = ("work",)
 
@@ -290,5 +293,5 @@ class _Waiter:
         self.work = work
 
 
-def _sign_of_life(connection: LibpqConnection) -> Steps[None]:
+def _test(connection: LibpqConnection) -> Steps[None]:
     yield from connection.exchange(b"")

@@ -48,7 +48,7 @@ RESET_PREPARED: Final = (
 """The same behind PREPARE TRANSACTION, which refuses held cursors, temporary tables and LISTEN: there are none."""
 
 INTERRUPT_S: Final = 5.0
-"""How long a statement that runs while its branch is rolled back has to let itself be cancelled."""
+"""How long to wait for the end of a statement that is cancelled because its branch is rolled back."""
 
 _VOTE_HINTS: Final = {
     FEATURE_NOT_SUPPORTED: "PostgreSQL can't prepare such work: keep it out of two-phase transactions",
@@ -65,33 +65,34 @@ _FAILED_BEFORE: Final = Failure("25P02", "the transaction had failed before")
 
 @dataclass(frozen=True, slots=True)
 class EndCommands:
-    """How a server wants to be spoken to. `reset` is False behind a transaction pooler, where a session is nobody's;
-    `synchronous_commit` is what one-phase commits set, so that they are durable when they are answered."""
+    """The commands that end a transaction. `reset` is False behind a transaction pooler, where no session belongs to a
+    client. `synchronous_commit` is the setting for one-phase commits, so that they are durable when they are
+    answered."""
 
     reset: bool = True
     synchronous_commit: str = "on"
 
     def ending(self, command: bytes) -> bytes:
-        """`command`, which ends a transaction, with the reset behind it."""
+        """`command`, which ends a transaction, followed by the reset."""
         return command + b";" + RESET if self.reset else command
 
     def preparing(self, gid: bytes) -> bytes:
-        """PREPARE TRANSACTION, with the reset behind it."""
+        """PREPARE TRANSACTION, followed by the reset."""
         command = b"PREPARE TRANSACTION '" + gid + b"'"
         return command + b";" + RESET_PREPARED if self.reset else command
 
     def durable_commit(self, insertion: bytes) -> bytes:
-        """The commands that commit in one phase, `insertion` (or nothing) first."""
+        """The commands that commit in one phase, with `insertion` before the commit unless it is empty."""
         setting = b"SET LOCAL synchronous_commit TO " + self.synchronous_commit.encode("ascii") + b";COMMIT"
         return self.ending(insertion + b";" + setting if insertion else setting)
 
 
 class PostgresTransaction:
-    """One branch's work. Its connection is given back to the pool when the work is over; `connection` is None then.
+    """One branch's transaction. When it has ended, its connection is returned to the pool and `connection` is None.
 
-    The session tells what it sees: `failure` is the error that a statement left the transaction with, `misused` says
-    why the session made the work rollback-only, `used` and `wrote` whether there was any statement, and any row
-    written; `effects` are those of its texts.
+    The session notes here what the vote needs: `failure` is the error with which a statement left the transaction
+    failed, `misused` the reason for which the session made it rollback-only, `used` whether any statement was carried
+    out, `wrote` whether one wrote rows, and `effects` the effects of the statements' texts (`rm_db.statements`).
     """
 
     __slots__ = (
@@ -143,7 +144,7 @@ class PostgresTransaction:
         """For the session: a statement raised `error`."""
         connection = self.connection
         if connection is not None and connection.alive and connection.status != IN_ERROR:
-            return  # the statement was never sent, or it was in a savepoint of its own
+            return  # the statement was never sent, or was in a savepoint of its own
         if self.failure is None:
             diagnosis = error.diag
             parts = [diagnosis.message_primary or str(error).strip(), diagnosis.message_detail]
@@ -152,7 +153,7 @@ class PostgresTransaction:
     # --- verbs --------------------------------------------------------------------------------------------------
 
     def check(self) -> Steps[XaError | None]:
-        """At the end of the work: the XA_RB* that makes it rollback-only, or XAER_RMFAIL, if anything does."""
+        """At the end of an association: the XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
         connection = self._connected()
         if not connection.lock.acquire(blocking=False):
             return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
@@ -178,7 +179,7 @@ class PostgresTransaction:
         return None
 
     def prepare(self, gid: bytes) -> Steps[Code]:
-        """The vote: XA_OK, XA_RDONLY, or the XaError that the contract names for it."""
+        """The vote: XA_OK, XA_RDONLY, or the XaError that `xa.ResourceManager.prepare` names."""
         connection = self._connected()
         try:
             if not self._must_prepare() and (yield from self._is_read_only(connection)):
@@ -232,8 +233,8 @@ class PostgresTransaction:
         raise self._rolled_back(failure)
 
     def start_rollback(self) -> Steps[None]:
-        """Sends the rollback, so that locks are freed; `rollback` waits for it. Work that was not prepared can't
-        survive, so that no loss of the connection is an error here."""
+        """Sends the rollback, so that locks are freed; `rollback` waits for the reply. A lost connection is no error
+        here, because what was not prepared does not survive it."""
         connection = self.connection
         if connection is None or self._ending:
             return
@@ -270,7 +271,7 @@ class PostgresTransaction:
         self._give_back(connection)
 
     def abandon(self) -> None:
-        """Gives the connection up."""
+        """Closes the connection, which rolls the transaction back."""
         connection = self.connection
         if connection is not None:
             connection.reusable = False
@@ -284,7 +285,8 @@ class PostgresTransaction:
         return self.connection
 
     def _must_prepare(self) -> bool:
-        """Rows were written, or a text spoke of NOTIFY or LISTEN, of which only PREPARE itself can judge."""
+        """Rows were written, or a statement contained NOTIFY or LISTEN, about which only PREPARE TRANSACTION can
+        decide."""
         return self.wrote or bool(self.effects & NOTIFIES)
 
     def _is_read_only(self, connection: LibpqConnection) -> Steps[bool]:
@@ -294,7 +296,7 @@ class PostgresTransaction:
         return reply.failure is None and reply.rows()[0][0] == b"t"
 
     def _vote_read_only(self, connection: LibpqConnection) -> Steps[Code]:
-        """Commits: in a serializable transaction, what was read is true only if that succeeds."""
+        """Commits, because what a serializable transaction has read is valid only if its commit succeeds."""
         reply = yield from connection.exchange(self._end_commands.ending(b"COMMIT"))
         committed = reply.tag(0) == b"COMMIT"
         self._leave(connection, reply, ended=committed)
@@ -303,7 +305,7 @@ class PostgresTransaction:
         raise self._rolled_back(reply.failure or _FAILED_BEFORE)
 
     def _leave(self, connection: LibpqConnection, reply: Reply, *, ended: bool) -> None:
-        """The transaction is over. Where it did not end as asked, the reset behind it was skipped."""
+        """The transaction has ended. If it did not end as asked, the server has skipped the reset after it."""
         if reply.failure is not None:
             if ended or not connection.alive:
                 connection.reusable = False
@@ -324,11 +326,11 @@ class PostgresTransaction:
         self._pool.release(connection)
 
     def _interrupt(self, connection: LibpqConnection) -> bool:
-        """Another thread is in a statement: cancels it and takes the connection over, or cuts the connection."""
+        """Another thread is in a statement: cancels that and takes the connection, or cuts the connection."""
         try:
             connection.psycopg_connection.cancel_safe(timeout=INTERRUPT_S)
         except psycopg.Error:
-            pass  # the server can't be reached, or is too slow
+            pass  # the server can't be reached or is too slow
         else:
             if connection.lock.acquire(timeout=INTERRUPT_S):
                 return True
