@@ -1,22 +1,22 @@
 """DecisionTable: where a deciding database keeps its decisions, next to the data that they are about.
 
-Three tables, made at the first open where they are missing (and the user may):
+There are three tables. The first open makes those that are missing, if the user may create tables:
 
-    xabridge_decider     one row: decider_id (16 hexadecimal digits, random); incarnation is of no use any more, and 0
-                         where former versions have not counted their openings in it
+    xabridge_decider     one row: decider_id (16 hexadecimal digits, random). incarnation is not used any more; former
+                         versions counted their openings in it, others leave it 0
     xabridge_decision    gtrid (hexadecimal, the primary key), state, record, created
-    xabridge_owner       a row for each transaction manager at work: node, incarnation (hexadecimal), process, and until
-                         when that is sure (seconds since 1970, by this database's clock)
+    xabridge_owner       a row for each transaction manager at work: node, incarnation (hexadecimal), process, and the
+                         time at which its lease ends (seconds since 1970, by this database's clock)
 
-`state` is "decided", with the transaction manager's record, or "rolled back", a tombstone without one. A row "decided"
-is inserted in the business transaction itself, and a tombstone by whoever has to know the end of a transaction that has
-no row: the primary key lets one of the two through. A database makes the later insertion wait while the earlier one is
-not committed, so that whoever settles waits for a transaction that is deciding.
+`state` is "decided", with the transaction manager's record, or "rolled back", which is a tombstone without a record. A
+row "decided" is inserted in the business transaction itself. A tombstone is inserted by whoever has to settle a
+transaction that has no row. The primary key lets only one of the two succeed. While the earlier insertion is not
+committed, the database makes the later one wait, so that `settle` waits for a transaction that is deciding.
 
-Rows of former versions are "committed" instead of "decided". The word is another one because such a version ends every
-decision of which it sees no branch, whosever that is; but it looks for "committed" only.
+Rows of former versions say "committed" instead of "decided". The word was changed because a former version ends every
+decision of which it sees no branch, also those of other nodes; it looks for "committed" only.
 
-Hexadecimal text is in the order of the octets under every collation, and a key in every database.
+Hexadecimal text sorts like the octets under every collation, and can be a key in every database.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ logger = logging.getLogger("xabridge.rm_db")
 
 DECIDED: Final = "decided"
 COMMITTED: Final = "committed"
-"""What former versions call it."""
+"""The word of former versions for DECIDED."""
 ROLLED_BACK: Final = "rolled back"
 
 SETTLE_WAIT_S: Final = 5
@@ -83,16 +83,17 @@ _MAKE_TRIES: Final = 5
 _MAKE_PAUSE_S: Final = 0.05
 
 KEEP_OWNERS_S: Final = 3600.0
-"""So long the row of a transaction manager is kept whose lease has run out."""
+"""How long the row of a transaction manager is kept after its lease has run out."""
 
 END_BATCH: Final = 256
 END_AFTER_S: Final = 1.0
 MAX_ENDED: Final = 10_000
-"""Ended decisions are deleted in batches; more than this many that could not be deleted yet are left to recovery."""
+"""Ended decisions are deleted in batches. If more than this many could not be deleted yet, recovery deletes the
+rest."""
 
 
 class DecisionTable:
-    """The tables of one database, reached through an engine of their own."""
+    """The tables of one database, reached through an engine that only this object uses."""
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class DecisionTable:
         self._metadata = metadata
 
     def ddl(self) -> str:
-        """The statements that make the tables, for people whose user may not."""
+        """The statements that make the tables, for a message to users who may not create them."""
         dialect = self._engine.dialect
         statements = (
             str(CreateTable(table).compile(dialect=dialect)).strip() for table in self._metadata.tables.values()
@@ -147,13 +148,13 @@ class DecisionTable:
     # --- open -------------------------------------------------------------------------------------------------
 
     def open(self) -> bytes:
-        """Makes or checks the tables; the decider's id."""
+        """Makes or checks the tables. Returns the decider's id."""
         for tries_left in reversed(range(_MAKE_TRIES)):
             try:
                 self._find_schema()
                 self._make()
                 return self._identify()
-            except DBAPIError as error:  # somebody else makes them at this moment, or we may not
+            except DBAPIError as error:  # another process is making them, or we may not
                 if tries_left == 0 or is_loss(error):
                     raise self._unopened(error) from None
                 self._pause(_MAKE_PAUSE_S)
@@ -245,7 +246,7 @@ class DecisionTable:
     # --- decisions --------------------------------------------------------------------------------------------
 
     def insert_into(self) -> str:
-        """The beginning of a statement that decides, for who writes it himself: gtrid, state and record follow."""
+        """The beginning of the statement that decides, up to the values of gtrid, state and record."""
         quote = self._engine.dialect.identifier_preparer.format_table
         return f"INSERT INTO {quote(self.decisions)} (gtrid, state, record)"
 
@@ -265,11 +266,11 @@ class DecisionTable:
                     return None if row.state == ROLLED_BACK else bytes(row.record)
                 if self._insert_tombstone(key):
                     return None
-            # somebody was quicker: its row is there now, or was and has been ended since
+            # somebody else has inserted a row: it is there now, or has been ended since
         raise xa_error(Code.XA_RETRY, f"settle: the row of {key} comes and goes")
 
     def _insert_tombstone(self, key: str) -> bool:
-        """Durable when this returns True; False: the transaction has a row."""
+        """True: the tombstone is durable. False: the transaction has a row already."""
         tombstone = _insert_if_missing(self._engine.dialect.name, self.decisions)
         try:
             with self._transaction() as connection:
@@ -303,7 +304,7 @@ class DecisionTable:
             return len(ended) >= END_BATCH or (bool(ended) and self._clock() - self._ended_since > END_AFTER_S)
 
     def delete_due(self) -> None:
-        """Deletes what has ended, unless another thread is at it."""
+        """Deletes the ended decisions, unless another thread is doing so."""
         if self._deletes.acquire(blocking=False):
             try:
                 self._delete()
@@ -311,7 +312,7 @@ class DecisionTable:
                 self._deletes.release()
 
     def flush(self) -> None:
-        """Deletes what has ended. Where somebody is in the way, it is left to the next time."""
+        """Deletes the ended decisions. If another transaction holds a lock on them, a later call deletes them."""
         with self._deletes:
             self._delete()
 
@@ -335,14 +336,14 @@ class DecisionTable:
     def _deletion(self, keys: list[str]) -> tuple[Delete, Any]:
         """The statement that deletes these rows: with one parameter, where the database has arrays."""
         key = self.decisions.c.gtrid
-        if self._engine.dialect.name in mysql.DIALECTS:  # one by one: for a list it reads, and locks, the whole table
+        if self._engine.dialect.name in mysql.DIALECTS:  # for a list it would lock the whole table
             return delete(self.decisions).where(key == bindparam("ended")), [{"ended": ended} for ended in keys]
         if self._engine.dialect.name == "postgresql":
             return delete(self.decisions).where(key == any_(bindparam("keys", type_=ARRAY(String)))), {"keys": keys}
         return delete(self.decisions).where(key.in_(keys)), {}
 
     def close(self) -> None:
-        """Deletes what has ended, if it can, and closes the connections."""
+        """Deletes the ended decisions, if possible, and closes the connections."""
         try:
             self.flush()
         except XaError as error:
@@ -351,7 +352,7 @@ class DecisionTable:
 
     @contextmanager
     def _transaction(self, wait_s: float = SETTLE_WAIT_S) -> Iterator[Connection]:
-        """A transaction that is durable when it has been committed, and that waits for locks this long."""
+        """A transaction whose commit is durable, and which waits for locks at most `wait_s`."""
         with self._engine.connect().execution_options(**{WAIT_OPTION: wait_s}) as connection, connection.begin():
             be_durable(connection)
             if connection.dialect.name == "postgresql":
@@ -362,7 +363,7 @@ class DecisionTable:
 
 
 def be_durable(connection: Connection) -> None:
-    """Where a database can answer a commit before it is durable, this transaction's is not."""
+    """Makes sure that the commit of this transaction is answered only when it is durable."""
     if connection.dialect.name == "postgresql":
         connection.execute(_FORCE)
 
@@ -373,8 +374,8 @@ _SECONDS_1970: Final = {
     "mysql": "UNIX_TIMESTAMP(NOW(6))",
     "mariadb": "UNIX_TIMESTAMP(NOW(6))",
 }
-"""The present time by the database's clock. What has no row here tells it in its sessions' time zone, which has to be
-the same for all of them."""
+"""The present time by the database's clock. Other databases tell it in the time zone of the session, which has to be
+the same for all sessions."""
 
 
 def _now(connection: Connection) -> float:

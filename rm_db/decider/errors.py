@@ -1,4 +1,4 @@
-"""Errors of SQLAlchemy and the drivers under it → XA codes, where all that is known of a database is its driver."""
+"""XA codes for the errors of SQLAlchemy and its drivers, for databases of any kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRANSIENT_STATES: Final = ("55P03", "57014", "40")
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """Whether a lock was in the way, so that the same may work a moment later."""
+    """Whether a lock was in the way, so that the same call may succeed a moment later."""
     number = _mysql_number(error)
     if number:
         return number in mysql.TRANSIENT  # their SQLSTATE is HY000, which says nothing
@@ -36,14 +36,14 @@ def is_transient(error: DBAPIError) -> bool:
 
 
 def is_loss(error: DBAPIError) -> bool:
-    """Whether the database can't be reached any more, so that nothing may be assumed."""
+    """Whether the connection is lost, so that it is unknown what the database has done."""
     if error.connection_invalidated:
         return True
     if not isinstance(error, OperationalError | InterfaceError) or is_transient(error):
         return False
     number = _mysql_number(error)
     if number:
-        return mysql.lost(number)  # the drivers call most of what they don't know an OperationalError
+        return mysql.lost(number)  # the drivers raise OperationalError for most errors that they do not know
     state = sqlstate(error)
     if state is not None:
         return is_lost(state)
@@ -52,7 +52,7 @@ def is_loss(error: DBAPIError) -> bool:
 
 
 def sqlstate(error: DBAPIError) -> str | None:
-    """The SQLSTATE, where the driver tells it."""
+    """The SQLSTATE, if the driver has one."""
     original: Any = error.orig
     state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
     return state if isinstance(state, str) else None
@@ -65,7 +65,7 @@ def _mysql_number(error: DBAPIError) -> int:
 
 
 def is_deadlock(error: DBAPIError) -> bool:
-    """Whether the database has rolled the whole transaction back, since it waited for another that waited for it."""
+    """Whether the database has rolled the whole transaction back because of a deadlock."""
     return _mysql_number(error) == mysql.DEADLOCK or sqlstate(error) == "40P01"
 
 
@@ -95,8 +95,8 @@ def said(error: DBAPIError) -> str:
 
 @contextmanager
 def from_dbapi(verb: str, xid: Xid | None = None) -> Iterator[None]:
-    """Around work of our own, outside of any branch's: XAER_RMFAIL when the database is lost, XA_RETRY when a lock was
-    in the way for too long, XAER_RMERR when it refuses."""
+    """Around work that belongs to no branch. XAER_RMFAIL: the connection is lost. XA_RETRY: a lock was in the way for
+    too long. XAER_RMERR: the database refused."""
     try:
         yield
     except PoolTimeout as error:

@@ -1,4 +1,4 @@
-"""SqlSession: what the application gets of a branch in a database of any kind."""
+"""SqlSession: what the application works with in a branch of a database of any kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class SqlBranchConnection(BranchConnection):
-    """A branch's SQLAlchemy connection. Its statements hold the work's lock, so that nobody rolls back under them."""
+    """A branch's SQLAlchemy connection. Its statements hold the transaction's lock, so that no other thread rolls back
+    meanwhile."""
 
     def __init__(self, session: SqlSession, engine: Engine, connection: Any) -> None:
         super().__init__(session)
@@ -47,7 +48,7 @@ class SqlBranchConnection(BranchConnection):
         self._session.work.set_isolation(self._session, level)
 
     def admit(self, statement: str, forbidden: int) -> None:
-        """Refuses a text that does what is forbidden (`rm_db.statements`), and notes what it does otherwise."""
+        """Refuses a statement with a forbidden effect (`rm_db.statements`), and notes its other effects."""
         effects = classify(statement)
         work = self._session.work
         if effects & forbidden:

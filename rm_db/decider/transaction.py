@@ -1,11 +1,12 @@
-"""SqlTransaction: the unit of work of one branch in a database of any kind, through SQLAlchemy.
+"""SqlTransaction: one branch's local transaction in a database of any kind, through SQLAlchemy.
 
-The branch's transaction belongs to a SQLAlchemy connection of ours. The application works through a second one over
-the same driver connection, which ends with its association.
+The transaction belongs to a SQLAlchemy connection of ours. The application works through a second one over the same
+driver connection, which ends with its association.
 
-The words of statements can't show every end of a transaction: a procedure may commit, a deadlock or a full disk makes
-the database roll back, and what comes behind is in another transaction, or in none. So the first statement has a
-savepoint before it, and commits and decisions begin with its release: it is there exactly as long as the transaction.
+The text of statements does not show every end of a transaction: a procedure may commit, a deadlock or a full disk makes
+the database roll back, and later statements are then in another transaction or in none. Therefore a savepoint is set
+before the first statement, and a commit or a decision begins with its release. The savepoint exists exactly as long as
+the transaction does.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ _WITH_SAVEPOINTS: Final = mysql.DIALECTS | {"sqlite", "postgresql"}
 
 
 class SqlTransaction:
-    """One branch's work. The session tells what it sees: `rollback_only` says why the work can only be rolled back,
-    `lost` how its connection broke, `effects` are those of its texts."""
+    """One branch's transaction. The session notes here what the end of the work needs: `rollback_only` is the reason
+    for which it can only be rolled back, `lost` how its connection broke, and `effects` the effects of the statements'
+    texts (`rm_db.statements`)."""
 
     def __init__(self, xid: Xid, engine: Engine, *, wait: bool) -> None:
         self.xid = xid
@@ -77,8 +79,8 @@ class SqlTransaction:
 
     @contextmanager
     def statement(self, session: SqlSession) -> Iterator[None]:
-        """Around a statement of the session, or several that belong together. On the thread of an event loop another
-        thread's statement is not waited for."""
+        """Around a statement of the session, or several that belong together. It waits for another thread's statement,
+        except on the thread of an event loop, where it is refused."""
         if not self._lock.acquire(blocking=not on_event_loop()):
             raise busy_error(self.xid)
         try:
@@ -91,7 +93,7 @@ class SqlTransaction:
                 self._last_error = error
                 raise
             finally:
-                if self._given_up:  # by a thread that could not wait for this statement
+                if self._given_up:  # another thread has given the transaction up and could not wait for this statement
                     self._roll_back()
         finally:
             self._lock.release()
@@ -100,7 +102,7 @@ class SqlTransaction:
         """Of this transaction, before its first statement."""
         statement = f"SET TRANSACTION ISOLATION LEVEL {level}"
         if self._marked:
-            session.facade.exec_driver_sql(statement)  # the database says that it is too late
+            session.facade.exec_driver_sql(statement)  # the database refuses it, because it comes too late
             return
         self._marked = True  # a savepoint would be the first statement
         try:
@@ -149,7 +151,7 @@ class SqlTransaction:
         try:
             be_durable(connection)
             if insertion is not None:
-                connection.execute(insertion)  # waits for whoever settles the same transaction, and fails behind it
+                connection.execute(insertion)  # waits for whoever settles the same transaction, and fails after that
         except IntegrityError:
             self._roll_back()
             raise xa_error(Code.XA_RBROLLBACK, SETTLED, self.xid) from None
@@ -169,7 +171,7 @@ class SqlTransaction:
         return Code.XA_OK
 
     def _check_whole(self, connection: Connection) -> None:
-        """The transaction is the one that its first statement was in, and no other."""
+        """Checks that the transaction is the same one in which the first statement was carried out."""
         if not self._marked:
             return
         try:
@@ -218,7 +220,7 @@ class SqlTransaction:
         return self._connection
 
     def _interrupt(self) -> bool:
-        """Another thread is in a statement: asks the driver to cut it short, and waits for its end."""
+        """Another thread is in a statement: asks the driver to interrupt it, and waits for its end."""
         driver: Any = self._open.connection.dbapi_connection
         cut_short = getattr(driver, "interrupt", None) or getattr(driver, "cancel", None)
         if cut_short is not None:
