@@ -18,64 +18,79 @@ from rm_db.decider.engine import TABLE_CONNECTIONS, guard, make_engine, parse_ur
 from rm_db.decider.errors import from_dbapi
 from rm_db.decider.transaction import SqlTransaction
 from rm_db.postgres.database import PostgresDatabase
-from rm_db.resource import Place
 
 if TYPE_CHECKING:
-    from rm_db.postgres.libpq import Steps
-    from rm_db.postgres.pool import Outstanding
+    from collections.abc import Sequence
+
     from rm_db.postgres.transaction import PostgresTransaction
     from xa import Code, Xid
+    from xa.branches import Unit
+    from xa.driver import Pending
 
 
 logger = logging.getLogger("xabridge.rm_db")
 
 
-class DeciderBackend(Place, Protocol):
-    """Where the work of a deciding database is done."""
+class DeciderBackend(Protocol):
+    """How the work of a deciding database is done."""
 
     @property
     def table(self) -> DecisionTable:
-        """Where its decisions are."""
+        """The table of its decisions."""
         ...
 
     def reach(self) -> None:
         """Reaches the database; raises what `open` raises."""
         ...
 
-    def decide(self, work: Any, gtrid: bytes, record: bytes) -> Steps[Code]:
-        """Commits work that `begin` made, with the decision."""
+    def begin(self, xid: Xid, *, wait: bool) -> Unit:
+        """The local transaction of a new branch. XA_RETRY: no connection is free."""
+        ...
+
+    def decide(self, unit: Any, gtrid: bytes, record: bytes) -> Code:
+        """Commits a transaction that `begin` has begun, with the decision in it."""
+        ...
+
+    def first(self, outstanding: Sequence[Pending]) -> Pending:
+        """As `xa.driver.Driver.first`."""
+        ...
+
+    def close(self) -> None:
+        """Closes every connection."""
         ...
 
 
 class PostgresBackend:
     """PostgreSQL through psycopg."""
 
-    def __init__(self, address: Address, outstanding: Outstanding) -> None:
+    def __init__(self, address: Address) -> None:
         url = address.url.removeprefix(DECIDER_PREFIX)
         plain = Address(url, address.pool_size, address.pool_wait_s, address.reply_s, address.pooled)
-        self._server = PostgresDatabase(plain, outstanding)
+        self._database = PostgresDatabase(plain)
         self.table = DecisionTable(
             make_engine(
-                URL.create("postgresql+psycopg"), TABLE_CONNECTIONS, address.pool_wait_s, creator=self._server.connect
+                URL.create("postgresql+psycopg"), TABLE_CONNECTIONS, address.pool_wait_s, creator=self._database.connect
             )
         )
-        self.reply_s = address.reply_s
-        self.begin = self._server.begin
+        self.begin = self._database.begin
         self._into = b""
 
     def reach(self) -> None:
-        self._server.probe()
+        self._database.probe()
 
-    def decide(self, work: PostgresTransaction, gtrid: bytes, record: bytes) -> Steps[Code]:
+    def decide(self, unit: PostgresTransaction, gtrid: bytes, record: bytes) -> Code:
         if not self._into:
             self._into = self.table.insert_into().encode()
         # a literal: calling decode() costs the server as much as the rest of the insertion
         values = f" VALUES ('{gtrid.hex()}', '{DECIDED}', E'\\\\x{record.hex()}')"
-        return work.decide(self._into + values.encode("ascii"))
+        return unit.decide(self._into + values.encode("ascii"))
+
+    def first(self, outstanding: Sequence[Any]) -> Pending:
+        return self._database.outstanding.first(outstanding)
 
     def close(self) -> None:
         self.table.close()
-        self._server.close()
+        self._database.close()
 
 
 class SqlBackend:
@@ -85,7 +100,6 @@ class SqlBackend:
         url = parse_url(address)
         self._engine = make_engine(url, address.pool_size, address.pool_wait_s)
         guard(self._engine)
-        self.reply_s = address.reply_s
         options = {"isolation_level": mysql.ISOLATION} if self._engine.dialect.name in mysql.DIALECTS else {}
         self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s, **options))
 
@@ -99,8 +113,11 @@ class SqlBackend:
     def begin(self, xid: Xid, *, wait: bool) -> SqlTransaction:
         return SqlTransaction(xid, self._engine, wait=wait)
 
-    def decide(self, work: SqlTransaction, gtrid: bytes, record: bytes) -> Steps[Code]:
-        return work.decide(self.table.insertion(gtrid, record))
+    def decide(self, unit: SqlTransaction, gtrid: bytes, record: bytes) -> Code:
+        return unit.decide(self.table.insertion(gtrid, record))
+
+    def first(self, outstanding: Sequence[Pending]) -> Pending:
+        return outstanding[0]  # nothing is answered later here
 
     def close(self) -> None:
         self.table.close()

@@ -6,133 +6,116 @@ local transaction, so that it needs no PREPARE TRANSACTION.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rm_db.address import DECIDER_PREFIX, Address
 from rm_db.decider.backends import DeciderBackend, PostgresBackend, SqlBackend
 from rm_db.decider.diagnosis import diagnose_decider
 from rm_db.decider.engine import any_dialect
 from rm_db.postgres.database import SCHEMES
-from rm_db.resource import DatabaseResource
-from xa import Code, xa_error
-from xa.tables import BranchVerb
+from xa import TMUSEASYNC, Code, xa_error
+from xa.branches import DecidingBranches, DecidingUnitDriver, Unit
+from xa.switch import DecidingSwitch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from rm_db.postgres.libpq import Steps
-    from xa import DecisionRecord, Handle, Owner, Xid
+    from rm_db.decider.decision_table import DecisionTable
+    from xa import DecisionRecord, Owner, Registrar, Xid
     from xa.diagnosis import Diagnosis
+    from xa.driver import Pending
 
-T = TypeVar("T")
 
-
-class DecidingDatabase(DatabaseResource[DeciderBackend]):
-    """One database. Open string: a SQLAlchemy URL, with or without `decider+` before it, see `rm_db.address`."""
+class DeciderDriver(DecidingUnitDriver[Unit]):
+    """One database, behind `xa.switch.DecidingSwitch`."""
 
     name = "xabridge deciding database"
+    flags = TMUSEASYNC
 
-    _decider_id = b""
+    def __init__(self) -> None:
+        self.start_over()
+
+    def start_over(self) -> None:
+        self.backend: DeciderBackend | None = None
+        self._url = ""
+        self._decider_id = b""
+
+    def open(self, open_string: str) -> None:
+        if self.backend is not None:
+            if open_string != self._url:
+                raise xa_error(Code.XAER_INVAL, "open: was opened with another open string; close it first")
+            self.backend.reach()
+            return
+        address = Address.parse(open_string)
+        scheme = address.url.removeprefix(DECIDER_PREFIX).partition("://")[0]
+        backend: DeciderBackend = PostgresBackend(address) if scheme in SCHEMES else SqlBackend(address)
+        try:
+            backend.reach()
+            self._decider_id = backend.table.open()
+        except BaseException:
+            backend.close()
+            raise
+        self.backend, self._url = backend, open_string
+
+    def close(self) -> None:
+        self._opened.close()
+        self.start_over()
 
     @property
-    def decider_id(self) -> bytes:
-        if not self._decider_id:
-            raise xa_error(Code.XAER_PROTO, "decider_id: the resource manager has not been opened")
-        return self._decider_id
+    def _opened(self) -> DeciderBackend:
+        if self.backend is None:
+            raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
+        return self.backend
 
-    def _reach(self, url: str, place: DeciderBackend | None) -> DeciderBackend:
-        if place is not None:
-            place.reach()
-            return place
-        address = Address.parse(url)
-        scheme = address.url.removeprefix(DECIDER_PREFIX).partition("://")[0]
-        place = PostgresBackend(address, self._operations) if scheme in SCHEMES else SqlBackend(address)
-        try:
-            place.reach()
-            self._decider_id = place.table.open()
-        except BaseException:
-            place.close()
-            raise
-        return place
+    @property
+    def _table(self) -> DecisionTable:
+        return self._opened.table
 
-    # --- what is not its way --------------------------------------------------------------------------------------
+    def begin(self, xid: Xid, *, wait: bool) -> Unit:
+        return self._opened.begin(xid, wait=wait)
 
-    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """Refused, as `xa.DecidingResource` says."""
-        self._enter("prepare", rmid, flags, xid)
-        raise xa_error(Code.XAER_PROTO, "prepare: the one that decides is not prepared", xid)
-
-    def _commit_prepared(self, xid: Xid) -> Steps[Code]:
-        yield from ()
-        raise xa_error(Code.XAER_PROTO, "commit: the one that decides commits by decide, or with TMONEPHASE", xid)
-
-    def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
-        yield from ()
-        raise xa_error(Code.XAER_NOTA, "rollback: no such branch in this instance, and none is ever prepared", xid)
-
-    def _forget(self, xid: Xid) -> Steps[Code]:
-        yield from ()
-        self._find("forget", BranchVerb.FORGET, xid)
-        raise xa_error(Code.XAER_NOTA, "forget: no branch is ever completed heuristically here", xid)
-
-    def _scan(self) -> Steps[list[Xid]]:
-        yield from ()
-        return []
-
-    def diagnose(self, open_string: str) -> Diagnosis:
-        return diagnose_decider(open_string)
-
-    # --- owners ---------------------------------------------------------------------------------------------------
-
-    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
-        control = self._enter("hold", rmid, 0)
-        table = self._opened.table
-        self._run(control, _call(lambda: table.hold(owner, lease_s)))
-
-    def owners(self, rmid: int) -> Sequence[Owner]:
-        control = self._enter("owners", rmid, 0)
-        table = self._opened.table
-        return self._run(control, _call(table.owners))
+    def first(self, outstanding: Sequence[Pending]) -> Pending:
+        return self._opened.first(outstanding)
 
     # --- decisions ------------------------------------------------------------------------------------------------
 
-    def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
-        control = self._enter("decide", rmid, 0, xid)
-        place = self._opened
-        steps = self._carry_out(
-            "decide", BranchVerb.COMMIT_ONE_PHASE, xid, lambda work: place.decide(work, xid.gtrid, record)
-        )
-        answer = self._perform(control, "decide", xid, 0, steps, hold=True)
-        return Code(answer)
+    @property
+    def decider_id(self) -> bytes:
+        return self._decider_id
 
-    def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
-        control = self._enter("settle", rmid, 0)
-        table = self._opened.table
-        return self._run(control, _call(lambda: table.settle(gtrid)))
+    def decide(self, unit: Unit, xid: Xid, record: bytes) -> Code:
+        return self._opened.decide(unit, xid.gtrid, record)
 
-    def decisions(self, rmid: int, after: bytes = b"", count: int = 1000) -> Sequence[DecisionRecord]:
-        control = self._enter("decisions", rmid, 0)
-        if count < 1:
-            raise xa_error(Code.XAER_INVAL, f"decisions: count {count} is below 1")
-        table = self._opened.table
-        return self._run(control, _call(lambda: table.page(after, count)))
+    def hold(self, owner: Owner, lease_s: float) -> None:
+        self._table.hold(owner, lease_s)
 
-    def end_decisions(self, gtrids: Sequence[bytes], rmid: int) -> None:
-        """As `xa.DecidingResource` says. They are deleted in batches; what has not been deleted when the process dies
-        is found, and ended again, by recovery."""
-        control = self._enter("end_decisions", rmid, 0)
-        table = self._opened.table
-        if table.end(gtrids):
-            self._run(control, _call(table.delete_due))
+    def owners(self) -> Sequence[Owner]:
+        return self._table.owners()
+
+    def settle(self, gtrid: bytes) -> bytes | None:
+        return self._table.settle(gtrid)
+
+    def decisions(self, after: bytes, count: int) -> Sequence[DecisionRecord]:
+        return self._table.page(after, count)
+
+    def end_decisions(self, gtrids: Sequence[bytes]) -> None:
+        # deleted in batches; what has not been deleted when the process dies is found, and ended again, by recovery
+        if self._table.end(gtrids):
+            self._table.delete_due()
+
+
+class DecidingDatabase(DecidingSwitch[Any]):
+    """One database. Open string: a SQLAlchemy URL, with or without `decider+` before it, see `rm_db.address`."""
+
+    def __init__(self, registrar: Registrar | None = None) -> None:
+        super().__init__(DecidingBranches(DeciderDriver()), registrar)
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        """As `xa.diagnosis.Diagnosing` says."""
+        return diagnose_decider(open_string)
 
 
 def deciding_database(scheme: str) -> type[DecidingDatabase]:
     """For `decider+*`: the factory for URLs with any scheme that SQLAlchemy knows; LookupError for others."""
     any_dialect(scheme)
     return DecidingDatabase
-
-
-def _call(call: Callable[[], T]) -> Steps[T]:
-    """A call that waits for itself, as steps."""
-    yield from ()
-    return call()

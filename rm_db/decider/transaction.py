@@ -24,17 +24,20 @@ from rm_db.decider.errors import is_loss, is_transient, rollback_reason, said
 from rm_db.decider.session import SqlSession
 from rm_db.postgres.transaction import INTERRUPT_S, SETTLED
 from rm_db.sessions.errors import busy_error, expired_error
+from rm_db.sessions.session import end_session
 from rm_db.sessions.statement_lock import on_event_loop
 from rm_db.statements import LINGERS, SETS
 from xa import Code, xa_error
+from xa.branches import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlalchemy import Connection, Engine, Insert
 
-    from rm_db.postgres.libpq import Steps
+    from rm_db.decider.session import SqlBranchConnection
     from xa import XaError, Xid
+    from xa.driver import SessionContext
 
 
 _MARK: Final = "xabridge_begin"
@@ -42,7 +45,7 @@ _WITH_SAVEPOINTS: Final = mysql.DIALECTS | {"sqlite", "postgresql"}
 """Where a savepoint that is not there can't be released."""
 
 
-class SqlTransaction:
+class SqlTransaction(Unit):
     """One branch's transaction. The session notes here what the end of the work needs: `rollback_only` is the reason
     for which it can only be rolled back, `lost` how its connection broke, and `effects` the effects of the statements'
     texts (`rm_db.statements`)."""
@@ -53,6 +56,7 @@ class SqlTransaction:
         self.rollback_only: str | None = None
         self.lost: str | None = None
         self._engine = engine
+        self._session: SqlSession | None = None
         self._lock = threading.RLock()
         self._given_up = False
         self._marked = False
@@ -73,9 +77,11 @@ class SqlTransaction:
             raise xa_error(code, said(error), xid) from None
         self._connection: Connection | None = connection
 
-    def session(self) -> SqlSession:
-        """What the application works with."""
-        return SqlSession(self, self._engine, self._open.connection.dbapi_connection)
+    def session(self, context: SessionContext[Any]) -> SqlBranchConnection:
+        del context  # a session asks the transaction itself before each operation
+        if self._session is None:
+            self._session = SqlSession(self, self._engine, self._open.connection.dbapi_connection)
+        return self._session.facade
 
     @contextmanager
     def statement(self, session: SqlSession) -> Iterator[None]:
@@ -121,8 +127,15 @@ class SqlTransaction:
             raise
         self._marked = True
 
-    def check(self) -> Steps[XaError | None]:
-        yield from ()
+    def end(self, *, fail: bool) -> None:
+        session, self._session = self._session, None
+        unflushed = None if session is None else end_session(session, self.xid, flush=not fail)
+        fault = self._check() or unflushed
+        if fault is not None:
+            raise fault
+
+    def _check(self) -> XaError | None:
+        """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
         if not self._lock.acquire(blocking=False):
             return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
         self._lock.release()
@@ -136,16 +149,15 @@ class SqlTransaction:
             return xa_error(rollback_reason(last, self.xid).code, why, self.xid)
         return None
 
-    def commit(self) -> Steps[Code]:
-        """One-phase commit."""
-        return (yield from self._commit(None))
+    def commit(self, *, later: bool) -> Code:
+        del later
+        return self._commit(None)
 
-    def decide(self, insertion: Insert) -> Steps[Code]:
+    def decide(self, insertion: Insert) -> Code:
         """One-phase commit with a decision in it, which `insertion` writes."""
-        return (yield from self._commit(insertion))
+        return self._commit(insertion)
 
-    def _commit(self, insertion: Insert | None) -> Steps[Code]:
-        yield from ()
+    def _commit(self, insertion: Insert | None) -> Code:
         connection = self._open
         self._check_whole(connection)
         try:
@@ -192,8 +204,8 @@ class SqlTransaction:
                 self.xid,
             ) from None
 
-    def start_rollback(self) -> Steps[None]:
-        yield from ()
+    def start_rollback(self) -> None:
+        self._expire_session()
         if not self._lock.acquire(blocking=False) and not self._interrupt():
             self._given_up = True
             return
@@ -202,16 +214,24 @@ class SqlTransaction:
         finally:
             self._lock.release()
 
-    def rollback(self) -> Steps[None]:
-        return self.start_rollback()
+    def rollback(self, *, later: bool) -> Code:
+        del later
+        self.start_rollback()
+        return Code.XA_OK
 
     def abandon(self) -> None:
+        self._expire_session()
         connection = self._connection
         if connection is not None and not self._given_up:
             connection.invalidate()
             self._give_back()
 
     # --- inside ---------------------------------------------------------------------------------------------
+
+    def _expire_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.expire()
 
     @property
     def _open(self) -> Connection:

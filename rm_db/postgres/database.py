@@ -15,15 +15,14 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from rm_db.postgres.libpq import ConnectionLost, LibpqConnection, Reply, Steps
+from rm_db.postgres.pending import OutstandingSteps
 from rm_db.postgres.pool import ConnectionPool, ServerFull
-from rm_db.postgres.steps import drive
 from rm_db.postgres.transaction import EndCommands, PostgresTransaction
 from rm_db.sessions.postgres import PostgresSessionFactory
 from xa import Code, ResourceError, XaError, xa_error
 
 if TYPE_CHECKING:
     from rm_db.address import Address
-    from rm_db.postgres.pool import Outstanding
     from xa import Xid
 
 logger = logging.getLogger("xabridge.rm_db")
@@ -60,16 +59,15 @@ class Facts:
 class PostgresDatabase:
     """One database, with the pool of connections to it. `probe` comes first: before it nothing else can be done."""
 
-    def __init__(self, address: Address, outstanding: Outstanding) -> None:
+    def __init__(self, address: Address) -> None:
         self.address = address
         self._conninfo = conninfo(address)
         self.sessions = PostgresSessionFactory(self.connect)
-        self.pool = ConnectionPool(self._connect, address.pool_size, address.pool_wait_s, address.reply_s, outstanding)
+        self.outstanding = OutstandingSteps(address.reply_s)
+        self.pool = ConnectionPool(
+            self._connect, address.pool_size, address.pool_wait_s, address.reply_s, self.outstanding
+        )
         self._facts: Facts | None = None
-
-    @property
-    def reply_s(self) -> float:
-        return self.address.reply_s
 
     @property
     def facts(self) -> Facts:
@@ -80,7 +78,7 @@ class PostgresDatabase:
 
     def probe(self) -> Facts:
         """Reaches the database and asks what it is; XAER_RMERR where it can't be used for any purpose of ours."""
-        reply = drive(self.command(_PROBE), self.address.reply_s)
+        reply = self.outstanding.run(self.command(_PROBE))
         version, prepared, standby, read_only, synchronous, fsync, user, database = (
             (octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0]
         )
@@ -109,9 +107,11 @@ class PostgresDatabase:
         return facts
 
     def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
-        return PostgresTransaction(xid, self.pool, self._end_commands, self.sessions.make, wait=wait)
+        """The local transaction of a new branch. XA_RETRY: no connection is free."""
+        return PostgresTransaction(xid, self.pool, self._end_commands, self.sessions.make, self.outstanding, wait=wait)
 
     def close(self) -> None:
+        """Closes the connections."""
         self.pool.close()
 
     def command(self, sql: bytes) -> Steps[Reply]:

@@ -49,9 +49,8 @@ class ServerFull(Exception):
 class Outstanding(Protocol):
     """Operations that hold connections until their answers are collected."""
 
-    def finish_one(self, timeout_s: float) -> bool:
-        """Finishes one of them, so that it returns its connection; False where there is none. `timeout_s` bounds the
-        wait for its reply."""
+    def finish_one(self) -> bool:
+        """Finishes one of them, so that it returns its connection; False where there is none."""
         ...
 
     def watch(self, begun: Callable[[], None]) -> None:
@@ -175,7 +174,7 @@ class ConnectionPool:
                     events = self._events
                     if self._first() is place:
                         return self._taken(work=work)
-                if self._outstanding.finish_one(self._reply_s):
+                if self._outstanding.finish_one():
                     continue
                 with self._lock:
                     now = self._clock()

@@ -1,105 +1,137 @@
-"""PostgresResource: PostgreSQL as a resource manager, by PREPARE TRANSACTION, COMMIT PREPARED and ROLLBACK PREPARED."""
+"""PostgresResource: PostgreSQL as a resource manager, by PREPARE TRANSACTION, COMMIT PREPARED and ROLLBACK PREPARED.
+
+`xa.switch` and `xa.branches` carry out the XA verbs. What is PostgreSQL's own is here and in the modules beside this
+one: `PostgresTransaction` is a branch until it is prepared, and `PreparedTransactions` completes and lists it
+afterwards.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rm_db.address import Address
 from rm_db.postgres.database import Facts, PostgresDatabase
 from rm_db.postgres.diagnosis import diagnose_postgres
-from rm_db.postgres.gid import encode_gid
 from rm_db.postgres.prepared_transactions import PreparedTransaction, PreparedTransactions
-from rm_db.resource import DatabaseResource
-from xa import Code, XaError, xa_error
-from xa.tables import BranchVerb
+from rm_db.postgres.transaction import PostgresTransaction
+from xa import TMUSEASYNC, Code, xa_error
+from xa.branches import Branches, UnitDriver
+from xa.switch import Switch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rm_db.postgres.libpq import Steps
-    from xa import Handle, Xid
+    from xa import Registrar, Xid
     from xa.diagnosis import Diagnosis
+    from xa.driver import Pending
     from xa.holdings import InDoubtBranch
 
 logger = logging.getLogger("xabridge.rm_db")
 
 
-class PostgresResource(DatabaseResource[PostgresDatabase]):
-    """One PostgreSQL database. Open string: `postgresql://…`, see `rm_db.address`."""
+class PostgresDriver(UnitDriver[PostgresTransaction]):
+    """One database, behind `xa.switch.Switch`."""
 
     name = "xabridge PostgreSQL"
+    flags = TMUSEASYNC
 
-    @property
-    def max_prepared(self) -> int:
-        """How many transactions the server lets be prepared at a time."""
-        return self._opened.facts.max_prepared
+    def __init__(self) -> None:
+        self.start_over()
 
-    @property
-    def _prepared(self) -> PreparedTransactions:
-        return PreparedTransactions(self._opened)
+    def start_over(self) -> None:
+        self.database: PostgresDatabase | None = None
+        self._url = ""
 
-    def _reach(self, url: str, place: PostgresDatabase | None) -> PostgresDatabase:
-        database = place or PostgresDatabase(Address.parse(url), self._operations)
+    def open(self, open_string: str) -> None:
+        if self.database is not None:
+            if open_string != self._url:
+                raise xa_error(Code.XAER_INVAL, "open: was opened with another open string; close it first")
+            _check_prepares(self.database.probe(), self.database.address)
+            return
+        database = PostgresDatabase(Address.parse(open_string))
         try:
             _check_prepares(database.probe(), database.address)
         except BaseException:
-            if place is None:
-                database.close()
+            database.close()
             raise
-        return database
+        self.database, self._url = database, open_string
 
-    # --- completion -----------------------------------------------------------------------------------------------
+    def close(self) -> None:
+        self.opened.close()
+        self.start_over()
 
-    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        control = self._enter("prepare", rmid, flags, xid)
-        steps = self._carry_out("prepare", BranchVerb.PREPARE, xid, lambda work: work.prepare(encode_gid(xid)))
-        return self._perform(control, "prepare", xid, flags, steps, hold=True)
+    @property
+    def opened(self) -> PostgresDatabase:
+        """The database; XAER_PROTO unless it is open."""
+        if self.database is None:
+            raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
+        return self.database
 
-    def _commit_prepared(self, xid: Xid) -> Steps[Code]:
-        self._find("commit", BranchVerb.COMMIT, xid)
-        return (yield from self._completed(xid, self._prepared.commit(xid)))
+    @property
+    def prepared(self) -> PreparedTransactions:
+        """What is prepared there."""
+        return PreparedTransactions(self.opened)
 
-    def _rollback_prepared(self, xid: Xid) -> Steps[Code]:
-        return (yield from self._completed(xid, self._prepared.rollback(xid)))
+    def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
+        return self.opened.begin(xid, wait=wait)
 
-    def _completed(self, xid: Xid, steps: Steps[Code]) -> Steps[Code]:
-        """A prepared branch is completed by `steps`: it need not be remembered any more once it is gone."""
-        try:
-            code = yield from steps
-        except XaError as error:
-            if error.code is Code.XAER_NOTA:
-                self._branches.forget_prepared(xid)
-            raise
-        self._branches.forget_prepared(xid)
-        return code
+    def commit_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
+        return self.opened.outstanding.carry_out(xid, self.prepared.commit(xid), later=later)
+
+    def rollback_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
+        return self.opened.outstanding.carry_out(xid, self.prepared.rollback(xid), later=later)
+
+    def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
+        return self.opened.outstanding.carry_out(xid, self._forget(xid), later=later)
 
     def _forget(self, xid: Xid) -> Steps[Code]:
-        self._find("forget", BranchVerb.FORGET, xid)
-        is_prepared = yield from self._prepared.exists(xid)
+        is_prepared = yield from self.prepared.exists(xid)
         if is_prepared:
             raise xa_error(Code.XAER_PROTO, "forget: the branch is prepared, not heuristically completed", xid)
         raise xa_error(Code.XAER_NOTA, "forget: PostgreSQL completes no branch on its own, none is remembered", xid)
 
-    # --- recovery -------------------------------------------------------------------------------------------------
+    def scan(self, page: int) -> Iterator[Xid]:
+        del page  # one query lists them all, so that completed branches make it skip no others
+        return iter(self.opened.outstanding.run(self.prepared.scan()))
 
-    def _scan(self) -> Steps[list[Xid]]:
-        return self._prepared.scan()
+    def reports(self, page: int) -> Iterator[InDoubtBranch]:
+        """The same branches, with what they hold."""
+        del page
+        return iter(self.opened.outstanding.run(self.prepared.in_doubt()))
+
+    def first(self, outstanding: Sequence[Any]) -> Pending:
+        return self.opened.outstanding.first(outstanding)
+
+
+class PostgresResource(Switch[Any]):
+    """One PostgreSQL database. Open string: `postgresql://…`, see `rm_db.address`."""
+
+    def __init__(self, registrar: Registrar | None = None) -> None:
+        self._postgres = PostgresDriver()
+        super().__init__(Branches(self._postgres), registrar)
+
+    @property
+    def max_prepared(self) -> int:
+        """How many transactions the server lets be prepared at a time."""
+        return self._postgres.opened.facts.max_prepared
 
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
-        return self._page(self._reports, self._report, rmid, flags, count)
-
-    def _report(self) -> Steps[list[InDoubtBranch]]:
-        return self._prepared.in_doubt()
-
-    def diagnose(self, open_string: str) -> Diagnosis:
-        return diagnose_postgres(open_string, two_phase=True)
+        """As `xa.holdings.HoldingsReporting` says."""
+        return self.page("in_doubt", self._postgres.reports, rmid, flags, count)
 
     def prepared_transactions(self, rmid: int, *, everybodys: bool = False) -> Sequence[PreparedTransaction]:
-        """What is prepared and could be recovered here, with what it holds; with `everybodys` also what other
-        databases, other roles and other namings have prepared on this server, none of which is ever touched."""
-        control = self._enter("prepared_transactions", rmid, 0)
-        return self._run(control, self._prepared.listed(everybodys=everybodys))
+        """The branches that could be recovered here, with the locks that they hold. With `everybodys` also the prepared
+        transactions of other databases, roles and naming schemes on this server, none of which is ever touched."""
+        database, prepared = self._postgres.opened, self._postgres.prepared
+        return self.call(
+            "prepared_transactions", rmid, lambda: database.outstanding.run(prepared.listed(everybodys=everybodys))
+        )
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        """As `xa.diagnosis.Diagnosing` says."""
+        return diagnose_postgres(open_string, two_phase=True)
 
 
 def _check_prepares(facts: Facts, address: Address) -> None:

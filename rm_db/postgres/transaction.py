@@ -13,11 +13,13 @@ prepared at once; otherwise the server is asked whether it has given the transac
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from rm_db.postgres.gid import encode_gid
 from rm_db.postgres.libpq import ACTIVE, IDLE, IN_ERROR, ConnectionLost, Failure, LibpqConnection, Reply, Steps
+from rm_db.sessions.session import end_session
 from rm_db.sqlstate import (
     DUPLICATE_OBJECT,
     FEATURE_NOT_SUPPORTED,
@@ -29,13 +31,16 @@ from rm_db.sqlstate import (
 )
 from rm_db.statements import LINGERS, NOTIFIES
 from xa import Code, xa_error
+from xa.branches import Unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_db.branches import Session
+    from rm_db.postgres.pending import OutstandingSteps
     from rm_db.postgres.pool import ConnectionPool
+    from rm_db.sessions.session import Session
     from xa import XaError, Xid
+    from xa.driver import Pending, SessionContext
 
 RESET: Final = (
     b"CLOSE ALL;RESET SESSION AUTHORIZATION;RESET ROLE;RESET ALL;UNLISTEN *;"
@@ -87,7 +92,7 @@ class EndCommands:
         return self.ending(insertion + b";" + setting if insertion else setting)
 
 
-class PostgresTransaction:
+class PostgresTransaction(Unit):
     """One branch's transaction. When it has ended, its connection is returned to the pool and `connection` is None.
 
     The session notes here what the vote needs: `failure` is the error with which a statement left the transaction
@@ -95,30 +100,19 @@ class PostgresTransaction:
     out, `wrote` whether one wrote rows, and `effects` the effects of the statements' texts (`rm_db.statements`).
     """
 
-    __slots__ = (
-        "_end_commands",
-        "_ending",
-        "_make_session",
-        "_pool",
-        "connection",
-        "effects",
-        "failure",
-        "misused",
-        "used",
-        "wrote",
-        "xid",
-    )
-
     def __init__(
         self,
         xid: Xid,
         pool: ConnectionPool,
         end_commands: EndCommands,
         make_session: Callable[[PostgresTransaction], Session],
+        outstanding: OutstandingSteps,
         *,
         wait: bool,
     ) -> None:
         self.xid = xid
+        self._outstanding = outstanding
+        self._session: Session | None = None
         self._pool = pool
         self._end_commands = end_commands
         self._make_session = make_session
@@ -136,10 +130,6 @@ class PostgresTransaction:
             raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", xid) from None
         self.connection: LibpqConnection | None = connection
 
-    def session(self) -> Session:
-        """What the application works with."""
-        return self._make_session(self)
-
     def failed(self, error: psycopg.Error) -> None:
         """For the session: a statement raised `error`."""
         connection = self.connection
@@ -152,8 +142,45 @@ class PostgresTransaction:
 
     # --- verbs --------------------------------------------------------------------------------------------------
 
-    def check(self) -> Steps[XaError | None]:
-        """At the end of an association: the XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
+    def session(self, context: SessionContext[Any]) -> Any:
+        del context  # a session asks the transaction itself before each operation
+        if self._session is None:
+            self._session = self._make_session(self)
+        return self._session.facade
+
+    def end(self, *, fail: bool) -> None:
+        session, self._session = self._session, None
+        unflushed = None if session is None else end_session(session, self.xid, flush=not fail)
+        fault = self._outstanding.run(self._check()) or unflushed
+        if fault is not None:
+            raise fault
+
+    def prepare(self, *, later: bool) -> Code | Pending:
+        return self._outstanding.carry_out(self.xid, self._prepare(encode_gid(self.xid)), later=later)
+
+    def commit(self, *, later: bool) -> Code | Pending:
+        return self._outstanding.carry_out(self.xid, self._commit(b""), later=later)
+
+    def decide(self, insertion: bytes) -> Code:
+        """One-phase commit with a decision in it, which the command `insertion` writes."""
+        return self._outstanding.run(self._commit(insertion))
+
+    def start_rollback(self) -> None:
+        self._expire_session()
+        self._outstanding.run(self._start_rollback())
+
+    def rollback(self, *, later: bool) -> Code | Pending:
+        self._expire_session()
+        return self._outstanding.carry_out(self.xid, self._rollback(), later=later)
+
+    def abandon(self) -> None:
+        self._expire_session()
+        self._close_connection()
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> Steps[XaError | None]:
+        """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
         connection = self._connected()
         if not connection.lock.acquire(blocking=False):
             return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
@@ -178,19 +205,18 @@ class PostgresTransaction:
             return xa_error(Code.XA_RBPROTO, ENDED, self.xid)
         return None
 
-    def prepare(self, gid: bytes) -> Steps[Code]:
-        """The vote: XA_OK, XA_RDONLY, or the XaError that `xa.ResourceManager.prepare` names."""
+    def _prepare(self, gid: bytes) -> Steps[Code]:
         connection = self._connected()
         try:
             if not self._must_prepare() and (yield from self._is_read_only(connection)):
                 return (yield from self._vote_read_only(connection))
         except ConnectionLost as lost:  # nothing was prepared, nothing can be committed
-            self.abandon()
+            self._close_connection()
             raise self._rolled_back(lost.failure) from None
         try:
             reply = yield from connection.exchange(self._end_commands.preparing(gid))
         except ConnectionLost as lost:
-            self.abandon()
+            self._close_connection()
             message = f"the connection was lost while the branch was prepared: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
         # the command tag is the vote: a transaction that had failed answers ROLLBACK, with success
@@ -201,26 +227,19 @@ class PostgresTransaction:
         failure = reply.failure or _FAILED_BEFORE
         raise self._rolled_back(failure, _VOTE_HINTS.get(failure.sqlstate or ""))
 
-    def commit(self) -> Steps[Code]:
-        """One-phase commit."""
-        return self._commit(b"")
-
-    def decide(self, insertion: bytes) -> Steps[Code]:
-        """One-phase commit with a decision in it, which the command `insertion` writes."""
-        return self._commit(insertion)
-
     def _commit(self, insertion: bytes) -> Steps[Code]:
         connection = self._connected()
         try:
             # one message: the insertion waits for whoever settles the same transaction, and fails behind it
             reply = yield from connection.exchange(self._end_commands.durable_commit(insertion))
         except ConnectionLost as lost:
-            self.abandon()
+            self._close_connection()
             message = f"the connection was lost while the branch was committed: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
         told = reply.tag(2 if insertion else 1)
         if told is None and not connection.alive and (reply.failure is None or is_lost(reply.failure.sqlstate)):
-            self.abandon()  # the commands before it were answered, the commit was not: it may have been carried out
+            # the commands before the commit were answered and the commit was not: it may have been carried out
+            self._close_connection()
             message = "the connection was lost while the branch was committed, in the middle of the reply"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid)
         committed = told == b"COMMIT"
@@ -232,36 +251,35 @@ class PostgresTransaction:
             raise xa_error(Code.XA_RBROLLBACK, SETTLED, self.xid)
         raise self._rolled_back(failure)
 
-    def start_rollback(self) -> Steps[None]:
+    def _start_rollback(self) -> Steps[None]:
         """Sends the rollback, so that locks are freed; `rollback` waits for the reply. A lost connection is no error
         here, because what was not prepared does not survive it."""
         connection = self.connection
         if connection is None or self._ending:
             return
         if not connection.lock.acquire(blocking=False) and not self._interrupt(connection):
-            self.abandon()
+            self._close_connection()
             return
         self._ending = True
         try:
             if connection.owes:
                 yield from connection.collect()
             if connection.status == ACTIVE or connection.pipelined:
-                self.abandon()
+                self._close_connection()
             elif connection.status != IDLE:
                 connection.send(self._end_commands.ending(b"ROLLBACK"))
             elif self._end_commands.reset:
                 connection.send(RESET)
         except ConnectionLost:
-            self.abandon()
+            self._close_connection()
         finally:
             connection.lock.release()
 
-    def rollback(self) -> Steps[None]:
-        """Rolls back, and waits until that is done."""
-        yield from self.start_rollback()
+    def _rollback(self) -> Steps[Code]:
+        yield from self._start_rollback()
         connection = self.connection
         if connection is None:
-            return
+            return Code.XA_OK
         try:
             if connection.owes:
                 reply = yield from connection.collect()
@@ -269,15 +287,20 @@ class PostgresTransaction:
         except ConnectionLost:
             connection.reusable = False
         self._give_back(connection)
+        return Code.XA_OK
 
-    def abandon(self) -> None:
-        """Closes the connection, which rolls the transaction back."""
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _expire_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.expire()
+
+    def _close_connection(self) -> None:
         connection = self.connection
         if connection is not None:
             connection.reusable = False
             self._give_back(connection)
-
-    # --- inside ---------------------------------------------------------------------------------------------
 
     def _connected(self) -> LibpqConnection:
         if self.connection is None:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 
 from rm_db import DecidingDatabase, PostgresResource
 from rm_db.postgres.database import PostgresDatabase
+from rm_db.postgres.resource_manager import PostgresDriver
 from tests.contract.harness import Capabilities
 from tests.rm_db.proxy import Proxy
 
@@ -224,12 +225,11 @@ class MariaDeciderHarness(_Harness):
         self._clients.remove(rm)
 
     def _let_go(self, rm: Any) -> None:
-        for branch in rm._branches.all():
-            if branch.work is not None:
-                branch.work.abandon()
-        if rm._place is not None:
-            rm._place._engine.dispose()
-            rm._place.table._engine.dispose()
+        abandon(rm)
+        backend = rm.driver.unit_driver.backend
+        if backend is not None:
+            backend._engine.dispose()
+            backend.table._engine.dispose()
 
     def disconnect(self, rm: ResourceManager) -> None:
         """As `Harness` says: what anybody has connected through the proxy, and the server has rolled it back."""
@@ -298,9 +298,8 @@ class SqliteDeciderHarness(_Harness):
 
     def crash(self, rm: ResourceManager) -> None:
         """As `Harness` says: the operating system closes the files of the process."""
-        for branch in rm._branches.all():  # type: ignore[attr-defined]
-            branch.work.abandon()
-        rm._place.close()  # type: ignore[attr-defined]
+        abandon(rm)
+        rm.driver.unit_driver.backend.close()  # type: ignore[attr-defined]
 
     def disconnect(self, rm: ResourceManager) -> None:
         """There is no connection to a file."""
@@ -327,15 +326,22 @@ def let_go(rm: Any) -> None:
     """Closes what a client that is not used any more has connected."""
     for connection in connections(rm):
         connection.close()
-    table = getattr(rm._place, "table", None)
-    if table is not None:
-        table._engine.dispose()
+    backend = getattr(rm.driver.unit_driver, "backend", None)
+    if backend is not None:
+        backend.table._engine.dispose()
+
+
+def abandon(rm: Any) -> None:
+    """Gives up the connections of an instance's unprepared branches."""
+    for branch in rm.driver._branches.values():
+        branch.unit.abandon()
 
 
 def connections(rm: Any) -> list[LibpqConnection]:
     """The connections that an instance has to PostgreSQL."""
-    server = getattr(rm._place, "_server", rm._place)
-    if not isinstance(server, PostgresDatabase):
+    driver = rm.driver.unit_driver
+    database = driver.database if isinstance(driver, PostgresDriver) else getattr(driver.backend, "_database", None)
+    if not isinstance(database, PostgresDatabase):
         return []
-    working = [branch.work.connection for branch in rm._branches.all() if branch.work is not None]
-    return [*server.pool._idle, *filter(None, working)]
+    working = [branch.unit.connection for branch in rm.driver._branches.values()]
+    return [*database.pool._idle, *filter(None, working)]

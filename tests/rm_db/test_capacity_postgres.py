@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 import pytest
 
-from rm_db.operations import Operations
 from rm_db.postgres.libpq import LibpqConnection
+from rm_db.postgres.pending import OutstandingSteps
 from rm_db.postgres.pool import RESERVE, ConnectionPool
 from tests.contract.capacity import overlap
 from tests.contract.client import RMID, Client, elsewhere, new_key, refused
@@ -159,7 +159,7 @@ def pool(harness: PostgresHarness) -> Iterator[ConnectionPool]:
         size=1,
         wait_s=PATIENCE_S,
         reply_s=PATIENCE_S,
-        outstanding=Operations(),
+        outstanding=OutstandingSteps(60.0),
     )
     yield pool
     pool.close()

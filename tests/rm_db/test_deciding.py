@@ -339,7 +339,7 @@ def test_what_has_ended_is_not_listed_even_when_it_can_not_be_deleted(sqlite_har
     with closing(sqlite3.connect(sqlite_harness._path, isolation_level=None)) as writer:
         client.rm.end_decisions([xid.gtrid], RMID)
         writer.execute("BEGIN IMMEDIATE")
-        client.rm._place.table.flush()  # type: ignore[attr-defined]
+        client.rm.driver.unit_driver.backend.table.flush()  # type: ignore[attr-defined]
         writer.execute("ROLLBACK")
     assert query(sqlite_harness, "SELECT count(*) FROM xabridge_decision") == [(2,)]
     assert client.decided().keys() == {other.gtrid}

@@ -291,7 +291,7 @@ def test_a_reply_that_came_before_the_connection_broke_counts(harness: PostgresH
     handle = client.send("prepare", xid)
     while not harness.admin("SELECT 1 FROM pg_prepared_xacts WHERE gid = %s", str(xid)):
         pass
-    waits = [client.rm._operations._outstanding[handle].wait]  # type: ignore[attr-defined]
+    waits = [client.rm._operations[handle].pending.pending.wait]  # type: ignore[attr-defined]
     assert is_ready(waits, PATIENCE_S)  # the reply is in the socket
     harness.admin("SELECT pg_terminate_backend(%s, 60000)", waits[0].connection.pgconn.backend_pid)
     assert client.wait(handle) is Code.XA_OK
