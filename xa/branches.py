@@ -352,8 +352,9 @@ class Branches(Driver[Part[U]]):
             self._await_turn("end", branch.xid)
             fault = branch.reason
             at_work = branch.active is part
+            unit = branch.unit
         if at_work and fault is None:
-            fault = _end(branch, fail=fail)
+            fault = _end(unit, branch.xid, fail=fail)
         with self._lock:
             code = Code.XA_OK if fault is None else fault.code
             shared = branch.active is not None and branch.active is not part
@@ -364,8 +365,9 @@ class Branches(Driver[Part[U]]):
             if suspended and fault is None:
                 branch.suspended.add(part)
             self._changed.notify_all()
-        if branch.state is S4:
-            branch.unit.start_rollback()
+            doomed = branch.state is S4
+        if doomed:
+            unit.start_rollback()
         if fault is not None:
             raise fault
 
@@ -381,9 +383,10 @@ class Branches(Driver[Part[U]]):
                     continue
                 branch.move(BranchVerb.LOSE, Code.XA_OK)
                 branch.reason = branch.reason or xa_error(Code.XA_RBCOMMFAIL, why, branch.xid)
+                unit = branch.unit
                 self._changed.notify_all()
             logger.warning("%s is rollback-only: %s", branch.xid, why)
-            branch.unit.start_rollback()
+            unit.start_rollback()
 
     def knows(self, xid: Xid) -> bool:
         return xid in self._branches or xid in self._prepared
@@ -642,14 +645,14 @@ def _wait(answer: Code | Pending) -> Code:
     return answer if isinstance(answer, Code) else answer.result()
 
 
-def _end(branch: Branch[Any], *, fail: bool) -> XaError | None:
+def _end(unit: Unit, xid: Xid, *, fail: bool) -> XaError | None:
     """Ends the work of the association that is at work: why the branch can only be rolled back, if it can."""
     try:
-        branch.unit.end(fail=fail)
+        unit.end(fail=fail)
     except XaError as fault:
         if fault.code is not Code.XAER_RMFAIL:
             return None if fail else fault
         if not fail:
             raise  # whoever hears it has lost the association, and with it the branch
-        return xa_error(Code.XA_RBCOMMFAIL, fault.message, branch.xid)
+        return xa_error(Code.XA_RBCOMMFAIL, fault.message, xid)
     return None

@@ -19,9 +19,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from functools import partial
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
-from weakref import ref
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from weakref import WeakSet, ref
 
 from xa.association import DYNAMIC, STATIC, Association
 from xa.codes import AxCode, Code
@@ -80,6 +81,12 @@ _AX_ERRORS: Final = {
     AxCode.TMER_INVAL: Code.XAER_INVAL,
     AxCode.TMER_PROTO: Code.XAER_PROTO,
 }
+
+
+class _Ask(Protocol):
+    """A verb of a driver's that completes a branch."""
+
+    def __call__(self, xid: Xid, *, later: bool) -> Code | Pending: ...
 
 
 class _ControlRef(ref[ThreadOfControl]):
@@ -162,6 +169,19 @@ class Operation(Generic[W]):
         finally:
             self.lock.release()
 
+    def answer(self) -> Code:
+        """What it came to, waiting for it where it is not there yet."""
+        with self.lock:
+            code = self.code
+            if code is None and self.pending is not None:
+                try:
+                    code = self.pending.result()
+                except XaError as error:
+                    code, self.error = error.code, error
+                self.code = code
+        assert code is not None  # noqa: S101 — it has either from the beginning
+        return code
+
 
 class Switch(Generic[W]):
     """One resource manager instance, as `xa.ResourceManager` says."""
@@ -178,11 +198,19 @@ class Switch(Generic[W]):
         self._dialect = DYNAMIC if flags & TMREGISTER else STATIC
         self._lock = threading.RLock()
         self._numbers = count(1)
-        self._pid = os.getpid()
         self._rmid = 0
+        self._forked = False
         self._abandoned: deque[Thread[W]] = deque()
         """Threads of control that are gone."""
         self._forget_everything()
+        _SWITCHES.add(self)
+
+    def forked(self) -> None:
+        """This process was forked, and the instance is the parent's: it is not open here, and its connections are not
+        to be used."""
+        self._lock = threading.RLock()
+        self._state = R0
+        self._forked = True
 
     def _forget_everything(self) -> None:
         """Nothing is open, associated or outstanding."""
@@ -217,10 +245,10 @@ class Switch(Generic[W]):
     # --- open and close ---------------------------------------------------------------------------------------
     def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
         check_flags("open", flags, self.flags)
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
+        if self._forked:
             self._forget_everything()
             self.driver.start_over()
+            self._forked = False
         if self._state is R1 and rmid != self._rmid:
             raise xa_error(Code.XAER_INVAL, f"open: is open under rmid {self._rmid} already, not {rmid}")
         if flags & TMASYNC:
@@ -240,7 +268,7 @@ class Switch(Generic[W]):
     def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:  # noqa: ARG002 — says nothing here
         check_flags("close", flags, self.flags)
         thread = self._thread()
-        if self._state is R0 or self._pid != os.getpid():
+        if self._state is R0:
             return self._at_once(thread, "close", None, flags, lambda: OK)
         self._check_open("close", rmid)
         self.reap()
@@ -266,7 +294,7 @@ class Switch(Generic[W]):
         self._forget_everything()
 
     def _check_open(self, verb: str, rmid: int) -> None:
-        refused = RESOURCE.refusal(self._state if self._pid == os.getpid() else R0, ResourceVerb.ANY)
+        refused = RESOURCE.refusal(self._state, ResourceVerb.ANY)
         if refused is not None:
             raise xa_error(refused, f"{verb}: the resource manager is not open")
         if rmid != self._rmid:
@@ -304,14 +332,15 @@ class Switch(Generic[W]):
         """The calling thread of control, if it may issue this verb."""
         if flags or verb == "end":
             check_flags(verb, flags, self.flags)
-        return self._calling(verb, rmid)
+        thread = self._threads.get(id(thread_of_control()))
+        if thread is None or thread.lost or rmid != self._rmid or self._state is not R1 or self._abandoned:
+            return self._calling(verb, rmid)
+        return thread
 
     def _calling(self, verb: str, rmid: int) -> Thread[W]:
         """The calling thread of control, if it may issue verbs at all."""
-        if self._state is not R1 or rmid != self._rmid or self._pid != os.getpid():
-            self._check_open(verb, rmid)
-        if self._abandoned:
-            self.reap()
+        self._check_open(verb, rmid)
+        self.reap()
         thread = self._thread()
         if thread.lost:
             code = RESOURCE.refusal(R0, ResourceVerb.ANY) or Code.XAER_PROTO
@@ -328,6 +357,11 @@ class Switch(Generic[W]):
         thread.lost = why.code is Code.XAER_RMFAIL
         self.driver.lose([association.work for association in lost], why)
 
+    def _heard(self, thread: Thread[W], error: XaError) -> None:
+        """The thread hears this error."""
+        if error.code is Code.XAER_RMFAIL:
+            self._lose(thread, error)
+
     def _stays(self, association: Association[W]) -> None:
         """Other threads may not resume the association any more."""
         if self._migrating and self._migrating.get(association.xid, (None, None))[1] is association:
@@ -340,8 +374,7 @@ class Switch(Generic[W]):
         try:
             return call()
         except XaError as error:
-            if error.code is Code.XAER_RMFAIL:
-                self._lose(thread, error)
+            self._heard(thread, error)
             raise
 
     # --- start ------------------------------------------------------------------------------------------------
@@ -349,15 +382,22 @@ class Switch(Generic[W]):
         thread = self._enter("start", rmid, flags)
         if self._dialect is DYNAMIC:
             raise xa_error(Code.XAER_PROTO, "start: this resource manager registers itself (TMREGISTER)", xid)
-        self._check_branch("start", xid, flags)
-        return self._at_once(thread, "start", xid, flags, lambda: self._start(thread, xid, flags))
+        if flags or self._busy or xid.format_id < 0:
+            self._check_branch("start", xid, flags)
+        if flags & TMASYNC:
+            return self._promise(thread, "start", xid, lambda: self._start(thread, xid, flags))
+        try:
+            return self._start(thread, xid, flags)
+        except XaError as error:
+            self._heard(thread, error)
+            raise
 
     def _start(self, thread: Thread[W], xid: Xid, flags: int) -> Code:
         driver = self.driver
         if thread.late is not None:
             self._end_now(thread)
         held = thread.current
-        own = self._suspended(thread, xid)
+        own = self._suspended(thread, xid) if thread.suspended else None
         if held is None and own is not None and not flags & TMRESUME:
             held = own
         if held is not None:
@@ -368,8 +408,8 @@ class Switch(Generic[W]):
         wait = not flags & TMNOWAIT
         if flags & TMRESUME:
             return self._resume(thread, own, xid, wait=wait)
-        begin = driver.join if flags & TMJOIN else driver.begin
-        work = begin(xid, thread.works() if thread.suspended else (), wait=wait)
+        beside = thread.works() if thread.suspended else ()
+        work = driver.join(xid, beside, wait=wait) if flags & TMJOIN else driver.begin(xid, beside, wait=wait)
         thread.current = Association(xid, work, self._dialect)
         return OK
 
@@ -412,8 +452,15 @@ class Switch(Generic[W]):
     # --- end --------------------------------------------------------------------------------------------------
     def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
         thread = self._enter("end", rmid, flags)
-        self._check_branch("end", xid, flags)
-        return self._at_once(thread, "end", xid, flags, lambda: self._end(thread, xid, flags))
+        if self._busy or flags & TMASYNC:
+            self._check_branch("end", xid, flags)
+        if flags & TMASYNC:
+            return self._promise(thread, "end", xid, lambda: self._end(thread, xid, flags))
+        try:
+            return self._end(thread, xid, flags)
+        except XaError as error:
+            self._heard(thread, error)
+            raise
 
     def _end(self, thread: Thread[W], xid: Xid, flags: int) -> Code:
         association = thread.current
@@ -446,10 +493,13 @@ class Switch(Generic[W]):
         association.move(verb, code)
         if association.state is before:
             return
-        thread.drop(association)
+        if thread.current is association:
+            thread.current = None
+        else:
+            thread.drop(association)
         if association.state is association.dialect.suspended:
             thread.suspended[association.xid] = association
-        else:
+        elif self._migrating:
             self._stays(association)
 
     def _end_now(self, thread: Thread[W], *, fail: bool = False) -> None:
@@ -458,45 +508,36 @@ class Switch(Generic[W]):
 
     # --- completion -------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        thread = self._enter("prepare", rmid, flags)
-        return self._complete_branch(thread, "prepare", xid, flags, lambda later: self.driver.prepare(xid, later=later))
+        return self._complete_branch("prepare", xid, rmid, flags, self.driver.prepare)
 
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        thread = self._enter("commit", rmid, flags)
-        one_phase = bool(flags & TMONEPHASE)
-        return self._complete_branch(
-            thread, "commit", xid, flags, lambda later: self.driver.commit(xid, one_phase=one_phase, later=later)
-        )
+        ask = partial(self.driver.commit, one_phase=bool(flags & TMONEPHASE))
+        return self._complete_branch("commit", xid, rmid, flags, ask)
 
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        thread = self._enter("rollback", rmid, flags)
-        return self._complete_branch(
-            thread, "rollback", xid, flags, lambda later: self.driver.rollback(xid, later=later)
-        )
+        return self._complete_branch("rollback", xid, rmid, flags, self.driver.rollback)
 
     def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        thread = self._enter("forget", rmid, flags)
-        return self._complete_branch(thread, "forget", xid, flags, lambda later: self.driver.forget(xid, later=later))
+        return self._complete_branch("forget", xid, rmid, flags, self.driver.forget)
 
-    def _complete_branch(
-        self, thread: Thread[W], verb: str, xid: Xid, flags: int, ask: Callable[[bool], Code | Pending]
-    ) -> Code | Handle:
-        self._check_branch(verb, xid, flags)
+    def _complete_branch(self, verb: str, xid: Xid, rmid: int, flags: int, ask: _Ask) -> Code | Handle:
+        thread = self._enter(verb, rmid, flags)
+        if flags or self._busy or xid.format_id < 0:
+            self._check_branch(verb, xid, flags)
         if thread.late is not None:
             self._end_now(thread, fail=verb == "rollback" and thread.late.xid == xid)
         if flags & TMASYNC:
-            return self._promise(thread, verb, xid, ask)
+            return self._promise(thread, verb, xid, lambda: ask(xid, later=True))
         try:
-            answer = ask(False)
-            return answer if isinstance(answer, Code) else answer.result()
+            answer = ask(xid, later=False)
+            return answer if type(answer) is Code else _result(answer)
         except XaError as error:
-            if error.code is Code.XAER_RMFAIL:
-                self._lose(thread, error)
+            self._heard(thread, error)
             raise
 
     def _check_branch(self, verb: str, xid: Xid, flags: int) -> None:
         """Whether a verb for this branch may be issued: no operation of it waits for `complete`."""
-        if xid.is_null:
+        if xid.format_id < 0:
             raise xa_error(Code.XAER_INVAL, f"{verb}: the null XID names no branch")
         if self._busy and xid in self._busy:
             kind = AsyncVerb.ASYNCHRONOUS if flags & TMASYNC else AsyncVerb.SYNCHRONOUS
@@ -544,39 +585,43 @@ class Switch(Generic[W]):
     ) -> Code | Handle:
         """Carries a verb out before it returns; with TMASYNC what came of it is told by `complete`."""
         if flags & TMASYNC:
-            return self._promise(thread, verb, xid, lambda _: carry_out())
+            return self._promise(thread, verb, xid, carry_out)
         try:
             return carry_out()
         except XaError as error:
-            if error.code is Code.XAER_RMFAIL:
-                self._lose(thread, error)
+            self._heard(thread, error)
             raise
 
-    def _promise(self, thread: Thread[W], verb: str, xid: Xid | None, ask: Callable[[bool], Code | Pending]) -> Handle:
+    def _promise(self, thread: Thread[W], verb: str, xid: Xid | None, ask: Callable[[], Code | Pending]) -> Handle:
         """Begins an operation. XAER_ASYNC is told at once, everything else by `complete`."""
         operation = Operation(thread, verb, xid)
+        if xid is not None:
+            self._busy.add(xid)
+        begun = False
         try:
-            answer = ask(True)
+            answer = ask()
+            begun = True
         except XaError as error:
             if error.code is Code.XAER_ASYNC:
                 raise
             operation.code, operation.error = error.code, error
-        else:
+            begun = True
+        finally:
+            if not begun and xid is not None:
+                self._busy.discard(xid)
+        if operation.code is None:
             if isinstance(answer, Code):
                 operation.code = answer
             else:
                 operation.pending = answer
-        with self._lock:
-            handle = Handle(next(self._numbers))
-            self._operations[handle] = operation
-            if xid is not None:
-                self._busy.add(xid)
+        handle = Handle(next(self._numbers))
+        self._operations[handle] = operation
         return handle
 
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
         if flags:
             check_flags("complete", flags, self.flags)
-        if rmid != self._rmid or not self._operations or self._pid != os.getpid():
+        if rmid != self._rmid or not self._operations:
             self._check_open("complete", rmid)
         if handle is None or flags & TMMULTIPLE:
             handle = self._any_of(self._thread(), handle, flags)
@@ -586,28 +631,14 @@ class Switch(Generic[W]):
             raise xa_error(refused, f"complete: no operation {handle} is outstanding")
         if flags & TMNOWAIT and not operation.ready:
             raise xa_error(Code.XA_RETRY, f"complete: {operation.verb} has not completed", operation.xid)
-        code = self._answer_of(operation)
-        with self._lock:
-            if self._operations.pop(handle, None) is None:
-                raise xa_error(Code.XAER_INVAL, f"complete: operation {handle} was told to somebody else")
-            if operation.xid is not None:
-                self._busy.discard(operation.xid)
+        code = operation.answer()
+        if self._operations.pop(handle, None) is None:
+            raise xa_error(Code.XAER_INVAL, f"complete: operation {handle} was told to somebody else")
+        if operation.xid is not None:
+            self._busy.discard(operation.xid)
         if code is Code.XAER_RMFAIL and operation.error is not None:
             self._lose(operation.thread, operation.error)
         return Completion(handle, code, operation.error)
-
-    @staticmethod
-    def _answer_of(operation: Operation[W]) -> Code:
-        """What an operation came to, waiting for it where it is not there yet."""
-        with operation.lock:
-            if operation.code is None and operation.pending is not None:
-                try:
-                    operation.code = operation.pending.result()
-                except XaError as error:
-                    operation.code, operation.error = error.code, error
-            code = operation.code
-        assert code is not None  # noqa: S101 — it has either from the beginning
-        return code
 
     def _any_of(self, thread: Thread[W], handle: Handle | None, flags: int) -> Handle:
         """An operation of the thread's: one that has completed, if there is one."""
@@ -615,8 +646,7 @@ class Switch(Generic[W]):
             raise xa_error(Code.XAER_INVAL, "complete: no handle, and no TMMULTIPLE")
         if handle is not None:
             raise xa_error(Code.XAER_INVAL, f"complete: TMMULTIPLE, and a handle, {handle}")
-        with self._lock:
-            mine = {number: one for number, one in self._operations.items() if one.thread is thread}
+        mine = {number: one for number, one in list(self._operations.items()) if one.thread is thread}
         if not mine:
             raise xa_error(Code.XAER_INVAL, "complete: this thread has no operation outstanding")
         for number, one in mine.items():
@@ -629,7 +659,7 @@ class Switch(Generic[W]):
 
     # --- work -------------------------------------------------------------------------------------------------
     def session(self, rmid: int) -> Any:
-        thread = self._calling("session", rmid)
+        thread = self._enter("session", rmid, 0)
         association = thread.current
         if association is None and self._dialect is STATIC:
             raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
@@ -638,7 +668,7 @@ class Switch(Generic[W]):
 
     def _current_work(self, thread: Thread[W]) -> W | None:
         """As `SessionContext.current`."""
-        if self._calling("work", self._rmid) is not thread:
+        if self._enter("work", self._rmid, 0) is not thread:
             raise xa_error(Code.XAER_PROTO, "work: this session belongs to another thread of control")
         association = thread.current
         if association is None:
@@ -658,7 +688,11 @@ class Switch(Generic[W]):
             thread.registration = advance(REGISTRATION, thread.registration, RegistrationVerb.REGISTER_NULL)
             return None
         self._check_branch("work", xid, 0)
-        self._at_once(thread, "start", xid, 0, lambda: self._start(thread, xid, _AX_STARTS[answer]))
+        try:
+            self._start(thread, xid, _AX_STARTS[answer])
+        except XaError as error:
+            self._heard(thread, error)
+            raise
         return self._current_work(thread)
 
     def _unregister(self, thread: Thread[W]) -> None:
@@ -670,8 +704,7 @@ class Switch(Generic[W]):
 
     def _failed(self, thread: Thread[W], error: XaError) -> XaError:
         """As `SessionContext.failed`."""
-        if error.code is Code.XAER_RMFAIL:
-            self._lose(thread, error)
+        self._heard(thread, error)
         return error
 
 
@@ -697,10 +730,26 @@ class _Context(Generic[W]):
         return self._switch._failed(self._thread, error)  # noqa: SLF001
 
 
+def _result(answer: Code | Pending) -> Code:
+    return answer if isinstance(answer, Code) else answer.result()
+
+
 def _check_answer(answer: AxCode, call: str) -> None:
     """The transaction manager's refusal is the resource manager's."""
     if answer in _AX_ERRORS:
         raise xa_error(_AX_ERRORS[answer], f"{call} answered {answer.name}")
+
+
+_SWITCHES: Final[WeakSet[Switch[Any]]] = WeakSet()
+"""Every instance of this process, for what happens when it is forked."""
+
+
+def _forked() -> None:
+    for switch in list(_SWITCHES):
+        switch.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class LateEndingSwitch(Switch[W]):
@@ -733,19 +782,15 @@ class LateEndingSwitch(Switch[W]):
             late.state = late.dialect.none
             thread.drop(late)
 
+        def ask(*, later: bool) -> Code | Pending:
+            return _answered(lambda: driver.end_and_prepare(late.work, later=later), ended)
+
         if flags & TMASYNC:
-            return self._promise(
-                thread,
-                "prepare",
-                xid,
-                lambda later: _answered(lambda: driver.end_and_prepare(late.work, later=later), ended),
-            )
+            return self._promise(thread, "prepare", xid, lambda: ask(later=True))
         try:
-            answer = _answered(lambda: driver.end_and_prepare(late.work, later=False), ended)
-            return answer if isinstance(answer, Code) else answer.result()
+            return _result(ask(later=False))
         except XaError as error:
-            if error.code is Code.XAER_RMFAIL:
-                self._lose(thread, error)
+            self._heard(thread, error)
             raise
 
     def _end_now(self, thread: Thread[W], *, fail: bool = False) -> None:

@@ -37,8 +37,9 @@ from xa import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.contract.harness import Harness
     from xa import ResourceManager
+
+    from .harness import Harness
 
 RMID: Final = 7
 FORMAT_ID: Final = 0x7465

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.contract.client import RMID, ROLLED_BACK, Client, Contract, elsewhere, new_key, new_xid, plain, refused
 from xa import (
     TMASYNC,
     TMFAIL,
@@ -24,11 +23,14 @@ from xa import (
 )
 from xa.flags import FLAG_RULES
 
+from .client import RMID, ROLLED_BACK, Client, Contract, elsewhere, new_key, new_xid, plain, refused
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.contract.harness import Harness
     from xa import ResourceManager
+
+    from .harness import Harness
 
 CALLS: dict[str, Callable[[ResourceManager, int, int, Xid], Any]] = {
     "start": lambda rm, rmid, flags, xid: rm.start(xid, rmid, flags),

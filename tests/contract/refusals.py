@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, Client, Contract, elsewhere, new_key, new_xid, refused
 from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUCCESS, TMSUSPEND, BranchRolledBack, Code
 from xa.tables import ASSOCIATION, BRANCH, AssociationState, AssociationVerb, BranchState, BranchVerb
+
+from .client import RMID, Client, Contract, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable

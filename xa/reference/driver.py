@@ -232,6 +232,8 @@ class ReferenceDriver(Driver[Association]):
                 reply = Reply(self, thread_of_control(), verb, branch, outcome)
                 self._replies.add(reply)
                 return reply
+            if outcome is OK:
+                return outcome
             return self._told(verb, branch, outcome)
 
     def collect(self, reply: Reply, verb: str, branch: Branch) -> Code:
@@ -244,7 +246,7 @@ class ReferenceDriver(Driver[Association]):
                     self._store.arrive(outcome)
                 outcome = LOST if outcome.code is None else outcome.code
             self._replies.discard(reply)
-            if outcome in EXCEPTIONS:
+            if outcome is not OK and outcome in EXCEPTIONS:
                 raise self._failed(verb, outcome, branch, reply.control)
             return outcome
 
