@@ -296,7 +296,7 @@ class Switch(Generic[W]):
     def _check_open(self, verb: str, rmid: int) -> None:
         refused = RESOURCE.refusal(self._state, ResourceVerb.ANY)
         if refused is not None:
-            raise xa_error(refused, f"{verb}: the resource manager is not open")
+            raise xa_error(refused, f"{verb}: the resource manager is not open in this process")
         if rmid != self._rmid:
             raise xa_error(Code.XAER_INVAL, f"{verb}: open under rmid {self._rmid}, not {rmid}")
 
