@@ -17,6 +17,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from rm_db.postgres.libpq import ConnectionLost, LibpqConnection, Reply, Steps
 from rm_db.postgres.pending import OutstandingSteps
 from rm_db.postgres.pool import ConnectionPool, ServerFull
+from rm_db.postgres.prepared_transactions import PreparedTransactions
 from rm_db.postgres.transaction import EndCommands, PostgresTransaction
 from rm_db.sessions.postgres import PostgresSessionFactory
 from xa import Code, ResourceError, XaError, xa_error
@@ -67,6 +68,7 @@ class PostgresDatabase:
         self.pool = ConnectionPool(
             self._connect, address.pool_size, address.pool_wait_s, address.reply_s, self.outstanding
         )
+        self.prepared = PreparedTransactions(self)
         self._facts: Facts | None = None
 
     @property

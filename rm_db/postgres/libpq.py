@@ -93,7 +93,6 @@ class LibpqConnection:
     and `idle_since` are the pool's."""
 
     __slots__ = (
-        "_owed",
         "_poller",
         "_psycopg",
         "_readable",
@@ -102,6 +101,7 @@ class LibpqConnection:
         "idle_since",
         "is_cut",
         "lock",
+        "owes",
         "pgconn",
         "reusable",
         "working",
@@ -116,7 +116,8 @@ class LibpqConnection:
         self.working = False
         self.affinity = 0
         self.idle_since = 0.0
-        self._owed: bytes | None = None
+        self.owes = False
+        """Whether a reply is still to be collected."""
         self._poller = select.poll()
         self._poller.register(self.pgconn.socket, select.POLLIN)
         self._readable = Wait(self, select.POLLIN)
@@ -138,14 +139,17 @@ class LibpqConnection:
         return self.pgconn.status == _OK
 
     @property
-    def owes(self) -> bool:
-        """Whether a reply is still to be collected."""
-        return self._owed is not None
-
-    @property
     def pipelined(self) -> bool:
         """Whether the application has left the connection in pipeline mode."""
         return self.pgconn.pipeline_status != _NO_PIPELINE
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is in no transaction, or will be once the reply that it owes is there."""
+        pgconn = self.pgconn
+        if pgconn.status != _OK:
+            return False
+        return self.owes or (pgconn.transaction_status == IDLE and pgconn.pipeline_status == _NO_PIPELINE)
 
     def went_away(self) -> bool:
         """Whether the other side has closed an idle connection, as far as is known without asking."""
@@ -168,7 +172,7 @@ class LibpqConnection:
 
     def close(self) -> None:
         """Closes the connection, whatever happens on it."""
-        self._owed = None
+        self.owes = False
         self._psycopg.close()
 
     def cut(self) -> None:
@@ -181,22 +185,42 @@ class LibpqConnection:
 
     def send(self, commands: bytes) -> None:
         """Sends commands and does not wait; their reply is owed. ConnectionLost: they were not sent."""
-        if self._owed is not None:
-            raise RuntimeError(f"the reply to {self._owed!r} has not been collected")
+        if self.owes:
+            raise RuntimeError(f"the reply to an earlier request has not been collected; to be sent was {commands!r}")
         try:
             self.pgconn.send_query(commands)
             self.pgconn.flush()
         except psycopg.Error as error:
             raise _lost(error) from None
-        self._owed = commands
+        self.owes = True
 
     def collect(self) -> Steps[Reply]:
         """The reply that is owed."""
+        pgconn = self.pgconn
+        results: list[PGresult] = []
         try:
-            results = yield from self._results()
+            while pgconn.flush():
+                yield self._writable
+                pgconn.consume_input()
+            while True:
+                while pgconn.is_busy():
+                    yield self._readable
+                    try:
+                        pgconn.consume_input()
+                    except psycopg.Error:
+                        if not results:
+                            raise
+                        return self._reply(results)  # what came before the connection broke is known all the same
+                result = pgconn.get_result()
+                if result is None:
+                    return self._reply(results)
+                results.append(result)
         except psycopg.Error as error:
             raise _lost(error) from None
-        self._owed = None
+
+    def _reply(self, results: list[PGresult]) -> Reply:
+        """The reply that these results are. ConnectionLost: they tell nothing but that."""
+        self.owes = False
         failure = None
         for index, result in enumerate(results):
             if result.status not in _GOOD:
@@ -209,30 +233,10 @@ class LibpqConnection:
 
     def exchange(self, commands: bytes) -> Steps[Reply]:
         """Sends commands and collects their reply; a reply that was owed is dropped."""
-        if self._owed is not None:
+        if self.owes:
             yield from self.collect()
         self.send(commands)
         return (yield from self.collect())
-
-    def _results(self) -> Steps[list[PGresult]]:
-        pgconn = self.pgconn
-        while pgconn.flush():
-            yield self._writable
-            pgconn.consume_input()
-        results: list[PGresult] = []
-        while True:
-            while pgconn.is_busy():
-                yield self._readable
-                try:
-                    pgconn.consume_input()
-                except psycopg.Error:
-                    if not results:
-                        raise
-                    return results  # what came before the connection broke is known all the same
-            result = pgconn.get_result()
-            if result is None:
-                return results
-            results.append(result)
 
 
 def _lost(error: psycopg.Error) -> ConnectionLost:

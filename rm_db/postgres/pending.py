@@ -31,17 +31,16 @@ class PendingSteps:
     """Steps under way: an `xa.driver.Pending`. `wait` is what they wait for, and `answer` their result once it is
     there. The thread that runs them holds `lock`."""
 
-    __slots__ = ("_steps", "_timeout_s", "_xid", "answer", "control", "lock", "wait")
+    __slots__ = ("_outstanding", "_steps", "_xid", "answer", "control", "lock", "wait")
 
-    def __init__(self, xid: Xid, steps: Steps[Code], timeout_s: float) -> None:
+    def __init__(self, xid: Xid, steps: Steps[Code], outstanding: OutstandingSteps) -> None:
         self._xid = xid
         self._steps = steps
-        self._timeout_s = timeout_s
+        self._outstanding = outstanding
         self.control = thread_of_control()
         self.wait: Wait | None = None
         self.answer: Code | XaError | None = None
         self.lock = threading.Lock()
-        self.advance()
 
     def ready(self) -> bool:
         with _held((self,)) as ours:
@@ -52,6 +51,7 @@ class PendingSteps:
     def result(self) -> Code:
         with self.lock:
             self.finish()
+        self._outstanding.remove(self)
         if isinstance(self.answer, XaError):
             raise self.answer
         assert self.answer is not None  # noqa: S101 — `finish` sets it or raises
@@ -77,7 +77,7 @@ class PendingSteps:
         if self.answer is not None:
             return
         try:
-            self.answer = drive(self._rest(), self._timeout_s)
+            self.answer = drive(self._rest(), self._outstanding.timeout_s)
         except XaError as error:
             self.answer = error
         except BaseException:  # an interruption, after which `drive` has closed the connection
@@ -95,28 +95,32 @@ class OutstandingSteps:
     """The steps of one database whose results have not been collected: an `rm_db.postgres.pool.Outstanding`."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._lock = threading.Lock()
         self._under_way: dict[PendingSteps, None] = {}
         self._begun: Callable[[], None] | None = None
 
     def run(self, steps: Steps[T]) -> T:
         """Runs `steps` to their end."""
-        return drive(steps, self._timeout_s)
+        return drive(steps, self.timeout_s)
 
     def carry_out(self, xid: Xid, steps: Steps[Code], *, later: bool) -> Code | PendingSteps:
         """Runs `steps` to their end, or with `later` only as far as they go without waiting."""
         if not later:
-            return drive(steps, self._timeout_s)
-        pending = PendingSteps(xid, steps, self._timeout_s)
+            return drive(steps, self.timeout_s)
+        pending = PendingSteps(xid, steps, self)
+        pending.advance()
         if pending.answer is None:
             with self._lock:
-                for answered in [one for one in self._under_way if one.answer is not None]:
-                    del self._under_way[answered]
                 self._under_way[pending] = None
             if self._begun is not None:
                 self._begun()
         return pending
+
+    def remove(self, pending: PendingSteps) -> None:
+        """The result was collected."""
+        with self._lock:
+            self._under_way.pop(pending, None)
 
     def watch(self, begun: Callable[[], None]) -> None:
         self._begun = begun
@@ -146,7 +150,7 @@ class OutstandingSteps:
         """Finishes whichever of these is answered first. The caller holds their locks."""
         waits = [pending.wait for pending in ours if pending.answer is None and pending.wait is not None]
         if len(waits) == len(ours):
-            is_ready(waits, self._timeout_s)
+            is_ready(waits, self.timeout_s)
         for pending in ours:
             pending.advance()
         if all(pending.answer is None for pending in ours):

@@ -128,9 +128,7 @@ class ConnectionPool:
     def release(self, connection: LibpqConnection) -> None:
         """Gives a connection back, or closes it where it can't be used again. Replies that are still owed may only
         be those of commands that leave it in no transaction."""
-        keep = connection.reusable and not connection.is_cut and connection.alive and not self._closed
-        if keep and not connection.owes and (connection.status != IDLE or connection.pipelined):
-            keep = False
+        keep = connection.reusable and not connection.is_cut and not self._closed and connection.is_free
         if not keep and not connection.is_cut:  # one that was cut is closed by the thread that still waits on it
             connection.close()
         with self._lock:
@@ -160,13 +158,13 @@ class ConnectionPool:
 
     def _reserve(self, *, work: bool, deadline: float | None) -> LibpqConnection | None:
         """An idle connection, or None for the right to open one."""
-        place = _Waiter(work)
         with self._lock:
-            if self._first() is None and self._has_room(work=work):
+            if (not self._queue or self._first() is None) and self._has_room(work=work):
                 return self._taken(work=work)
             if deadline is None:
                 self._check_open()
                 raise xa_error(Code.XA_RETRY, f"all {self.size} connections are in use")
+            place = _Waiter(work)
             self._queue.append(place)
         try:
             while True:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from rm_db.postgres.gid import decode_gid, encode_gid
 from rm_db.postgres.holdings import LOCKED, REPORT, read_locks, read_report
-from rm_db.postgres.libpq import ConnectionLost, Failure, LibpqConnection, Reply, Steps
+from rm_db.postgres.libpq import ConnectionLost, Failure, LibpqConnection, Steps
 from rm_db.sqlstate import (
     COMMIT_PREPARED,
     FEATURE_NOT_SUPPORTED,
@@ -25,8 +25,6 @@ from rm_db.sqlstate import (
 from xa import Code, Xid, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rm_db.postgres.database import PostgresDatabase
     from xa.holdings import InDoubtBranch
 
@@ -54,6 +52,11 @@ SELECT pg_terminate_backend(pid), pg_sleep(0.05) FROM pg_stat_activity
  WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'active'
    AND starts_with(query, 'PREPARE TRANSACTION ''{gid}''')
 """
+_COMPLETION: Final = {
+    "commit": (b"COMMIT PREPARED", COMMIT_PREPARED),
+    "rollback": (b"ROLLBACK PREPARED", ROLLBACK_PREPARED),
+}
+"""Verb → its command, and the codes for what the server refuses."""
 _PAUSE: Final = b"SELECT pg_sleep(0.05)"
 _TRIES: Final = 100
 """How often something that is over in a moment is asked again, with a pause between."""
@@ -84,64 +87,58 @@ class PreparedTransactions:
     def commit(self, xid: Xid) -> Steps[Code]:
         """COMMIT PREPARED. XAER_NOTA: it is not there. XAER_INVAL: it is in another database. XA_RETRY: the server
         refused, and the branch stays prepared. XAER_RMFAIL: the connection was lost meanwhile."""
-        command = self._command_of(b"COMMIT PREPARED", xid)
-
-        def committed(connection: LibpqConnection) -> Steps[Failure | None]:
-            failure = yield from command(connection)
-            if failure is not None and failure.sqlstate == FEATURE_NOT_SUPPORTED:
-                failure = yield from self._of_another_database(connection, failure, xid)
-            return failure
-
-        return (yield from self._complete("commit", COMMIT_PREPARED, xid, committed))
+        return self._complete("commit", xid)
 
     def rollback(self, xid: Xid) -> Steps[Code]:
         """ROLLBACK PREPARED, also of a branch that the server is about to prepare. Errors are those of `commit`."""
-        command = self._command_of(b"ROLLBACK PREPARED", xid)
+        return self._complete("rollback", xid)
 
-        def rolled_back(connection: LibpqConnection) -> Steps[Failure | None]:
-            failure = yield from command(connection)
-            if failure is not None and failure.sqlstate == UNDEFINED_OBJECT:
-                being_prepared = yield from self._end_of_preparation(connection, xid)
-                if being_prepared:
-                    failure = yield from command(connection)
-            return failure
-
-        return (yield from self._complete("rollback", ROLLBACK_PREPARED, xid, rolled_back))
-
-    def _complete(
-        self,
-        verb: str,
-        table: dict[str, Code],
-        xid: Xid,
-        command: Callable[[LibpqConnection], Steps[Failure | None]],
-    ) -> Steps[Code]:
-        """Runs `command` over one connection; `table` has the codes for what the server refuses."""
+    def _complete(self, verb: str, xid: Xid) -> Steps[Code]:
+        command, codes = _COMPLETION[verb]
+        statement = command + b" '" + encode_gid(xid) + b"'"
         connection = self._database.reserve()
         try:
-            failure = yield from command(connection)
+            failure = (yield from connection.exchange(statement)).failure
+            if failure is not None:
+                failure = yield from self._after_refusal(connection, statement, verb, xid, failure)
         except ConnectionLost as lost:
             raise xa_error(Code.XAER_RMFAIL, f"the connection was lost over {verb}: {lost}", xid) from None
         finally:
             self._database.pool.release(connection)
         if failure is not None:
-            raise xa_error(lookup(table, failure.sqlstate or ""), f"{verb}: {failure}", xid)
+            raise xa_error(lookup(codes, failure.sqlstate or ""), f"{verb}: {failure}", xid)
         return Code.XA_OK
 
-    def _command_of(self, command: bytes, xid: Xid) -> Callable[[LibpqConnection], Steps[Failure | None]]:
-        """COMMIT PREPARED or ROLLBACK PREPARED; its result is None when it is done."""
-        statement = command + b" '" + encode_gid(xid) + b"'"
+    def _after_refusal(
+        self, connection: LibpqConnection, statement: bytes, verb: str, xid: Xid, refused: Failure
+    ) -> Steps[Failure | None]:
+        """The server has refused `statement`: does what can make it succeed. Returns what it is refused for then."""
+        failure = yield from self._repeated(connection, statement, xid, refused)
+        if failure is None:
+            return None
+        if verb == "commit" and failure.sqlstate == FEATURE_NOT_SUPPORTED:
+            return (yield from self._of_another_database(connection, failure, xid))
+        if verb == "rollback" and failure.sqlstate == UNDEFINED_OBJECT:
+            being_prepared = yield from self._end_of_preparation(connection, xid)
+            if being_prepared:
+                failure = (yield from connection.exchange(statement)).failure
+                if failure is not None:
+                    failure = yield from self._repeated(connection, statement, xid, failure)
+        return failure
 
-        def completed(connection: LibpqConnection) -> Steps[Failure | None]:
-            for _ in range(_TRIES):
-                reply = yield from connection.exchange(statement)
-                if reply.failure is None or reply.failure.sqlstate != OBJECT_IN_USE:
-                    break
-                yield from connection.exchange(_PAUSE)  # somebody else is completing it at this moment
-            if reply.failure is not None and reply.failure.sqlstate == INSUFFICIENT_PRIVILEGE:
-                reply = yield from self._as_owner(connection, statement, xid, reply)
-            return reply.failure
-
-        return completed
+    def _repeated(
+        self, connection: LibpqConnection, statement: bytes, xid: Xid, refused: Failure
+    ) -> Steps[Failure | None]:
+        """Repeats `statement` while somebody else is completing the same transaction, and as the role that owns it."""
+        failure: Failure | None = refused
+        for _ in range(_TRIES):
+            if failure is None or failure.sqlstate != OBJECT_IN_USE:
+                break
+            yield from connection.exchange(_PAUSE)
+            failure = (yield from connection.exchange(statement)).failure
+        if failure is not None and failure.sqlstate == INSUFFICIENT_PRIVILEGE:
+            return (yield from self._as_owner(connection, statement, xid, failure))
+        return failure
 
     def _of_another_database(self, connection: LibpqConnection, failure: Failure, xid: Xid) -> Steps[Failure]:
         """The same failure, with the name of the database that has the branch."""
@@ -168,20 +165,22 @@ class PreparedTransactions:
                 return tries > 0
         raise xa_error(Code.XA_RETRY, "rollback: a server process that prepares the branch does not end", xid)
 
-    def _as_owner(self, connection: LibpqConnection, statement: bytes, xid: Xid, refused: Reply) -> Steps[Reply]:
-        """PostgreSQL lets only the very role finish a transaction that prepared it: becomes that role, where it may."""
+    def _as_owner(
+        self, connection: LibpqConnection, statement: bytes, xid: Xid, refused: Failure
+    ) -> Steps[Failure | None]:
+        """PostgreSQL lets only the role that prepared a transaction complete it: becomes that role, if it may."""
         reply = yield from connection.exchange(_OWNER.format(gid=xid, mine=self._mine).encode())
         if reply.failure is not None or not reply.rows():
             return refused
         owner = reply.rows()[0][0] or b""
-        connection.reusable = False  # until the role is given back
+        connection.reusable = False  # until the role is reset
         reply = yield from connection.exchange(b"SET ROLE " + owner)
         if reply.failure is not None:
             return refused
         finished = yield from connection.exchange(statement)
         reply = yield from connection.exchange(b"RESET ROLE")
         connection.reusable = reply.failure is None
-        return finished
+        return finished.failure
 
     # --- what is prepared -----------------------------------------------------------------------------------------
 

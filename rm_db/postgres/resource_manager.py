@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from rm_db.address import Address
 from rm_db.postgres.database import Facts, PostgresDatabase
 from rm_db.postgres.diagnosis import diagnose_postgres
-from rm_db.postgres.prepared_transactions import PreparedTransaction, PreparedTransactions
 from rm_db.postgres.transaction import PostgresTransaction
 from xa import TMUSEASYNC, Code, xa_error
 from xa.branches import Branches, UnitDriver
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rm_db.postgres.libpq import Steps
+    from rm_db.postgres.prepared_transactions import PreparedTransaction
     from xa import Registrar, Xid
     from xa.diagnosis import Diagnosis
     from xa.driver import Pending
@@ -69,37 +69,34 @@ class PostgresDriver(UnitDriver[PostgresTransaction]):
             raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
         return self.database
 
-    @property
-    def prepared(self) -> PreparedTransactions:
-        """What is prepared there."""
-        return PreparedTransactions(self.opened)
-
     def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
         return self.opened.begin(xid, wait=wait)
 
     def commit_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self.opened.outstanding.carry_out(xid, self.prepared.commit(xid), later=later)
+        database = self.opened
+        return database.outstanding.carry_out(xid, database.prepared.commit(xid), later=later)
 
     def rollback_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self.opened.outstanding.carry_out(xid, self.prepared.rollback(xid), later=later)
+        database = self.opened
+        return database.outstanding.carry_out(xid, database.prepared.rollback(xid), later=later)
 
     def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
         return self.opened.outstanding.carry_out(xid, self._forget(xid), later=later)
 
     def _forget(self, xid: Xid) -> Steps[Code]:
-        is_prepared = yield from self.prepared.exists(xid)
+        is_prepared = yield from self.opened.prepared.exists(xid)
         if is_prepared:
             raise xa_error(Code.XAER_PROTO, "forget: the branch is prepared, not heuristically completed", xid)
         raise xa_error(Code.XAER_NOTA, "forget: PostgreSQL completes no branch on its own, none is remembered", xid)
 
     def scan(self, page: int) -> Iterator[Xid]:
         del page  # one query lists them all, so that completed branches make it skip no others
-        return iter(self.opened.outstanding.run(self.prepared.scan()))
+        return iter(self.opened.outstanding.run(self.opened.prepared.scan()))
 
     def reports(self, page: int) -> Iterator[InDoubtBranch]:
         """The same branches, with what they hold."""
         del page
-        return iter(self.opened.outstanding.run(self.prepared.in_doubt()))
+        return iter(self.opened.outstanding.run(self.opened.prepared.in_doubt()))
 
     def first(self, outstanding: Sequence[Any]) -> Pending:
         return self.opened.outstanding.first(outstanding)
@@ -124,9 +121,11 @@ class PostgresResource(Switch[Any]):
     def prepared_transactions(self, rmid: int, *, everybodys: bool = False) -> Sequence[PreparedTransaction]:
         """The branches that could be recovered here, with the locks that they hold. With `everybodys` also the prepared
         transactions of other databases, roles and naming schemes on this server, none of which is ever touched."""
-        database, prepared = self._postgres.opened, self._postgres.prepared
+        database = self._postgres.opened
         return self.call(
-            "prepared_transactions", rmid, lambda: database.outstanding.run(prepared.listed(everybodys=everybodys))
+            "prepared_transactions",
+            rmid,
+            lambda: database.outstanding.run(database.prepared.listed(everybodys=everybodys)),
         )
 
     def diagnose(self, open_string: str) -> Diagnosis:

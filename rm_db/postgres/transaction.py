@@ -151,7 +151,7 @@ class PostgresTransaction(Unit):
     def end(self, *, fail: bool) -> None:
         session, self._session = self._session, None
         unflushed = None if session is None else end_session(session, self.xid, flush=not fail)
-        fault = self._outstanding.run(self._check()) or unflushed
+        fault = self._check() or unflushed
         if fault is not None:
             raise fault
 
@@ -179,15 +179,16 @@ class PostgresTransaction(Unit):
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _check(self) -> Steps[XaError | None]:
+    def _check(self) -> XaError | None:
         """The XA_RB* that makes the branch rollback-only, or XAER_RMFAIL, or None."""
         connection = self._connected()
         if not connection.lock.acquire(blocking=False):
             return xa_error(Code.XA_RBPROTO, "another thread is still in a statement of this branch", self.xid)
         try:
             if connection.owes:
-                yield from connection.collect()
-            gone = connection.status != ACTIVE and not connection.pipelined and connection.went_away()
+                self._outstanding.run(connection.collect())
+            status, pipelined = connection.status, connection.pipelined
+            gone = status != ACTIVE and not pipelined and connection.went_away()
         except ConnectionLost as lost:
             return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}", self.xid)
         finally:
@@ -195,13 +196,13 @@ class PostgresTransaction(Unit):
         if gone or not connection.alive:
             why = self.failure or "its other side has closed it"
             return xa_error(Code.XAER_RMFAIL, f"the connection was lost: {why}", self.xid)
-        if connection.status == IN_ERROR and not connection.pipelined:
+        if status == IN_ERROR and not pipelined:
             return self._rolled_back(self.failure or _FAILED_BEFORE)
         if self.misused is not None:
             return xa_error(Code.XA_RBPROTO, self.misused, self.xid)
-        if connection.pipelined or connection.status == ACTIVE:
+        if pipelined or status == ACTIVE:
             return xa_error(Code.XA_RBPROTO, "a statement, COPY, stream or pipeline was not finished", self.xid)
-        if connection.status == IDLE:
+        if status == IDLE:
             return xa_error(Code.XA_RBPROTO, ENDED, self.xid)
         return None
 
