@@ -2,10 +2,10 @@
 
     factory = lambda registrar: Switch(MyDriver(), registrar)
 
-is a complete resource manager. The switch does what is the same for every resource: it checks flags, the rmid and
-whether the instance is open; it knows which thread of control (`xa.control`) is associated with which branch, and
-follows the state tables 6-1 to 6-3 and 6-5; it keeps asynchronous operations until `complete` tells them, and scans
-while their pages are read; it registers dynamically. What is left is the driver's (`xa.driver`).
+is a complete resource manager. The switch does what is the same for every resource. It checks flags, the rmid and
+whether the instance is open. It knows which thread of control (`xa.threads_of_control`) is associated with which
+branch, and follows the state tables 6-1 to 6-3 and 6-5. It keeps asynchronous operations until `complete` tells them,
+and scans while their pages are read. It registers dynamically. What is left is the driver's (`xa.driver`).
 
 `DecidingSwitch` adds the verbs of `xa.DecidingResource`, `LateEndingSwitch` the one of `xa.LateEnding`. A resource
 manager with verbs of its own subclasses one of them and carries these out by `call`.
@@ -26,7 +26,6 @@ from weakref import WeakSet, ref
 
 from xa.association import DYNAMIC, STATIC, Association
 from xa.codes import AxCode, Code
-from xa.control import ThreadOfControl, thread_of_control
 from xa.errors import XaError, xa_error
 from xa.flags import (
     TMASYNC,
@@ -47,7 +46,7 @@ from xa.flags import (
     check_flags,
 )
 from xa.machine import advance
-from xa.resource import Completion, Handle
+from xa.resource_manager import Completion, Handle
 from xa.tables import (
     ASYNC,
     REGISTRATION,
@@ -59,13 +58,14 @@ from xa.tables import (
     ResourceState,
     ResourceVerb,
 )
+from xa.threads_of_control import ThreadOfControl, thread_of_control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from xa.deciding import DecisionRecord, Owner
+    from xa.deciding_resource import DecisionRecord, Owner
     from xa.driver import DecidingDriver, Driver, Pending
-    from xa.resource import Registrar
+    from xa.resource_manager import Registrar
     from xa.xid import Xid
 
 T = TypeVar("T")

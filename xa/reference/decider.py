@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xa.codes import Code
-from xa.deciding import DecisionRecord
+from xa.deciding_resource import DecisionRecord
 from xa.driver import DecidingDriver
 from xa.flags import TMUSEASYNC
 from xa.reference.branch import Association
@@ -20,9 +20,9 @@ from xa.switch import DecidingSwitch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xa.deciding import Owner
+    from xa.deciding_resource import Owner
     from xa.reference.branch import Branch
-    from xa.resource import Registrar
+    from xa.resource_manager import Registrar
     from xa.xid import Xid
 
 

@@ -13,7 +13,6 @@ from weakref import ref
 
 from xa.association import DYNAMIC, STATIC
 from xa.codes import MEANING, Code
-from xa.control import thread_of_control
 from xa.driver import Driver
 from xa.errors import EXCEPTIONS, xa_error
 from xa.flags import TMREGISTER, TMUSEASYNC
@@ -21,6 +20,7 @@ from xa.reference.branch import BRANCH_NONE, Association, Branch
 from xa.reference.script import Fate
 from xa.reference.server import LOST, OK
 from xa.reference.session import ReferenceSession
+from xa.threads_of_control import thread_of_control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

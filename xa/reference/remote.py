@@ -20,19 +20,19 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import TYPE_CHECKING, Any, Final
 
 from xa.codes import Code
-from xa.control import ThreadOfControl, entered, thread_of_control
 from xa.diagnosis import Check, Diagnosis, Health
 from xa.errors import ResourceUnavailable, XaError, xa_error
 from xa.flags import TMASYNC, TMUSEASYNC
 from xa.reference.resource import ReferenceResource
 from xa.reference.server import KeyLocked
+from xa.threads_of_control import ThreadOfControl, entered, thread_of_control
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xa.holdings import InDoubtBranch
     from xa.reference.store import ReferenceStore
-    from xa.resource import Completion, Handle, Registrar
+    from xa.resource_manager import Completion, Handle, Registrar
     from xa.xid import Xid
 
 _LOST: Final = (EOFError, OSError)
