@@ -272,28 +272,23 @@ class DecidingDriver(Driver[W]):
     @property
     @abstractmethod
     def decider_id(self) -> bytes:
-        """As `DecidingResource.decider_id`; the resource is open."""
+        """Asked only while the resource is open."""
 
     @abstractmethod
-    def decide(self, xid: Xid, record: bytes) -> Code:
-        """As `DecidingResource.decide`."""
+    def decide(self, xid: Xid, record: bytes) -> Code: ...
 
     @abstractmethod
-    def hold(self, owner: Owner, lease_s: float) -> None:
-        """As `DecidingResource.hold`."""
+    def hold(self, owner: Owner, lease_s: float) -> None: ...
 
     @abstractmethod
-    def owners(self) -> Sequence[Owner]:
-        """As `DecidingResource.owners`."""
+    def owners(self) -> Sequence[Owner]: ...
 
     @abstractmethod
-    def settle(self, gtrid: bytes) -> bytes | None:
-        """As `DecidingResource.settle`."""
+    def settle(self, gtrid: bytes) -> bytes | None: ...
 
     @abstractmethod
     def decisions(self, after: bytes, count: int) -> Sequence[DecisionRecord]:
-        """As `DecidingResource.decisions`; `count` is at least 1."""
+        """`count` is at least 1."""
 
     @abstractmethod
-    def end_decisions(self, gtrids: Sequence[bytes]) -> None:
-        """As `DecidingResource.end_decisions`."""
+    def end_decisions(self, gtrids: Sequence[bytes]) -> None: ...

@@ -667,7 +667,7 @@ class Switch(Generic[W]):
         return self.driver.session(work, _Context[W](self, thread))
 
     def _current_work(self, thread: Thread[W]) -> W | None:
-        """As `SessionContext.current`."""
+        """`SessionContext.current`, of this thread."""
         if self._enter("work", self._rmid, 0) is not thread:
             raise xa_error(Code.XAER_PROTO, "work: this session belongs to another thread of control")
         association = thread.current
@@ -680,7 +680,7 @@ class Switch(Generic[W]):
         return association.work
 
     def _register(self, thread: Thread[W]) -> W | None:
-        """As `SessionContext.register`."""
+        """`SessionContext.register`, of this thread."""
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
         answer, xid = self._registrar.ax_reg(self._rmid)
         _check_answer(answer, "ax_reg")
@@ -696,14 +696,14 @@ class Switch(Generic[W]):
         return self._current_work(thread)
 
     def _unregister(self, thread: Thread[W]) -> None:
-        """As `SessionContext.unregister`."""
+        """`SessionContext.unregister`, of this thread."""
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
         if thread.registration is D3:
             thread.registration = advance(REGISTRATION, thread.registration, RegistrationVerb.UNREGISTER)
         _check_answer(self._registrar.ax_unreg(self._rmid), "ax_unreg")
 
     def _failed(self, thread: Thread[W], error: XaError) -> XaError:
-        """As `SessionContext.failed`."""
+        """`SessionContext.failed`, of this thread."""
         self._heard(thread, error)
         return error
 

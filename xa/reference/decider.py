@@ -63,14 +63,14 @@ class DecidingStore(ReferenceStore):
         return code
 
     def hold(self, owner: Owner, lease_s: float) -> None:
-        """As `xa.DecidingResource.hold` says. Called with `lock` held."""
+        """Makes or ends a lease. Called with `lock` held."""
         if lease_s:
             self.leases[owner] = self.clock() + lease_s
         else:
             self.leases.pop(owner, None)
 
     def owners(self) -> list[Owner]:
-        """As `xa.DecidingResource.owners` says. Called with `lock` held."""
+        """Whose lease has not run out. Called with `lock` held."""
         now = self.clock()
         return [owner for owner, until in self.leases.items() if until > now]
 
@@ -79,7 +79,7 @@ class DecidingStore(ReferenceStore):
         return self._decisions.setdefault(gtrid, None)
 
     def page(self, after: bytes, count: int) -> list[DecisionRecord]:
-        """As `xa.DecidingResource.decisions` says. Called with `lock` held."""
+        """Decisions in the order of their gtrids. Called with `lock` held."""
         if self._order is None:
             self._order = sorted(gtrid for gtrid, record in self._decisions.items() if record is not None)
         first = bisect_right(self._order, after)
@@ -91,7 +91,7 @@ class DecidingStore(ReferenceStore):
         return page
 
     def discard(self, gtrids: Sequence[bytes]) -> None:
-        """As `xa.DecidingResource.end_decisions` says. Called with `lock` held."""
+        """Deletes decisions and tombstones. Called with `lock` held."""
         for gtrid in gtrids:
             self._decisions.pop(gtrid, None)
         self._order = None
