@@ -21,6 +21,7 @@ SUMMARY: Final = "run a benchmark"
 
 BENCHMARKS: Final[dict[str, str]] = {
     "broker": "bench.broker",
+    "calls": "bench.calls",
     "crash": "bench.crash.benchmark",
     "db": "bench.databases",
     "e2e": "bench.e2e",

@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from tm.completion import Completion
 from tm.log import Branch
 from tm.outcome import ProtocolMisuse, Reason, named
+from tm.two_phase.commit import TwoPhaseCommit
 from xa import (
     FORMAT_ID,
     TMFAIL,
@@ -29,6 +29,7 @@ from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
 if TYPE_CHECKING:
     from tm.resources import Resource
     from tm.states import GlobalState
+    from tm.two_phase.ports import Ports
 
 DelistHow = Literal["success", "suspend", "fail"]
 
@@ -218,8 +219,8 @@ class Enlistments:
         for enlistment in self._by_name.values():
             enlistment.session = None
 
-    def completion(self, state: GlobalState) -> Completion:
-        """The completion of the transaction, which stands in `state`."""
+    def two_phase_commit(self, ports: Ports, state: GlobalState, *, stops_at_decision: bool = False) -> TwoPhaseCommit:
+        """The commit, or rollback, of the transaction, which stands in `state`; see `TwoPhaseCommit`."""
         branches = []
         associations = []
         decider = None
@@ -233,7 +234,16 @@ class Enlistments:
                 branches.append(enlistment.branch)
             if enlistment.state is not _T0:
                 associations.append(enlistment.branch)
-        return Completion(self._gtrid, branches, associations, decider, state, late=late)
+        return TwoPhaseCommit(
+            ports,
+            self._gtrid,
+            branches,
+            associations,
+            decider,
+            state,
+            late=late,
+            stops_at_decision=stops_at_decision,
+        )
 
 
 def _session(resource: Resource, branch: Branch | None) -> Any:

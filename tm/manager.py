@@ -17,20 +17,21 @@ from weakref import WeakSet
 from tm.block import Block
 from tm.config import Configuration, configuration_from
 from tm.consumer import Consumer
-from tm.driver import Driver
-from tm.lease import Lease, since_boot
 from tm.log import LogError
 from tm.log.opening import open_log
 from tm.outcome import ManagerUnusable, ProtocolMisuse, named
-from tm.performer import Performer
 from tm.propagation import Propagation, transactional
 from tm.reaper import Reaper
-from tm.recoverer import Recoverer, ownership_of
+from tm.recovery.lease import Lease, since_boot
+from tm.recovery.ownership import ownership_of
+from tm.recovery.service import RecoveryService
 from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.states import FINAL
 from tm.telemetry import opentelemetry
 from tm.transaction import Transaction
+from tm.two_phase.blocking import BlockingPorts
+from tm.two_phase.executor import Executor
 from tm.uninterrupted import UninterruptedCalls, interruptible
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import incarnation_prefix
@@ -41,11 +42,11 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tm.completion import Completion, Steps
     from tm.log import DecisionLog
-    from tm.ownership import Ownership
     from tm.recovery import Report
+    from tm.recovery.ownership import Ownership
     from tm.telemetry.recorder import Recorder, Telemetry
+    from tm.two_phase.ports import Ports
 
 logger = logging.getLogger("xabridge.tm")
 _T = TypeVar("_T")
@@ -96,15 +97,14 @@ class TransactionManager:
         self._unusable: str | None = None
         self._sequence = itertools.count(1)
         self._lease = self._make_lease(clock)
-        performer = Performer(self._resources, self._log, sleep, self._lease)
-        self._performer = performer
-        if self._recorder is not None:
-            self._performer = self._recorder.performer(self._resources, self._log, sleep, self._lease)
+        ports: Ports = BlockingPorts(self._resources, self._log, sleep, self._lease)
         self._prefix: bytes | None = None
-        self._recoverer = Recoverer(
-            self._resources, self._log, performer, self._live, self._ownership, self._recorder, clock=clock
+        self._recovery = RecoveryService(
+            self._resources, self._log, ports, self._live, self._ownership, self._recorder, clock=clock
         )
-        self._driver = Driver(self._live, self._performer, self._recoverer, self._recorder)
+        if self._recorder is not None:
+            ports = self._recorder.ports(ports)
+        self.executor = Executor(self._live, ports, self._recovery, self._recorder)
         self._reaper = Reaper(self._live, clock)
         self._uninterrupted = UninterruptedCalls()
         try:
@@ -113,12 +113,12 @@ class TransactionManager:
                     resource.mend()
                 except XaError as error:
                     logger.warning("%s could not be opened: %s", resource.name, error)
-            self._recoverer.run_once()
+            self._recovery.run_once()
         except BaseException:
             self.close()
             raise
         if background:
-            self._recoverer.start(recovery_interval_s)
+            self._recovery.start(recovery_interval_s)
             self._reaper.start()
             if self._lease is not None:
                 self._lease.keep()
@@ -212,7 +212,7 @@ class TransactionManager:
     def begin(self, timeout_s: float | None = None, *, waits: bool = False) -> Transaction:
         """A new transaction, the current one of the calling context until it is completed or suspended. With `waits`
         it waits for work, as a consumer does: unless `has_work` is called, its rollback is not told to anybody."""
-        if self._unusable is not None or self._driver.log_stopped:
+        if self._unusable is not None or self.executor.log_stopped:
             self.check_usable()
         outer = self._current.get(None)
         while outer is not None and not outer.suspended:
@@ -267,7 +267,7 @@ class TransactionManager:
                 f"the decision log can't decide any more: {error}. Mend its cause, then start this process anew; "
                 "recovery will find out what is decided."
             ) from error
-        self._driver.log_stopped = False
+        self.executor.log_stopped = False
 
     def _begin_prefix(self) -> bytes:
         """What the gtrids of this incarnation begin with: known once the place of the decisions is open, and durably
@@ -395,16 +395,12 @@ class TransactionManager:
         """Waits for the end of what somebody left when he was interrupted twice."""
         self._uninterrupted.wait()
 
-    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
-        """For the transaction: as `Driver.drive`."""
-        return self._driver.drive(transaction, completion, steps, early=early)
-
     # --- recovery and shutdown --------------------------------------------------------------------------------
 
     @property
     def last_report(self) -> Report | None:
         """What the latest recovery pass did."""
-        return self._recoverer.last_report
+        return self._recovery.last_report
 
     def recover(self) -> Report:
         """One recovery pass now, over every resource manager, back-off or not; what it did. Transactions whose block
@@ -414,12 +410,12 @@ class TransactionManager:
     def _recover(self) -> Report:
         for transaction in tuple(self._live.values()):
             transaction.end_if_left()
-        return self._recoverer.run_once(now=True)
+        return self._recovery.run_once(now=True)
 
     def forget(self, name: str, xid: Any) -> None:
         """Lets the resource `name` forget a branch that it completed on its own, and drops the note of it."""
         resource = self.resource(name)
-        self._uninterrupted.run("recovery", lambda: self._recoverer.forget(resource, xid))
+        self._uninterrupted.run("recovery", lambda: self._recovery.forget(resource, xid))
 
     def end_decision(self, gtrid: bytes, gone: Iterable[str] = ()) -> Report:
         """For an operator: ends the decision of a transaction that names resources which are not configured any more,
@@ -429,7 +425,7 @@ class TransactionManager:
         branches were committed by hand. ProtocolMisuse, and nothing is ended: one is not named in `gone`, is
         configured, or another branch can't be finished now; the message says which, with the xids.
         """
-        return self._uninterrupted.run(named(gtrid), lambda: self._recoverer.end_decision(gtrid, frozenset(gone)))
+        return self._uninterrupted.run(named(gtrid), lambda: self._recovery.end_decision(gtrid, frozenset(gone)))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stops taking transactions, waits for those under way (`timeout_s` at most), then closes resources and
@@ -448,8 +444,8 @@ class TransactionManager:
         idle = threading.Event()
         while self._live and time.monotonic() < deadline:
             idle.wait(0.01)
-        self._driver.stop()
-        self._recoverer.stop()
+        self.executor.stop()
+        self._recovery.stop()
         for transaction in list(self._live.values()):
             logger.warning(
                 "%s: still %s at shutdown; recovery will take care of it",

@@ -15,8 +15,8 @@ from xa import Code, Gtrid
 from xa.codes import MEANING
 
 if TYPE_CHECKING:
-    from tm.effects import Answer
     from tm.log import Branch, Heuristic
+    from tm.two_phase.ports import Answer
 
 
 class Verdict(Enum):

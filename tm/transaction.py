@@ -7,6 +7,8 @@ comes while the first is inside is refused. Everything here runs under the guard
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from tm.block import Block
@@ -23,9 +25,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tm.completion import Completion, Steps
     from tm.enlistment import DelistHow, Enlistment
     from tm.resources import Resource
+    from tm.two_phase.commit import TwoPhaseCommit
+    from tm.two_phase.executor import Executor, Steps
     from tm.uninterrupted import UninterruptedCalls
     from xa.tables import AssociationState
 
@@ -45,8 +48,9 @@ class Surroundings(Protocol):
         """The resource `name`; ProtocolMisuse when none is configured under it."""
         ...
 
-    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
-        """As `tm.driver.Driver.drive`."""
+    @property
+    def executor(self) -> Executor:
+        """What runs commits and rollbacks."""
         ...
 
     def detach(self, transaction: Transaction) -> None:
@@ -66,7 +70,7 @@ class Transaction:
         "_after",
         "_before",
         "_block",
-        "_completion",
+        "_commit",
         "_decider",
         "_enlisted",
         "_guard",
@@ -114,7 +118,8 @@ class Transaction:
         """Whether the thread that asked for the completion waits for another one, which carries it out."""
         self._guard = Guard(gtrid, self.control)
         self._enlisted = Enlistments(gtrid, decider)
-        self._completion: Completion | None = None
+        self._commit: TwoPhaseCommit | None = None
+        """Its commit or rollback, while that is under way."""
         self._block: Block | None = None
         """The block that it was entered by, in a thread that may be interrupted."""
         self._reasons: list[Reason] = []
@@ -132,13 +137,13 @@ class Transaction:
     @property
     def status(self) -> GlobalState:
         """Where it stands."""
-        completion = self._completion
-        return completion.state if completion is not None else self._state
+        commit = self._commit
+        return commit.state if commit is not None else self._state
 
     @property
     def is_over(self) -> bool:
         """Whether it is not the application's any more: it is completed, or being completed."""
-        return self._completion is not None or self._state in _OVER
+        return self._commit is not None or self._state in _OVER
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -294,53 +299,61 @@ class Transaction:
         """
         if self._before and self._state is _ACTIVE and not self.suspended:
             self._run_before()
-        told = self._ended_by(lambda: self._commit(early=wait == "logged"))
-        if not told:
+        begin = partial(self._begin_commit, stops_at_decision=wait == "logged")
+        run = self._wait_for if interruptible() else partial(self._manager.executor.run, self, self._guard)
+        try:
+            stopped = run(begin)
+        finally:
+            self._leave()
+        if not stopped:
             self._raise_outcome(asked_for=_COMMITTED)
 
-    def _commit(self, *, early: bool) -> bool:
-        """Whether it came past the commit point, where `early`."""
-        with self._guard:
-            if self._state is not _ACTIVE or self.suspended:
-                self._check_completable("commit")
-            if self._decider is not None:
-                self._enlist_decider()
-            completion = self._enlisted.completion(self._state)
-            if self._state is _MARKED:
-                return self._complete(completion, completion.rollback(*self._reasons), early=False)
-            return self._complete(completion, completion.commit(), early=early)
+    def _begin_commit(self, *, stops_at_decision: bool) -> Steps:
+        if self._state is not _ACTIVE or self.suspended:
+            self._check_completable("commit")
+        if self._decider is not None:
+            self._enlist_decider()
+        if self._state is _MARKED:
+            return self._begin_rollback(*self._reasons)
+        ports = self._manager.executor.ports
+        commit = self._enlisted.two_phase_commit(ports, self._state, stops_at_decision=stops_at_decision)
+        self._commit = commit
+        return commit, commit.commit()
+
+    def _begin_rollback(self, *reasons: Reason) -> Steps:
+        commit = self._commit = self._enlisted.two_phase_commit(self._manager.executor.ports, self._state)
+        return commit, commit.rollback(*reasons)
 
     def rollback(self) -> None:
         """Rolls back, suspended or not; returns when that is done. Raises only where a resource had committed on its
         own. One that was rolled back because it took too long is as asked."""
-        self._ended_by(self._rollback)
+        run = self._wait_for if interruptible() else partial(self._manager.executor.run, self, self._guard)
+        try:
+            run(self._begin_wanted_rollback)
+        finally:
+            self._leave()
         self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
 
-    def _rollback(self) -> bool:
-        with self._guard:
-            if not (self.expired and self._state is GlobalState.ROLLED_BACK):
-                self._check_active("roll back", marked=True, suspended=True)
-                completion = self._enlisted.completion(self._state)
-                self._complete(completion, completion.rollback(*self._reasons), early=False)
-        return False
+    def _begin_wanted_rollback(self) -> Steps | None:
+        if self.expired and self._state is GlobalState.ROLLED_BACK:
+            return None
+        self._check_active("roll back", marked=True, suspended=True)
+        return self._begin_rollback(*self._reasons)
 
-    def _ended_by(self, work: Callable[[], bool]) -> bool:
-        """Carries out `work`, which completes the transaction, uninterrupted. The callbacks are this thread's to call
-        as long as it waits."""
-        if not interruptible():
-            try:
-                return work()
-            finally:
-                if self._state in _OVER:
-                    self._manager.detach(self)
+    def _wait_for(self, begin: Callable[[], Steps | None]) -> bool:
+        """Has what `begin` begins carried out uninterrupted. The callbacks are this thread's to call as long as it
+        waits."""
         self._waited_for = True
         try:
-            return self._manager.uninterrupted.run(self, work)
+            return self._manager.uninterrupted.run(self, partial(self._manager.executor.run, self, self._guard, begin))
         finally:
             self._waited_for = False
-            if self._state in _OVER:
-                self._call_after()
-                self._manager.detach(self)
+
+    def _leave(self) -> None:
+        """Behind commit and rollback: takes a transaction that is over off the calling context."""
+        if self._state in _OVER:
+            self._call_after()
+            self._manager.detach(self)
 
     async def acommit(self) -> None:
         """`commit`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
@@ -368,8 +381,7 @@ class Transaction:
             reason = Reason(None, f"it took longer than its {self.timeout_s:g} s")
             logger.warning("%s: %s; rolling back", self, reason)
             self.expired = True
-            completion = self._enlisted.completion(self._state)
-            self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
+            self._manager.executor.run(self, nullcontext(), partial(self._begin_rollback, *self._reasons, reason))
         finally:
             self._guard.__exit__()
         return True
@@ -385,17 +397,18 @@ class Transaction:
         if block is None or self.is_over or not block.was_left():
             return False
         try:
-            self._manager.uninterrupted.run(self, self._end_left)
+            executor = self._manager.executor
+            self._manager.uninterrupted.run(
+                self, partial(executor.run, self, self._guard, self._begin_rollback_of_left)
+            )
         except ProtocolMisuse:  # another thread is inside
             return False
         return True
 
-    def _end_left(self) -> None:
-        with self._guard:
-            if self._state in (_ACTIVE, _MARKED):
-                reason = Reason(None, "its block was left by an interruption")
-                completion = self._enlisted.completion(self._state)
-                self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
+    def _begin_rollback_of_left(self) -> Steps | None:
+        if self._state not in (_ACTIVE, _MARKED):
+            return None
+        return self._begin_rollback(*self._reasons, Reason(None, "its block was left by an interruption"))
 
     def _enlist_decider(self) -> None:
         """The decision lives in the decider: it takes part, with the decision alone, where others need one."""
@@ -432,12 +445,6 @@ class Transaction:
                 raise error
         self._check_active(what, marked=True)
 
-    def _complete(self, completion: Completion, steps: Steps, *, early: bool) -> bool:
-        """Drives the completion to its end, or, `early`, to its commit point; always under the guard. Whether it came
-        past the commit point, where `early`."""
-        self._completion = completion
-        return self._manager.drive(self, completion, steps, early=early)
-
     def goes_on(self) -> None:
         """For the manager: the decision is durable, the rest is done in the background."""
         self._state = GlobalState.COMMITTING
@@ -445,7 +452,7 @@ class Transaction:
     def completed(self, outcome: Outcome, state: GlobalState) -> None:
         """For the manager: the completion has come to its end."""
         self._state = state
-        self._completion = None
+        self._commit = None
         self.outcome = outcome
         self._enlisted.forget_sessions()
         self._block = None
@@ -513,7 +520,11 @@ class Transaction:
         collector may close it on any thread, at a moment at which that one holds any lock, so that the rollback is
         not waited for longer than a moment."""
         try:
-            self._manager.uninterrupted.run_for(CLOSED_S, self, self._rollback)
+            self._manager.uninterrupted.run_for(
+                CLOSED_S,
+                self,
+                partial(self._manager.executor.run, self, self._guard, self._begin_wanted_rollback),
+            )
         except StillGoingOn:
             logger.warning("%s: the generator that it was begun in was closed; its rollback goes on", self)
         finally:

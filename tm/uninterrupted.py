@@ -85,15 +85,8 @@ class _Call(Waited, Generic[T]):
         self.error: BaseException | None = None
         self.result: T
 
-    def do(self) -> None:
-        """Carries it out."""
-        try:
-            self.result = self.carry_out(lambda: self.context.run(self.work))
-        except BaseException as error:  # noqa: BLE001 — raised by who waits
-            self.error = error
-
     def tell(self) -> None:
-        """To be called once, behind `do`: whoever waits goes on."""
+        """To be called once, when it was carried out: whoever waits goes on."""
         if self.left and self.error is not None:
             logger.error("%s: a call that its caller has left failed", self.about, exc_info=self.error)
         self.over = True
@@ -183,10 +176,17 @@ class UninterruptedCalls:
         return call
 
     def _carry_out(self) -> None:
-        calls, idle = self._calls, self._idle
+        """What a thread of ours does. It does not call `Call.carry_out`, to be no deeper than necessary."""
+        calls, idle, thread = self._calls, self._idle, threading.get_ident()
         while (call := calls.get()) is not None:
             self._under_way[call] = None
-            call.do()
+            _WAITED_FOR[thread] = call
+            try:
+                call.result = call.context.run(call.work)
+            except BaseException as error:  # noqa: BLE001 — raised by who waits
+                call.error = error
+            finally:
+                _WAITED_FOR.pop(thread, None)
             self._under_way.pop(call, None)
             idle.put(None)  # before its caller goes on, who may have another call
             call.tell()

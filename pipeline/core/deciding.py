@@ -26,6 +26,7 @@ from pipeline.core.effects import (
     FindBatch,
     FindIsolation,
     FindPlanned,
+    Force,
     Isolate,
     Log,
     Look,
@@ -40,7 +41,6 @@ from pipeline.core.isolation import EXCUSED, Isolation
 from pipeline.core.naming import is_excuse, is_source, source_epoch
 from pipeline.core.outages import patiently
 from pipeline.core.planning import OLDER, check_whole, undecidable
-from tm.effects import Force
 from tm.log import Branch, Decision, LogError
 from tm.log.sql_states import GtridState
 from tm.verdicts import Verb

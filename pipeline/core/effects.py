@@ -1,4 +1,4 @@
-"""What the driver's core asks of the world, beside what completion asks (`tm.effects`).
+"""What the driver's core asks of the world.
 
 An error that the core goes on with is answered, not raised; what the ledger and the log raise (TakenOver, LogStopped)
 is raised where the core asked.
@@ -9,13 +9,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from tm.effects import Call, End, Force, Note, Pause
-
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from pipeline.core.isolation import Isolation
     from pipeline.core.staged_rows import Staged
+    from tm.log import Branch, Decision, Heuristic
+    from tm.verdicts import Verb
+
+
+# --- the two-phase commit, as `tm.two_phase.ports` has it ---------
+@dataclass(slots=True)
+class Call:
+    """Ask `verb`, with `flags`, of every branch. Answer: list[Answer], in the order of the branches."""
+
+    verb: Verb
+    branches: tuple[Branch, ...]
+    flags: int = 0
+
+
+@dataclass(slots=True)
+class Force:
+    """Make the decision durable in the log. Answer: None, or the LogError."""
+
+    decision: Decision
+
+
+@dataclass(slots=True)
+class Note:
+    """Make a heuristic outcome durable in the log. Answer: None, or the LogError."""
+
+    heuristic: Heuristic
+
+
+@dataclass(slots=True)
+class End:
+    """Note lazily that every branch of the decision is finished. Answer: None."""
+
+    decision: Decision
+
+
+@dataclass(slots=True)
+class Pause:
+    """Wait a moment before the next try. Answer: None."""
+
+    seconds: float
 
 
 # --- the ledger --------------------------------------------------

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from pipeline.core.effects import Abort, Fence, FindPlanned, Finished, Look, Scan, Undone
+from pipeline.core.effects import Abort, Call, End, Fence, FindPlanned, Finished, Look, Note, Pause, Scan, Undone
 from pipeline.core.naming import is_source, word
-from tm.effects import Call, End, Note, Pause, code_of
 from tm.log import Branch, Heuristic
 from tm.log.sql_states import GtridState
+from tm.two_phase.ports import code_of
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import XaError
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pipeline.core.effects import Effect
     from pipeline.core.ledger import Planned
     from pipeline.core.naming import Own
-    from tm.effects import Answer
     from tm.log import Decision, LogError
     from tm.log.sql_gtrids import Entry
+    from tm.two_phase.ports import Answer
     from xa import Xid
 
     T = TypeVar("T")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pipeline.core.effects import Pause
 from pipeline.core.errors import BatchRefused
-from tm.effects import Pause
 from xa import Code, XaError
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from pipeline.core.effects import (
     FindPlanned,
     FindUnlogged,
     FindWaiting,
+    Force,
     HasMessages,
     Isolate,
     Log,
@@ -37,7 +38,6 @@ from pipeline.core.naming import epoch_of, is_source, source_epoch, source_xid
 from pipeline.core.outages import patiently
 from pipeline.core.states import EPOCH, EpochState, EpochVerb
 from pipeline.core.values import OUTAGE_S
-from tm.effects import Force
 from tm.log import Branch, Decision, LogStopped
 from tm.log.sql_states import GtridState
 from xa import XaError

@@ -12,10 +12,10 @@ from pipeline.core.naming import Own
 from pipeline.core.resources import asked, broker, prepared
 from pipeline.core.upserts import upserted
 from rm_amqp import AmqpResource
-from tm.effects import Call, End, Force, Note, Pause
 from tm.log import DecisionRefused, LogError
 from tm.log.sql_gtrids import TakenOver
-from tm.performer import Performer
+from tm.two_phase.blocking import BlockingPorts
+from tm.two_phase.driver import drive
 from tm.verdicts import Verb
 from xa import XaError, log_prefix
 
@@ -60,7 +60,7 @@ class Shell:
         self.names = tuple(resources)
         self.resources = resources
         self.prefix = log_prefix(ledger.pipeline, ledger.log.log_id)
-        self._performer = Performer(resources, ledger.log, sleep)
+        self._ports = BlockingPorts(resources, ledger.log, sleep)
 
     def run(self, steps: Steps[T]) -> T:
         """What comes of the steps."""
@@ -68,8 +68,17 @@ class Shell:
 
     def perform(self, effect: Effect) -> Any:
         """The answer to `effect`."""
-        if isinstance(effect, (Call, Force, Note, End, Pause)):
-            return self._performer.perform(effect)
+        match effect:
+            case effects.Call(verb, branches, flags):
+                return drive(self._ports.ask(verb, branches, flags))
+            case effects.Force(decision):
+                return drive(self._ports.force(decision))
+            case effects.Note(heuristic):
+                return drive(self._ports.note(heuristic))
+            case effects.End(decision):
+                return drive(self._ports.end(decision))
+            case effects.Pause(seconds):
+                return drive(self._ports.pause(seconds))
         return _PERFORM[type(effect)](self, effect)
 
 
@@ -112,7 +121,7 @@ def _upsert(shell: Shell, effect: effects.Upsert) -> tuple[Branch, ...] | BatchR
         try:
             branch = upserted(shell.resources[name], effect.gtrid, some, shell.prefix)
         except BatchRefused as refused:
-            shell.perform(Call(Verb.ROLLBACK, tuple(done)))
+            shell.perform(effects.Call(Verb.ROLLBACK, tuple(done)))
             return refused
         done += [branch] if branch is not None else []
     return tuple(done)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from pipeline.core.effects import Pause
 from pipeline.core.errors import BatchRefused
-from tm.effects import Pause
 from xa import ROLLBACK_CODES, Code, XaError
 
 if TYPE_CHECKING:

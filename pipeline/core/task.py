@@ -14,6 +14,7 @@ import psycopg
 
 from pipeline.core import taking
 from pipeline.core.decoding import Sorting, decoded
+from pipeline.core.effects import Pause
 from pipeline.core.encoding import encoded
 from pipeline.core.errors import BatchRefused, PipelineError
 from pipeline.core.functions import function_named
@@ -24,9 +25,10 @@ from pipeline.core.staged_rows import StagedRows, is_loss, is_of_rows
 from pipeline.core.tabling import Table, csv_rows
 from pipeline.core.values import SinkReport
 from rm_amqp import AmqpResource
-from tm.effects import Call, Pause, code_of
 from tm.log import Branch
-from tm.performer import Performer
+from tm.two_phase.blocking import BlockingPorts
+from tm.two_phase.driver import drive
+from tm.two_phase.ports import code_of
 from tm.verdicts import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from pipeline.core.resources import Resources
     from pipeline.core.taking import Effect, Taken
     from pipeline.core.values import AddressTarget, Attempt, SinkPlan, SourcePartition, TableTarget
-    from tm.effects import Answer
     from tm.resources import Resource
 
 logger: Final = logging.getLogger("xabridge.pipeline")
@@ -132,7 +133,7 @@ class Taker:
         """Nobody waits for this attempt any more: what it took goes back at once. The branch is not told to roll back,
         as it may be another attempt's by then: after an end in failure nothing of this one can be prepared."""
         branch = Branch(partition.resource, partition.xid)
-        Performer({partition.resource: self._resource}, None).perform(Call(Verb.END, (branch,), TMFAIL))
+        drive(BlockingPorts({partition.resource: self._resource}, None).ask(Verb.END, (branch,), TMFAIL))
 
     def perform(self, effect: Effect) -> Any:
         """The answer to `effect`."""
@@ -290,13 +291,13 @@ class SinkTask:
         except psycopg.Error as error:
             raise BatchRefused(f"rows by key can't be staged: {error}", outage=is_loss(error)) from error
         self._ended = True
-        performer = Performer(self._used, None)
-        answers: list[Answer] = performer.perform(Call(Verb.END, branches, TMSUCCESS)) if branches else []
+        ports = BlockingPorts(self._used, None)
+        answers = drive(ports.ask(Verb.END, branches, TMSUCCESS)) if branches else []
         if not any(isinstance(answer, XaError) for answer in answers) and branches:
-            answers = performer.perform(Call(Verb.PREPARE, branches))
+            answers = drive(ports.ask(Verb.PREPARE, branches))
         wrong = [answer for answer in answers if isinstance(answer, XaError)]
         if wrong:
-            performer.perform(Call(Verb.ROLLBACK, branches))
+            drive(ports.ask(Verb.ROLLBACK, branches))
             told = "; ".join(error.message for error in wrong)
             of_rows = any(error.code is Code.XA_RBINTEGRITY for error in wrong)
             outage = any(map(is_loss, wrong))
@@ -318,10 +319,10 @@ class SinkTask:
         for staged in self._staged.values():
             staged.close()
         branches = tuple(Branch(name, self._xid) for name in self._used)
-        performer = Performer(self._used, None)
+        ports = BlockingPorts(self._used, None)
         if branches:
-            performer.perform(Call(Verb.END, branches, TMFAIL))
-            performer.perform(Call(Verb.ROLLBACK, branches))
+            drive(ports.ask(Verb.END, branches, TMFAIL))
+            drive(ports.ask(Verb.ROLLBACK, branches))
 
     def __enter__(self) -> Self:
         return self
@@ -368,5 +369,5 @@ class SinkTask:
         ]
         if orphans:
             logger.warning("%d branches of earlier attempts at %s are rolled back", len(orphans), self._xid)
-            Performer({resource.name: resource}, None).perform(Call(Verb.ROLLBACK, tuple(orphans)))
+            drive(BlockingPorts({resource.name: resource}, None).ask(Verb.ROLLBACK, tuple(orphans)))
         return len(orphans)

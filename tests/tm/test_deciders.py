@@ -213,7 +213,7 @@ def test_the_reaper_rolls_back_the_deciders_work_too(shop: Shop, store: Deciding
 
 
 def test_many_pages_of_decisions_are_read(shop: Shop, store: DecidingStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tm.recoverer.PAGE", 2)
+    monkeypatch.setattr("tm.recovery.blocking.PAGE", 2)
     gtrids = []
     for number in range(7):
         shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)

@@ -16,9 +16,10 @@ import pytest
 
 import tm
 from tests.tm.two_resources import TwoResources
-from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, leftovers, transaction
+from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, transaction
 from tm.log import Branch, Decision
 from tm.reaper import Reaper
+from tm.recovery import unfinished
 from tm.tx import TxInterface
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xa.reference import (
@@ -271,7 +272,7 @@ def through_tx(both: TwoResources) -> None:
 def given_up(both: TwoResources) -> None:
     """More is left to roll back than a process remembers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leftovers, "MOST", 1)
+        patch.setattr(unfinished, "MOST", 1)
         for _ in range(2):
             transaction = both.manager.begin()
             both.manager["one"].write("key", "value")

@@ -276,7 +276,7 @@ def test_an_exception_at_start_or_shutdown_keeps_nobody_from_anything(
 
 @pytest.mark.parametrize("branches", [0, 1, 2, 3, 4])
 def test_a_scan_is_read_to_its_end_and_closed(shop: Shop, monkeypatch: pytest.MonkeyPatch, branches: int) -> None:
-    monkeypatch.setattr("tm.recoverer.PAGE", 2)
+    monkeypatch.setattr("tm.recovery.blocking.PAGE", 2)
     for number in range(branches):
         shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
         with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
@@ -285,7 +285,7 @@ def test_a_scan_is_read_to_its_end_and_closed(shop: Shop, monkeypatch: pytest.Mo
     assert len(shop["a"].in_doubt) == branches
     assert len(shop.tm.recover().ended) == branches
     shop.assert_nothing_left()
-    with entered(shop.tm._recoverer._control), pytest.raises(XaError, match="no scan is open"):
+    with entered(shop.tm._recovery._control), pytest.raises(XaError, match="no scan is open"):
         shop.clients["a"].recover(shop.tm.resource("a").rmid)
 
 
@@ -547,16 +547,16 @@ def test_the_recovery_thread_survives_what_it_does_not_expect(
 ) -> None:
     tm = shop.open(background=True, recovery_interval_s=0.01)
     passes = threading.Semaphore(0)
-    genuine = tm._recoverer.run_once
+    genuine = tm._recovery.run_once
 
     def run_once() -> Any:
         passes.release()
         raise Broken("unheard of")
 
-    monkeypatch.setattr(tm._recoverer, "run_once", run_once)
+    monkeypatch.setattr(tm._recovery, "run_once", run_once)
     for _ in range(3):
         assert passes.acquire(timeout=30)
-    monkeypatch.setattr(tm._recoverer, "run_once", genuine)
+    monkeypatch.setattr(tm._recovery, "run_once", genuine)
     tm.close()
     assert "unheard of" in caplog.text
 

@@ -15,7 +15,7 @@ from tm.consumer.settings import ConsumerSettings
 from tm.consumer.tally import Tally
 from tm.consumer.worker import Crew
 from tm.log import LogStopped
-from tm.recovery_log import RecoveryLog
+from tm.recovery.messages import RecoveryMessages
 from tm.reminders import Reminders
 from xa.reference import Fate
 
@@ -94,7 +94,7 @@ def test_a_night_with_branches_in_doubt(both: TwoResources, caplog: pytest.LogCa
 
 def test_a_log_that_can_not_be_read(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    told = RecoveryLog(clock)
+    told = RecoveryMessages(clock)
     for _ in range(NIGHT_S // EVERY_S):
         told.log_unreadable(LogStopped("the disk is gone"))
         told.failed(ValueError("a bug"))

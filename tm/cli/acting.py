@@ -14,7 +14,7 @@ from tm.cli.survey import BranchView, Known, Survey, TransactionView, survey
 from tm.cli.tables import paragraph, troubles
 from tm.cli.text import listed, printable, several, transaction_name
 from tm.log import LogError
-from tm.performer import Performer
+from tm.two_phase.blocking import BlockingPorts
 from xa import XaError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:
         return _nothing_done(arguments, plans, "not confirmed")
     needs_log = any(needs_the_log(planned) for planned in plans)
     with site.holding_the_log() if needs_log else nullcontext() as log:
-        hand = Hand(site, log, Performer(site.resources, log))
+        hand = Hand(site, log, BlockingPorts(site.resources, log))
         return _carry_out(hand, plans, arguments, progress)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from tm.cli.origins import installed
 from tm.log import LogError, LogMissing
 from tm.log.opening import look_at_log, open_log
-from tm.recoverer import PAGE, at_work_in, decisions_in
+from tm.recovery.blocking import PAGE, at_work_in, decisions_in
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from xa import NULL_XID, TMNOFLAGS, TMSTARTRSCAN, AxCode, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tm.cli.progress import Progress
     from tm.config import Configuration
     from tm.log import Decision, DecisionLog, LogImage
-    from tm.ownership import AtWork
+    from tm.recovery.ownership import AtWork
     from xa import Xid
 
 T = TypeVar("T")

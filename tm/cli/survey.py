@@ -12,7 +12,7 @@ from tm.cli.origins import origin_of
 from tm.cli.text import listed, transaction_name
 from tm.log import LogError
 from tm.log.incarnations import Incarnations
-from tm.ownership import Claim, Ownership
+from tm.recovery.ownership import Claim, Ownership
 from xa import FORMAT_ID, Code, Gtrid, Xid
 
 if TYPE_CHECKING:

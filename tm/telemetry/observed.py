@@ -1,4 +1,4 @@
-"""What stands between the manager and the things that are measured: a resource manager, and the performer.
+"""What stands between the manager and the things that are measured: a resource manager, and the ports of a commit.
 
 They are put there only where telemetry was asked for, so that nothing asks for it on the way of a transaction
 without.
@@ -9,20 +9,16 @@ from __future__ import annotations
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
-from tm.effects import Call
-from tm.performer import Performer
 from tm.resources import is_decider
 from tm.verdicts import Verb
 from xa import TMONEPHASE, Code, Handle, XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
-    from tm.effects import Effect, Force, Note
-    from tm.lease import Lease
-    from tm.log import DecisionLog, LogError
-    from tm.resources import Resource
+    from tm.log import Branch, Decision, Heuristic, LogError
     from tm.telemetry.recorder import Recorder
+    from tm.two_phase.ports import Answer, Ports
     from xa import Completion, DecidingResource, DecisionRecord, Owner, ResourceManager, Xid
 
 RAISED: Final = "RAISED"
@@ -192,46 +188,48 @@ class ObservedDecider(ObservedResource):
         self._told("end_decisions", self._rm.end_decisions, gtrids, rmid)
 
 
-class ObservedPerformer(Performer):
-    """A Performer whose phases and forces are measured."""
+class ObservedPorts:
+    """`tm.two_phase.ports.Ports` that measure the phases and the forces of others."""
 
-    __slots__ = ("_recorder",)
+    __slots__ = ("_ports", "_recorder")
 
-    def __init__(
-        self,
-        resources: Mapping[str, Resource],
-        log: DecisionLog | None,
-        sleep: Callable[[float], None],
-        lease: Lease | None,
-        recorder: Recorder,
-    ) -> None:
-        super().__init__(resources, log, sleep, lease)
+    def __init__(self, ports: Ports, recorder: Recorder) -> None:
+        self._ports = ports
         self._recorder = recorder
 
-    def perform(self, effect: Effect) -> Any:
-        """As `Performer.perform`."""
-        phase = _PHASES.get(effect.verb) if isinstance(effect, Call) else None
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        phase = _PHASES.get(verb)
         if phase is None:
-            return super().perform(effect)
+            return await self._ports.ask(verb, branches, flags)
         began = perf_counter()
         try:
-            return super().perform(effect)
+            return await self._ports.ask(verb, branches, flags)
         finally:
             self._recorder.phase(phase, began)
 
-    def force(self, effect: Force) -> LogError | None:
-        """As `Performer.force`."""
-        return self._forced("decision", super().force, effect)
+    async def force(self, decision: Decision) -> LogError | None:
+        return await self._forced("decision", self._ports.force(decision))
 
-    def note(self, effect: Note) -> LogError | None:
-        """As `Performer.note`."""
-        return self._forced("heuristic", super().note, effect)
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        return await self._forced("heuristic", self._ports.note(heuristic))
 
-    def _forced(self, record: str, force: Callable[[Any], LogError | None], effect: Force | Note) -> LogError | None:
+    async def decide(self, branch: Branch, decision: Decision) -> Answer:
+        return await self._ports.decide(branch, decision)
+
+    async def end(self, decision: Decision, decider: str | None = None) -> None:
+        await self._ports.end(decision, decider)
+
+    async def pause(self, seconds: float) -> None:
+        await self._ports.pause(seconds)
+
+    async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
+        return await self._ports.is_held(gtrid, decider)
+
+    async def _forced(self, record: str, force: Coroutine[None, None, LogError | None]) -> LogError | None:
         began = perf_counter()
         failed = True
         try:
-            refused = force(effect)
+            refused = await force
             failed = refused is not None
         finally:
             self._recorder.forced(record, began, failed=failed)

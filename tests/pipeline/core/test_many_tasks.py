@@ -8,12 +8,12 @@ import psycopg
 import pytest
 
 from pipeline.core import Attempt, Batch, deciding
+from pipeline.core.effects import Force
 from pipeline.core.shell import run
 from pipeline.core.task import SinkTask
 from tests.pipeline.core.stage import TABLE, Stage, new_stage
 from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tm.effects import Force
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,19 +9,20 @@ from pipeline.core import binding, deciding, planning, taking
 from pipeline.core.effects import (
     Abort,
     BindQuery,
+    Call,
     Failed,
     Fence,
     FindKnown,
     FindLater,
     FindPlanned,
     FindWaiting,
+    Force,
     Scan,
     Upsert,
 )
 from pipeline.core.ledger import Planned
 from pipeline.core.naming import Own, is_excuse
 from tests.simulation.pipeline.world import Cores
-from tm.effects import Call, Force
 from tm.log import LogError
 from tm.log.sql_states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error

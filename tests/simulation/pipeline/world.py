@@ -22,6 +22,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.core import binding, deciding, effects, finishing, planning, taking
+from pipeline.core.effects import Call, End, Force, Note, Pause
 from pipeline.core.errors import BatchRefused, PipelineError
 from pipeline.core.naming import Own, excuse_xid, sink_xid, upsert_xid
 from pipeline.core.planning import Origin
@@ -29,7 +30,6 @@ from pipeline.core.staged_rows import Staged
 from pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition, TableTarget
 from tests.simulation.pipeline.book import Book
 from tests.simulation.pipeline.places import NOT_JUDGED, Place
-from tm.effects import Call, End, Force, Note, Pause
 from tm.log import Branch, DecisionRefused, LogError, LogStopped
 from tm.log.sql_gtrids import TakenOver
 from tm.verdicts import Verb

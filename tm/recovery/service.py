@@ -1,4 +1,4 @@
-"""Runs recovery passes: at start, again and again with back-off, and on demand; the shell of `tm.recovery`."""
+"""RecoveryService: runs the recovery passes of one manager: at its start, periodically with back-off, and on demand."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import threading
 import time
 from contextlib import suppress
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from tm.effects import Call
-from tm.leftovers import Leftovers
-from tm.log import Branch, Decision, LogError
+from tm.log import Branch, LogError
 from tm.outcome import OutcomeUnknown, ProtocolMisuse, named
-from tm.ownership import Ownership
-from tm.process import is_gone
-from tm.record import decode_branches
-from tm.recovery import Action, Decisions, ReadDecisions, ReadLive, Report, Scan, Settle, recover
-from tm.recovery_log import RecoveryLog
+from tm.recovery.blocking import BlockingRecoveryPorts
+from tm.recovery.messages import RecoveryMessages
+from tm.recovery.recovery_pass import recover
+from tm.recovery.report import Action
+from tm.recovery.unfinished import UnfinishedTransactions
+from tm.two_phase.driver import drive
 from tm.verdicts import Verb
-from xa import TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code, ThreadOfControl, XaError, Xid, entered, xa_error
-from xa.gtrid import log_prefix
+from xa import Code, ThreadOfControl, XaError, entered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
     from tm.log import DecisionLog
-    from tm.log.reading import LogImage
-    from tm.ownership import AtWork
-    from tm.performer import Performer
-    from tm.recovery import Gone, RecoveryEffect
+    from tm.recovery.blocking import PassProgress
+    from tm.recovery.ownership import Ownership
+    from tm.recovery.ports import Decisions
+    from tm.recovery.recovery_pass import Gone
+    from tm.recovery.report import Report
     from tm.resources import Resource
     from tm.telemetry.recorder import Recorder
+    from tm.two_phase.ports import Ports
+    from xa import Xid
 
 logger = logging.getLogger("xabridge.tm.recovery")
 
-PAGE: Final = 1000
 FIRST_RETRY_S: Final = 0.2
 REST: Final = 20.0
 LONGEST_REST_S: Final = 60.0
@@ -45,31 +45,30 @@ more than a twentieth of a processor."""
 _NOTHING: Final[Gone] = MappingProxyType({})
 
 
-class Recoverer:
+class RecoveryService:
     """Recovers for one manager, whose transactions under way are `live`. Passes exclude each other in this process;
-    `watch` is told of each effect of a pass before it is performed."""
+    `progress` is told of their steps."""
 
     def __init__(
         self,
         resources: Mapping[str, Resource],
         log: DecisionLog | None,
-        performer: Performer,
+        ports: Ports,
         live: Collection[bytes],
         ownership: Callable[[], Ownership],
         recorder: Recorder | None = None,
-        watch: Callable[[RecoveryEffect], None] | None = None,
+        progress: PassProgress | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._resources = resources
         self._log = log
-        self._performer = performer
         self._live = live
         self._ownership = ownership
         self._recorder = recorder
-        self._watch = watch
-        self._told = RecoveryLog(clock)
+        self._messages = RecoveryMessages(clock)
+        self._ports = BlockingRecoveryPorts(resources, log, ports, live, ownership, self._messages, progress)
         self._control = ThreadOfControl()
-        self.leftovers = Leftovers(resources, log, performer, lambda name, gtrid: self._settle(Settle(name, gtrid)))
+        self.unfinished = UnfinishedTransactions(resources, log, self._ports)
         self._one_at_a_time = threading.Lock()
         self._wanted = threading.Event()
         self._stopping = False
@@ -106,10 +105,10 @@ class Recoverer:
             try:
                 clean = self.run_once().clean
             except LogError as error:
-                self._told.log_unreadable(error)
+                self._messages.log_unreadable(error)
                 clean = False
             except Exception as error:  # noqa: BLE001 — there will be another pass
-                self._told.failed(error)
+                self._messages.failed(error)
                 clean = False
             took_s = time.thread_time() - began
             before_s = FIRST_RETRY_S / 2 if woken else pause_s
@@ -124,14 +123,8 @@ class Recoverer:
             began = time.perf_counter()
             if now:
                 self._mend_all()
-            left = self.leftovers.clear()
-            steps = recover(self._ownership(), gone)
-            answer: Any = None
-            try:
-                while True:
-                    answer = self._perform(steps.send(answer))
-            except StopIteration as stop:
-                report: Report = stop.value
+            left = drive(self.unfinished.finish())
+            report = drive(recover(self._ports, self._ownership(), gone))
         done = {finding.branch for finding in left if finding.action is not Action.PENDING}
         found = [finding for finding in report.findings if finding.branch not in done]
         known = {finding.branch for finding in found}
@@ -139,14 +132,14 @@ class Recoverer:
         self.last_report = report
         if self._recorder is not None:
             self._recorder.recovered(report, began)
-        self._told.passed(report)
+        self._messages.passed(report)
         return report
 
     def end_decision(self, gtrid: bytes, gone: frozenset[str]) -> Report:
         """As `TransactionManager.end_decision`."""
         with self._one_at_a_time, entered(self._control):
-            decisions = self._decisions()
-            whose = self._ownership().whose(gtrid, self._at_work(), decided=True)
+            decisions = self._ports.decisions()
+            whose = self._ownership().whose(gtrid, self._ports.at_work(), decided=True)
         decision = decisions.find(gtrid)
         what = f"transaction {named(gtrid)}"
         if not whose.is_ours and whose.why:
@@ -184,7 +177,7 @@ class Recoverer:
                 "try again when that is over"
             )
         with self._one_at_a_time, entered(self._control):
-            noted = _has_ended(gtrid, decisions, self._decisions())
+            noted = _has_ended(gtrid, decisions, self._ports.decisions())
         if not noted:  # a pass leaves that to the next one, which would not know what is gone
             raise OutcomeUnknown(f"{what} is carried out, but that it has ended could not be noted: try again")
         for branch in lost:
@@ -198,7 +191,7 @@ class Recoverer:
         """Lets `resource` forget a branch that it completed on its own, then drops the note of it. XaError: it
         can't now. A branch that the resource does not know any more only loses its note."""
         branch = Branch(resource.name, xid)
-        (answer,) = self._performer.call(Call(Verb.FORGET, (branch,), TMNOFLAGS))
+        (answer,) = drive(self._ports.ask(Verb.FORGET, (branch,)))
         if isinstance(answer, XaError) and answer.code is not Code.XAER_NOTA:
             raise answer
         if self._log is not None:
@@ -212,130 +205,11 @@ class Recoverer:
             with suppress(XaError):  # the scan meets it again, and the report tells of it
                 resource.mend(now=True)
 
-    def _perform(self, effect: RecoveryEffect) -> Any:
-        if self._watch is not None:
-            self._watch(effect)
-        if isinstance(effect, ReadDecisions):
-            return self._decisions()
-        if isinstance(effect, Scan):
-            return {name: self._scan(resource) for name, resource in self._resources.items()}
-        if isinstance(effect, ReadLive):
-            live = frozenset(self._live)  # before the decisions: a transaction logs, then stops living
-            return live, self._at_work(), self._decisions()
-        if isinstance(effect, Settle):
-            return self._settle(effect)
-        return self._performer.perform(effect)
-
-    def _decisions(self) -> Decisions:
-        logged: dict[bytes, Decision] = {}
-        noted: frozenset[Xid] = frozenset()
-        if self._log is not None:
-            logged = {decision.gtrid: decision for decision in self._log.decisions()}
-            noted = frozenset(heuristic.branch.xid for heuristic in self._log.heuristics())
-        by_decider = {}
-        for resource in self._resources.values():
-            if resource.decides:
-                try:
-                    by_decider[resource.name] = decisions_in(resource, self._ownership().node)
-                except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's, and its records
-                    self._told.unreadable(resource.name, raised)
-                    if not isinstance(raised, ValueError):
-                        resource.heard(raised, "decisions")
-                else:
-                    self._told.readable(resource.name)
-        return Decisions(logged, by_decider, noted)
-
-    def _at_work(self) -> AtWork:
-        """Who else of this node is at work at each decider."""
-        node = self._ownership().node
-        working: dict[str, frozenset[bytes] | XaError] = {}
-        for resource in self._resources.values():
-            if resource.decides:
-                working[resource.name] = at_work_in(resource, node)
-        return working
-
-    def _scan(self, resource: Resource) -> Sequence[Xid] | XaError:
-        try:
-            if resource.suspect:
-                resource.mend()
-            if resource.decides:
-                return ()
-            xids: dict[Xid, None] = {}
-            flags = TMSTARTRSCAN
-            while True:
-                page = resource.rm.recover(resource.rmid, flags, PAGE)
-                before = len(xids)
-                xids |= dict.fromkeys(page)
-                if flags == TMENDRSCAN:
-                    break
-                last = len(page) < PAGE or len(xids) == before  # a page that only repeats is taken for the last
-                flags = TMENDRSCAN if last else TMNOFLAGS
-        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            return resource.heard(raised, "recover")
-        return list(xids)
-
-    def _settle(self, effect: Settle) -> Decision | XaError | None:
-        resource = self._resources[effect.decider]
-        try:
-            if resource.suspect:
-                resource.mend()
-            record = resource.decider.settle(effect.gtrid, resource.rmid)
-            return None if record is None else Decision(effect.gtrid, decode_branches(record))
-        except ValueError as error:
-            return xa_error(Code.XAER_RMERR, f"its record of {named(effect.gtrid)} can't be read: {error}")
-        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            return resource.heard(raised, "settle")
-
 
 def pause_after(pause_s: float, interval_s: float, took_s: float) -> float:
     """How long to wait after a pass that was not clean, before which the pause was `pause_s` and which had the
     processor for `took_s`."""
     return max(min(pause_s * 2, interval_s), min(REST * took_s, LONGEST_REST_S))
-
-
-def decisions_in(resource: Resource, node: str) -> dict[bytes, Decision]:
-    """Every decision of `node` in a decider that has not ended, by gtrid; raises what the resource manager raises, and
-    ValueError for a record that can't be read. Those of other nodes are nobody's business here, and may be of a version
-    that writes them otherwise."""
-    if resource.suspect:
-        resource.mend()
-    decided: dict[bytes, Decision] = {}
-    prefix = after = log_prefix(node, resource.decider.decider_id)
-    while True:
-        page = resource.decider.decisions(resource.rmid, after, PAGE)
-        for record in page:
-            if not record.gtrid.startswith(prefix):
-                return decided
-            decided[record.gtrid] = Decision(record.gtrid, decode_branches(record.record))
-        if len(page) < PAGE:
-            return decided
-        after = page[-1].gtrid
-
-
-def at_work_in(resource: Resource, node: str) -> frozenset[bytes] | XaError:
-    """The incarnations under which processes of `node` are at work at a decider, or what keeps it from telling them.
-    Who is known to be gone is not at work, however long its lease still runs."""
-    try:
-        if resource.suspect:
-            resource.mend()
-        owners = resource.decider.owners(resource.rmid)
-    except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-        return resource.heard(raised, "owners")
-    return frozenset(owner.incarnation for owner in owners if owner.node == node and not is_gone(owner.process))
-
-
-def ownership_of(
-    node: str, log: DecisionLog | LogImage | None, resources: Mapping[str, Resource], own: bytes = b""
-) -> Ownership:
-    """Whose branches may be resolved with this log, and with those of the resources that decide and were opened, by who
-    begins transactions there as the incarnation `own`."""
-    deciders = {}
-    for resource in resources.values():
-        if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
-            deciders[resource.decider.decider_id] = resource.name
-    if log is None:
-        return Ownership(node, deciders=deciders, own=own)
-    return Ownership(node, log.log_id, log.incarnations, deciders, own)
 
 
 def _has_ended(gtrid: bytes, before: Decisions, now: Decisions) -> bool:

@@ -1,11 +1,12 @@
-"""One recovery pass, as a generator without I/O, in the order that is safe while transactions run.
+"""recover(): one recovery pass, as a coroutine without I/O, in the order that is safe while transactions run.
 
  1. Read the decisions: those of the log, and those of each decider.
  2. Scan every resource manager for prepared and heuristically completed branches.
  3. Then read the live transactions, who else of this node is at work at each decider, and the decisions again. (A
     branch that was prepared during the scan may belong to a transaction that has been decided since, or is about
     to be. Who prepared one before the scan had its lease by then.)
- 4. For each branch found: leave alone what isn't ours to resolve (`tm.ownership`), and what is live; commit the
+ 4. For each branch found: leave alone what isn't ours to resolve (`tm.recovery.ownership`), and what is live; commit
+   the
     decided; roll back the rest (presumed abort). Where the decision lives in a decider, let that settle it first.
  5. End a decision of ours read in step 1 only if every one of its resource managers was reached, and none of its
     branches is left; but for the resources that an operator has declared gone, for this decision. A branch whose
@@ -19,107 +20,23 @@ is finished.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tm.effects import Call, Effect, End, Note, code_of
 from tm.log import Branch, Decision, Heuristic
-from tm.ownership import Claim
+from tm.recovery.ownership import Claim
+from tm.recovery.report import Action, Finding, Report
+from tm.two_phase.ports import code_of
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
-from xa import TMNOFLAGS, Code, Gtrid, XaError
+from xa import Code, Gtrid, XaError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from tm.effects import Answer
-    from tm.ownership import AtWork, Ownership
+    from tm.recovery.ownership import AtWork, Ownership
+    from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
+    from tm.two_phase.ports import Answer
     from xa import Xid
-
-
-@dataclass(slots=True)
-class ReadDecisions:
-    """Answer: Decisions."""
-
-
-@dataclass(slots=True)
-class Scan:
-    """Answer: dict of each resource's name to its xids, or to the XaError that kept it from telling them."""
-
-
-@dataclass(slots=True)
-class ReadLive:
-    """Answer: (the gtrids of the live transactions, AtWork, Decisions); read in this order."""
-
-
-@dataclass(slots=True)
-class Settle:
-    """Ask the decider for its final word on a gtrid. Answer: Decision, None (rolled back for good), or XaError."""
-
-    decider: str
-    gtrid: bytes
-
-
-RecoveryEffect: TypeAlias = Effect | ReadDecisions | Scan | ReadLive | Settle
-Steps: TypeAlias = "Generator[RecoveryEffect, Any, Report]"
-
-
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """What is decided: in the log, and in each decider that could be reached; and which branches are noted as
-    completed on their own (by xid: a resource may have got another name, or have two)."""
-
-    logged: Mapping[bytes, Decision]
-    by_decider: Mapping[str, Mapping[bytes, Decision]]
-    heuristics: frozenset[Xid]
-
-    def find(self, gtrid: bytes) -> Decision | None:
-        """The decision of `gtrid`, wherever it lives."""
-        found = self.logged.get(gtrid)
-        for decided in self.by_decider.values():
-            found = found or decided.get(gtrid)
-        return found
-
-
-class Action(Enum):
-    """What a pass did about one branch."""
-
-    COMMITTED = "committed"
-    ROLLED_BACK = "rolled back"
-    HEURISTIC = "completed on its own, noted"
-    FORGOTTEN = "completed on its own as decided, forgotten"
-    PENDING = "still in doubt"
-    LEFT_ALONE = "left alone"
-    GONE = "finished meanwhile"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One branch that a pass met: what was done about it, and why."""
-
-    branch: Branch
-    action: Action
-    why: str
-
-
-@dataclass(slots=True)
-class Report:
-    """What one pass did. `ended` and `undone` are the gtrids whose decisions are, and are not, carried out everywhere;
-    `unreachable` maps a resource's name to what kept the pass from it; `not_configured` the gtrid of an undone
-    decision to the names in it that no resource has any more."""
-
-    findings: list[Finding] = field(default_factory=list)
-    ended: list[bytes] = field(default_factory=list)
-    undone: list[bytes] = field(default_factory=list)
-    unreachable: dict[str, str] = field(default_factory=dict)
-    not_configured: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
-
-    @property
-    def clean(self) -> bool:
-        """Whether nothing of ours is left in doubt, as far as could be seen."""
-        return not self.unreachable and all(finding.action is not Action.PENDING for finding in self.findings)
-
 
 AT_ONCE: Final = 256
 """How many branches are asked of at a time: what is outstanding stays bounded, however much is in doubt."""
@@ -138,14 +55,11 @@ Gone: TypeAlias = "Mapping[bytes, frozenset[str]]"
 """gtrid → the names, not configured any more, of resources whose branches of it an operator has taken care of."""
 
 
-def recover(ownership: Ownership, gone: Gone = MappingProxyType({})) -> Steps:
+async def recover(ports: RecoveryPorts, ownership: Ownership, gone: Gone = MappingProxyType({})) -> Report:
     """One pass; see the module's docstring for its steps."""
-    before: Decisions = yield ReadDecisions()
-    scanned: dict[str, Sequence[Xid] | XaError] = yield Scan()
-    live: frozenset[bytes]
-    at_work: AtWork
-    now: Decisions
-    live, at_work, now = yield ReadLive()
+    before = await ports.read_decisions()
+    scanned = await ports.scan()
+    live, at_work, now = await ports.read_live()
 
     report = Report()
     found: list[Branch] = []
@@ -159,9 +73,9 @@ def recover(ownership: Ownership, gone: Gone = MappingProxyType({})) -> Steps:
     rollbacks: list[tuple[Branch, str]] = []
     settled: dict[bytes, Decision | XaError | None] = {}
     for branch in found:
-        yield from _judge(branch, ownership, live, at_work, now, settled, commits, rollbacks, report)
-    yield from _tell(Verb.COMMIT_AGAIN, commits, report)
-    yield from _tell(Verb.ROLLBACK, rollbacks, report)
+        await _judge(ports, branch, ownership, live, at_work, now, settled, commits, rollbacks, report)
+    await _tell(ports, Verb.COMMIT_AGAIN, commits, report)
+    await _tell(ports, Verb.ROLLBACK, rollbacks, report)
 
     owned = [
         (decider, decision, whose.claim)
@@ -177,7 +91,7 @@ def recover(ownership: Ownership, gone: Gone = MappingProxyType({})) -> Steps:
     left = {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
     for decider, decision, claim in owned:
         if claim is Claim.OURS and _is_over(decision, live, scanned, left, finished, gone):
-            yield End(decision, decider)
+            await ports.end(decision, decider)
             report.ended.append(decision.gtrid)
         elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
             report.undone.append(decision.gtrid)
@@ -204,7 +118,7 @@ def _absent(decision: Decision, scanned: Mapping[str, object], finished: set[Xid
 def _is_over(
     decision: Decision,
     live: frozenset[bytes],
-    scanned: Mapping[str, Sequence[Xid] | XaError],
+    scanned: Scanned,
     left: set[Xid],
     finished: set[Xid],
     gone: Gone,
@@ -224,7 +138,8 @@ def _is_over(
     return not any(isinstance(scanned.get(branch.resource), XaError) for branch in decision.branches)
 
 
-def _judge(
+async def _judge(
+    ports: RecoveryPorts,
     branch: Branch,
     ownership: Ownership,
     live: frozenset[bytes],
@@ -234,7 +149,7 @@ def _judge(
     commits: list[tuple[Branch, str]],
     rollbacks: list[tuple[Branch, str]],
     report: Report,
-) -> Generator[RecoveryEffect, Any, None]:
+) -> None:
     """Puts one branch into the list it belongs to, or into the report."""
     gtrid = branch.xid.gtrid
     ours = Gtrid.of(branch.xid)
@@ -261,7 +176,7 @@ def _judge(
         return
     decider = ownership.deciders[ours.log_id]
     if gtrid not in settled:
-        settled[gtrid] = yield Settle(decider, gtrid)
+        settled[gtrid] = await ports.settle(decider, gtrid)
     word = settled[gtrid]
     if isinstance(word, XaError):
         report.findings.append(Finding(branch, Action.PENDING, f"{decider} can't tell the decision: {word.message}"))
@@ -275,17 +190,17 @@ def _leave(report: Report, branch: Branch, why: str) -> None:
     report.findings.append(Finding(branch, Action.LEFT_ALONE, why))
 
 
-def _tell(verb: Verb, asked: Sequence[tuple[Branch, str]], report: Report) -> Generator[RecoveryEffect, Any, None]:
+async def _tell(ports: RecoveryPorts, verb: Verb, asked: Sequence[tuple[Branch, str]], report: Report) -> None:
     """Commits or rolls back the branches, and reports what came of each."""
     for first in range(0, len(asked), AT_ONCE):
         some = asked[first : first + AT_ONCE]
-        answers: list[Answer] = yield Call(verb, tuple(branch for branch, _ in some))
-        yield from _report(verb, some, answers, report)
+        answers = await ports.ask(verb, tuple(branch for branch, _ in some))
+        await _report(ports, verb, some, answers, report)
 
 
-def _report(
-    verb: Verb, asked: Sequence[tuple[Branch, str]], answers: Sequence[Answer], report: Report
-) -> Generator[RecoveryEffect, Any, None]:
+async def _report(
+    ports: RecoveryPorts, verb: Verb, asked: Sequence[tuple[Branch, str]], answers: Sequence[Answer], report: Report
+) -> None:
     for (branch, reason), answer in zip(asked, answers, strict=True):
         meaning = MEANING[verb][code_of(answer)]
         why = reason
@@ -296,10 +211,10 @@ def _report(
         elif meaning is Meaning.LATER:
             action, why = Action.PENDING, f"{reason}; {_said(answer)}"
         elif meaning is _AGREES[verb]:
-            yield Call(Verb.FORGET, (branch,), TMNOFLAGS)
+            await ports.ask(Verb.FORGET, (branch,))
             action = Action.FORGOTTEN
         else:
-            refused = yield Note(Heuristic(branch, HEURISTIC_CODE[meaning]))
+            refused = await ports.note(Heuristic(branch, HEURISTIC_CODE[meaning]))
             action = Action.HEURISTIC if refused is None else Action.PENDING
             why = f"{reason}; {_said(answer)}" + ("" if refused is None else f"; {refused}")
         report.findings.append(Finding(branch, action, why))

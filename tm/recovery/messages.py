@@ -1,5 +1,6 @@
-"""What recovery passes write to the log: what they did, and what lasts, say an outage, when it begins and then only now
-and then. `Report` has all of it at any time."""
+"""RecoveryMessages: the lines that recovery passes write with `logging`: what they did, and what is wrong.
+
+What lasts, an outage say, is written when it begins, and then only now and then. `Report` has all of it at any time."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from tm.outcome import named
-from tm.recovery import Action
+from tm.recovery.report import Action
 from tm.reminders import Reminders
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tm.log import Branch
-    from tm.recovery import Finding, Report
+    from tm.recovery.report import Finding, Report
 
 logger = logging.getLogger("xabridge.tm.recovery")
 
@@ -33,7 +34,7 @@ LASTING: Final = Action.PENDING, Action.HEURISTIC
 """What is found again by every pass, until it is over."""
 
 
-class RecoveryLog:
+class RecoveryMessages:
     """Told by the passes of one manager, one at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from tm.process import this_process
+from tm.recovery.process import this_process
 from tm.reminders import Reminders
 from xa import Owner, ThreadOfControl, XaError, entered
 from xa.gtrid import INCARNATION_SIZE

@@ -25,6 +25,10 @@ from xa import Gtrid, XaError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tm.log import DecisionLog
+    from tm.log.reading import LogImage
+    from tm.resources import Resource
+
 AtWork: TypeAlias = "Mapping[str, frozenset[bytes] | XaError]"
 """Name of a decider → the incarnations under which other processes of this node are at work there, or what kept it from
 telling them."""
@@ -90,3 +94,17 @@ class Ownership:
         if read.incarnation in working:
             return Whose(Claim.AT_WORK, f"another process of this node is at work with it, as {decider} says")
         return _OURS
+
+
+def ownership_of(
+    node: str, log: DecisionLog | LogImage | None, resources: Mapping[str, Resource], own: bytes = b""
+) -> Ownership:
+    """Whose branches may be resolved with this log, and with those of the resources that decide and were opened, by who
+    begins transactions there as the incarnation `own`."""
+    deciders = {}
+    for resource in resources.values():
+        if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
+            deciders[resource.decider.decider_id] = resource.name
+    if log is None:
+        return Ownership(node, deciders=deciders, own=own)
+    return Ownership(node, log.log_id, log.incarnations, deciders, own)

@@ -1,25 +1,34 @@
-"""Drives completions to their end, and tells what came of them: to the transaction, the log lines, and recovery."""
+"""Executor: runs two-phase commits to their end, and tells what came of them: the transaction, the log lines, recovery.
+
+A commit runs in the thread that asks for it. One that is asked to return at the decision goes on behind that in a
+thread of the executor, if there is room.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from tm.leftovers import Leftover
 from tm.log import LogStopped
 from tm.outcome import Outcome, Reason, Verdict, named
+from tm.recovery.unfinished import UnfinishedTransaction
 from tm.states import GlobalState
 from xa import switch_control
 
 if TYPE_CHECKING:
-    from tm.completion import Completion, Steps
-    from tm.effects import Effect
-    from tm.performer import Performer
-    from tm.recoverer import Recoverer
+    from collections.abc import Callable, Coroutine
+    from contextlib import AbstractContextManager
+
+    from tm.recovery.service import RecoveryService
     from tm.telemetry.recorder import Recorder
     from tm.transaction import Transaction
+    from tm.two_phase.commit import TwoPhaseCommit
+    from tm.two_phase.ports import Ports
+
+    Steps: TypeAlias = tuple[TwoPhaseCommit, Coroutine[None, None, Outcome]]
+    """A commit, and its coroutine `commit` or `rollback`."""
 
 logger = logging.getLogger("xabridge.tm")
 
@@ -31,105 +40,110 @@ BACKLOG: Final = 256
 itself, and thereby slower: what waits stays bounded, and nobody waits for anybody."""
 
 
-class Driver:
-    """For the transactions of one manager; `live` are those that have not ended."""
+class Executor:
+    """For the transactions of one manager; `live` are those that have not ended. Their commits work through `ports`."""
 
     def __init__(
         self,
         live: dict[bytes, Transaction],
-        performer: Performer,
-        recoverer: Recoverer,
+        ports: Ports,
+        recovery: RecoveryService,
         recorder: Recorder | None,
     ) -> None:
+        self.ports = ports
         self._live = live
-        self._performer = performer
-        self._recoverer = recoverer
+        self._recovery = recovery
         self._recorder = recorder
         self._background = ThreadPoolExecutor(WORKERS, thread_name_prefix="xabridge-completion")
         self._room = threading.BoundedSemaphore(BACKLOG)
         self.log_stopped = False
         """Whether the log told nothing any more; to be set back by who has asked it again."""
 
-    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
-        """Performs the steps of a completion, to the end or (`early`) to the commit point, from where a worker thread
-        goes on, if there is room. The transaction is live until the end. Whether that was early, and the commit point
-        was reached: then what comes behind it is not this caller's to hear."""
-        told = False
-        perform = self._performer.perform
-        answer: Any = None
-        try:
-            while True:
-                effect = steps.send(answer)
-                if early and completion.state is GlobalState.COMMITTING:
-                    early, told = False, True
-                    if self._handed_over(transaction, completion, steps, effect):
-                        return told
-                answer = perform(effect)
-        except StopIteration as stop:
-            self._completed(transaction, completion, stop.value)
-        except BaseException as error:
-            self._broken_off(transaction, completion, error)
-            raise
-        return told
+    def run(
+        self, transaction: Transaction, guard: AbstractContextManager[None], begin: Callable[[], Steps | None]
+    ) -> bool:
+        """Runs what `begin` returns, which is the coroutine of the transaction's `commit` or `rollback` (None: there is
+        nothing to do), all of it under the guard. The transaction is live until its end.
 
-    def _handed_over(self, transaction: Transaction, completion: Completion, steps: Steps, effect: Effect) -> bool:
-        """Whether a worker goes on."""
+        True: the commit stopped at its decision, as it was asked to. It goes on in the background; where there was no
+        room it has gone on here. What came of it then is not for this caller to hear.
+        """
+        decided = False
+        with guard:
+            begun = begin()
+            if begun is None:
+                return False
+            commit, steps = begun
+            try:
+                steps.send(None)  # returns where the steps stop at their decision; StopIteration: they are at their end
+                decided = True
+                if not self._handed_over(transaction, commit, steps):
+                    steps.send(None)
+            except StopIteration as stop:
+                self._completed(transaction, commit, stop.value)
+            except BaseException as error:
+                self._broken_off(transaction, commit, error)
+                raise
+        return decided
+
+    def _handed_over(
+        self, transaction: Transaction, commit: TwoPhaseCommit, steps: Coroutine[None, None, Outcome]
+    ) -> bool:
+        """Whether a thread of ours goes on with the steps."""
         if not self._room.acquire(blocking=False):
             return False
         transaction.goes_on()
         try:
-            self._background.submit(self._go_on, transaction, completion, steps, effect)
+            self._background.submit(self._go_on, transaction, commit, steps)
         except RuntimeError:  # after `stop`
             self._room.release()
             return False
         return True
 
-    def stop(self) -> None:
-        """Waits for what is done in the background; nothing more is begun there."""
-        self._background.shutdown(wait=True)
-
-    def _go_on(self, transaction: Transaction, completion: Completion, steps: Steps, effect: Effect) -> None:
+    def _go_on(self, transaction: Transaction, commit: TwoPhaseCommit, steps: Coroutine[None, None, Outcome]) -> None:
         switch_control(transaction.control)
         try:
-            answer = self._performer.perform(effect)
-            while True:
-                answer = self._performer.perform(steps.send(answer))
+            steps.send(None)
         except StopIteration as stop:
-            self._completed(transaction, completion, stop.value)
+            self._completed(transaction, commit, stop.value)
         except BaseException as error:
             logger.exception("%s: its completion in the background failed; recovery takes it", transaction)
-            self._broken_off(transaction, completion, error)
+            self._broken_off(transaction, commit, error)
         finally:
             switch_control(None)
             self._room.release()
 
-    def _completed(self, transaction: Transaction, completion: Completion, outcome: Outcome) -> None:
+    def stop(self) -> None:
+        """Waits for what is done in the background; nothing more is begun there."""
+        self._background.shutdown(wait=True)
+
+    def _completed(self, transaction: Transaction, commit: TwoPhaseCommit, outcome: Outcome) -> None:
         idle = transaction.waits and outcome.verdict is Verdict.ROLLED_BACK and not (outcome.reasons or outcome.pending)
         try:
             if outcome.verdict is not _COMMITTED:
-                self._leave(transaction, completion, outcome, interrupted=False)
+                self._leave(transaction, commit, outcome, interrupted=False)
                 if not idle:
                     self._tell(transaction, outcome)
             elif logger.isEnabledFor(logging.DEBUG):
                 logger.debug("%s: committed", transaction)
-            transaction.completed(outcome, completion.state)
+            transaction.completed(outcome, commit.state)
         finally:
             self._live.pop(transaction.gtrid, None)
         if not idle:
             self._record(transaction, outcome)
         if outcome.pending:
-            self._recoverer.wake()
+            self._recovery.wake()
 
-    def _broken_off(self, transaction: Transaction, completion: Completion, error: BaseException) -> None:
+    def _broken_off(self, transaction: Transaction, commit: TwoPhaseCommit, error: BaseException) -> None:
         """A completion was interrupted: recovery finishes it, with what this process knows of it."""
-        outcome = _interrupted(completion, error)
+        outcome = _interrupted(commit, error)
         try:
-            self._leave(transaction, completion, outcome, interrupted=True)
+            self._leave(transaction, commit, outcome, interrupted=True)
             self._tell(transaction, outcome)
             transaction.completed(outcome, GlobalState.IN_DOUBT)
         finally:
             self._live.pop(transaction.gtrid, None)
-            self._recoverer.wake()
+            self._recovery.wake()
         self._record(transaction, outcome)
 
     def _record(self, transaction: Transaction, outcome: Outcome) -> None:
@@ -139,22 +153,22 @@ class Driver:
             self._recorder.began(transaction.gtrid)
         self._recorder.completed(outcome)
 
-    def _leave(self, transaction: Transaction, completion: Completion, outcome: Outcome, *, interrupted: bool) -> None:
+    def _leave(self, transaction: Transaction, commit: TwoPhaseCommit, outcome: Outcome, *, interrupted: bool) -> None:
         """Remembers the branches that no scan may find, for recovery to roll them back."""
         branches = outcome.pending
         if outcome.decided is None:
-            branches = completion.everybody()
+            branches = commit.everybody()
         elif outcome.decided:
             branches = ()  # they are prepared, and decided: the scan finds them
         if not branches and not outcome.pending and not interrupted:
             return
-        self._recoverer.leftovers.keep(
-            Leftover(
+        self._recovery.unfinished.add(
+            UnfinishedTransaction(
                 transaction.gtrid,
                 transaction.control,
                 branches,
-                tuple(dict.fromkeys((*completion.associations, *completion.everybody()))),
-                completion.decider.resource if completion.decider is not None else None,
+                tuple(dict.fromkeys((*commit.associations, *commit.everybody()))),
+                commit.decider.resource if commit.decider is not None else None,
                 undecided=outcome.decided is None,
             )
         )
@@ -169,17 +183,17 @@ class Driver:
             self.log_stopped = True
 
 
-def _interrupted(completion: Completion, error: BaseException) -> Outcome:
+def _interrupted(commit: TwoPhaseCommit, error: BaseException) -> Outcome:
     """The outcome of a completion that was broken off: whatever is prepared is left to recovery."""
-    logger.error("%s: completion was interrupted by %s", named(completion.gtrid), type(error).__name__)
+    logger.error("%s: completion was interrupted by %s", named(commit.gtrid), type(error).__name__)
     reason = Reason(None, f"its completion was interrupted by {type(error).__name__}: {error}")
     return Outcome(
-        completion.gtrid,
+        commit.gtrid,
         Verdict.UNKNOWN,
-        _DECIDED.get(completion.state),
-        completion.everybody() if completion.state is GlobalState.ROLLING_BACK else completion.branches,
-        completion.heuristics(),
-        (*completion.reasons, reason),
+        _DECIDED.get(commit.state),
+        commit.everybody() if commit.state is GlobalState.ROLLING_BACK else commit.branches,
+        commit.heuristics(),
+        (*commit.reasons, reason),
     )
 
 
