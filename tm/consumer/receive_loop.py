@@ -1,4 +1,4 @@
-"""One worker's rounds, as a generator without I/O: what it receives, and what it does about it.
+"""receive_loop(): what one worker of a consumer receives and does, as a coroutine without I/O.
 
 1. Receive up to a batch, in a new transaction. After a failure the resources that were used are enlisted first: while
    one of them is down no message is touched, and an outage costs a message one delivery, not all it has.
@@ -15,11 +15,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tm.consumer.settings import ConsumerSettings
 
@@ -33,73 +32,60 @@ class Delivered(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Receive:
-    """Begin a transaction and receive in it, `check` what was used first. Answer: the messages, with the transaction
-    open where there are any; or the exception, with nothing left open."""
+class WorkerPorts(Protocol):
+    """What the loop asks of its worker. A failure is an answer."""
 
-    count: int
-    check: bool
+    async def receive(self, count: int, *, check: bool) -> Sequence[Delivered] | Exception:
+        """Begins a transaction and receives in it; enlists the resources that were used first where `check` says so.
+        The messages, with the transaction open where there are any; or the exception, with nothing left open."""
+        ...
 
+    async def handle(self, messages: Sequence[Delivered]) -> Exception | None:
+        """Has the messages handled, and commits."""
+        ...
 
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """Have the messages handled, and commit. Answer: None, or the exception."""
+    async def refuse(self, messages: Sequence[Delivered]) -> Exception | None:
+        """Puts the messages away as dead letters, and commits."""
+        ...
 
-    messages: Sequence[Any]
+    async def give_back(self, messages: Sequence[Delivered]) -> Exception | None:
+        """Gives the messages back as if they had not been received."""
+        ...
 
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Put the messages away as dead letters, and commit. Answer: None, or the exception."""
-
-    messages: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class GiveBack:
-    """Give the messages back as if they had not been received. Answer: None, or the exception."""
-
-    messages: Sequence[Any]
+    async def pause(self, seconds: float) -> None:
+        """Waits, until the consumer is to stop at the longest."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Wait, until the consumer is to stop at the longest. Answer: None."""
-
-    seconds: float
-
-
-Effect: TypeAlias = Receive | Handle | Refuse | GiveBack | Pause
-Steps: TypeAlias = "Generator[Effect, Any, None]"
-
-
-def rounds(settings: ConsumerSettings, timeout_s: float, stopping: Callable[[], bool]) -> Steps:
-    """The rounds of one worker, until it is to stop; `timeout_s` is that of a transaction."""
+async def receive_loop(
+    ports: WorkerPorts, settings: ConsumerSettings, timeout_s: float, stopping: Callable[[], bool]
+) -> None:
+    """What one worker does, until it is to stop; `timeout_s` is that of a transaction."""
     apart, failures = False, 0
     while not stopping():
-        received: Sequence[Delivered] | Exception = yield Receive(1 if apart else settings.batch, failures > 0)
+        received = await ports.receive(1 if apart else settings.batch, check=failures > 0)
         if isinstance(received, Exception):
             apart, failures = True, failures + 1
-            yield Pause(settings.pause_s(failures))
+            await ports.pause(settings.pause_s(failures))
             continue
         if not received:
             apart, failures = False, 0
             continue
+
         if len(received) > 1 and any(message.delivery_count for message in received):
-            refused: Exception | None = yield GiveBack(received)
+            refused = await ports.give_back(received)
             apart, failures = True, failures + 1 if refused is not None else 0
             continue
+
         deliveries = received[0].delivery_count
         if 0 < deliveries < settings.max_deliveries:
-            yield Pause(min(settings.pause_s(deliveries), timeout_s / 4))
+            await ports.pause(min(settings.pause_s(deliveries), timeout_s / 4))
         if stopping():
-            yield GiveBack(received)
+            await ports.give_back(received)
             return
-        work = Refuse if deliveries >= settings.max_deliveries else Handle
-        failed: Exception | None = yield work(received)
+        failed = await (ports.refuse if deliveries >= settings.max_deliveries else ports.handle)(received)
         if failed is None:
             apart, failures = deliveries > 0, 0
         else:
             apart, failures = True, failures + 1
-            yield Pause(settings.pause_s(failures))
+            await ports.pause(settings.pause_s(failures))

@@ -1,4 +1,4 @@
-"""Tally: what the workers of one consumer came to, as numbers; Health, which is made of it."""
+"""Statistics: what the messages of one consumer came to, as numbers; Health, which is made of them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def outcome_of(error: Exception) -> str:
     return FAILED
 
 
-class Tally:
+class Statistics:
     """Kept by the workers of one consumer, in any thread."""
 
     def __init__(self, queue: str, recorder: Recorder | None, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -1,4 +1,5 @@
-"""The rounds of a worker, without I/O: what is handled with what, what waits, and what ends in the dead letters."""
+"""The receive loop of a worker, without I/O: what is handled with what, what waits, and what ends in the dead
+letters."""
 
 from __future__ import annotations
 
@@ -6,14 +7,18 @@ import os
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tm import ConfigurationError, ConsumerSettings, RolledBack
-from tm.consumer.rounds import GiveBack, Handle, Pause, Receive, Refuse, rounds
+from tm.consumer.receive_loop import receive_loop
 from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
+from tm.two_phase.driver import drive, suspension
 from xa.machine import advance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SEEDS = range(int(os.environ.get("XABRIDGE_SEED", "0")), int(os.environ.get("XABRIDGE_SEED", "0")) + 50)
 
@@ -42,39 +47,29 @@ class Queue:
 
     def run(self) -> None:
         """Until nothing is left."""
-        steps = rounds(self.settings, 60.0, lambda: not self.waiting)
-        answer: Any = None
-        while True:
-            try:
-                effect = steps.send(answer)
-            except StopIteration:
-                return
-            answer = self.perform(effect)
+        drive(receive_loop(self, self.settings, 60.0, lambda: not self.waiting))
 
-    def perform(self, effect: object) -> Any:
-        match effect:
-            case Receive(count):
-                return self.waiting[:count]
-            case Pause(seconds):
-                self.pauses.append(seconds)
-                return None
-            case Handle(messages):
-                if (
-                    self.poison.intersection(message.number for message in messages)
-                    or self.dice.random() < self.trouble
-                ):
-                    for message in messages:
-                        message.delivery_count += 1
-                    return RolledBack("no")
-                self.take(messages, self.handled)
-                return None
-            case GiveBack():
-                return None
-            case Refuse(messages):
-                assert all(message.delivery_count == self.settings.max_deliveries for message in messages)
-                self.take(messages, self.dead)
-                return None
-        raise AssertionError(effect)
+    async def receive(self, count: int, *, check: bool) -> Sequence[Told]:  # noqa: ARG002
+        return self.waiting[:count]
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    async def handle(self, messages: Sequence[Any]) -> Exception | None:
+        if self.poison.intersection(message.number for message in messages) or self.dice.random() < self.trouble:
+            for message in messages:
+                message.delivery_count += 1
+            return RolledBack("no")
+        self.take(messages, self.handled)
+        return None
+
+    async def give_back(self, messages: Sequence[Any]) -> Exception | None:  # noqa: ARG002
+        return None
+
+    async def refuse(self, messages: Sequence[Any]) -> Exception | None:
+        assert all(message.delivery_count == self.settings.max_deliveries for message in messages)
+        self.take(messages, self.dead)
+        return None
 
     def take(self, messages: Any, into: list[int]) -> None:
         into += [message.number for message in messages]
@@ -117,8 +112,63 @@ def test_a_batch_with_a_message_that_failed_before_is_given_back_and_received_on
     ]
 
 
+@dataclass(frozen=True)
+class Receive:
+    count: int
+    check: bool
+
+
+@dataclass(frozen=True)
+class Handle:
+    messages: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Refuse:
+    messages: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    messages: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Pause:
+    seconds: float
+
+
+class Played:
+    """Ports that have these answers, in this order; `asked` is what was asked."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers = answers
+        self.asked: list[Any] = []
+
+    async def _answer(self, asked: Any) -> Any:
+        self.asked.append(asked)
+        if not self.answers:
+            await suspension()
+        return self.answers.pop(0)
+
+    async def receive(self, count: int, *, check: bool) -> Any:
+        return await self._answer(Receive(count, check))
+
+    async def handle(self, messages: Sequence[Any]) -> Any:
+        return await self._answer(Handle(messages))
+
+    async def refuse(self, messages: Sequence[Any]) -> Any:
+        return await self._answer(Refuse(messages))
+
+    async def give_back(self, messages: Sequence[Any]) -> Any:
+        return await self._answer(GiveBack(messages))
+
+    async def pause(self, seconds: float) -> None:
+        await self._answer(Pause(seconds))
+
+
 def played(settings: ConsumerSettings, *answers: Any, stops_after: int = 100) -> list[Any]:
-    """The effects that come when these are the answers."""
+    """What is asked when these are the answers."""
     asked = 0
 
     def stopping() -> bool:
@@ -126,12 +176,12 @@ def played(settings: ConsumerSettings, *answers: Any, stops_after: int = 100) ->
         asked += 1
         return asked > stops_after
 
-    steps = rounds(settings, 60.0, stopping)
-    effects = [next(steps)]
+    ports = Played(list(answers))
+    steps = receive_loop(ports, settings, 60.0, stopping)
     with suppress(StopIteration):
-        for answer in answers:
-            effects.append(steps.send(answer))  # noqa: PERF401 — what came before the end counts
-    return effects
+        steps.send(None)  # it stops where the answers end
+    steps.close()
+    return ports.asked
 
 
 def test_the_wait_before_another_attempt_grows_and_is_bounded() -> None:
