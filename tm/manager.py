@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 from weakref import WeakSet
 
 from tm.block import Block
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from typing_extensions import TypeVar as DefaultTypeVar
+
     from tm.log import DecisionLog
     from tm.recovery import Report
     from tm.recovery.ownership import Ownership
@@ -52,16 +54,55 @@ logger = logging.getLogger("xabridge.tm")
 _T = TypeVar("_T")
 
 F = TypeVar("F", bound="Callable[..., Any]")
+if TYPE_CHECKING:
+    Tx = DefaultTypeVar("Tx", bound=Transaction, default=Transaction)
+    Tx_co = DefaultTypeVar("Tx_co", bound=Transaction, default=Transaction, covariant=True)
+else:
+    Tx_co = TypeVar("Tx_co", covariant=True)
 
 
-class TransactionManager:
+class TransactionManager(Generic[Tx_co]):
     """A transaction manager of one node. Safe to use from many threads and tasks.
 
     `resources` maps names to open strings (URLs) or ResourceConfigs. `log` is a URL ("file:///folder",
     "sqlite:///file", "postgresql://…") or an open DecisionLog; it is left out when a resource decides.
     `decider` names the resource that decides, where more than one could. `telemetry` is what
-    `tm.telemetry.opentelemetry()` makes.
+    `tm.telemetry.opentelemetry()` makes. `transaction` is a subclass of Transaction that has the types of the
+    resources; `begin` gives one of it.
     """
+
+    @overload
+    def __init__(
+        self: TransactionManager[Transaction],
+        node: str,
+        log: str | DecisionLog | None = None,
+        resources: Mapping[str, str | ResourceConfig] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        decider: str | None = None,
+        recovery_interval_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        background: bool = True,
+        telemetry: Telemetry | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        node: str,
+        log: str | DecisionLog | None = None,
+        resources: Mapping[str, str | ResourceConfig] | None = None,
+        *,
+        transaction: type[Tx_co],
+        timeout_s: float = 60.0,
+        decider: str | None = None,
+        recovery_interval_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        background: bool = True,
+        telemetry: Telemetry | None = None,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -69,6 +110,7 @@ class TransactionManager:
         log: str | DecisionLog | None = None,
         resources: Mapping[str, str | ResourceConfig] | None = None,
         *,
+        transaction: type[Transaction] = Transaction,
         timeout_s: float = 60.0,
         decider: str | None = None,
         recovery_interval_s: float = 10.0,
@@ -88,6 +130,7 @@ class TransactionManager:
         self._current: ContextVar[Transaction | None] = ContextVar(f"xabridge_transaction_{node}")
         self._registrar = DynamicRegistrar(self)
         self._resources = self._configure(resources or {}, clock)
+        self._transaction = self._check_annotated(transaction)
         self._decider = self._choose_decider(decider, log)
         self._log: DecisionLog | None = _configured(open_log, log, node) if isinstance(log, str) else log
         if self._log is not None and self._log.node != node:
@@ -123,15 +166,27 @@ class TransactionManager:
             if self._lease is not None:
                 self._lease.keep()
 
+    @overload
     @classmethod
-    def from_config(cls, path: str | Path = "xabridge.toml") -> TransactionManager:
-        """A manager as the configuration file says; ConfigurationError names file, key and mend."""
+    def from_config(cls, path: str | Path = "xabridge.toml") -> TransactionManager[Transaction]: ...
+
+    @overload
+    @classmethod
+    def from_config(cls, path: str | Path = "xabridge.toml", *, transaction: type[Tx]) -> TransactionManager[Tx]: ...
+
+    @classmethod
+    def from_config(
+        cls, path: str | Path = "xabridge.toml", *, transaction: type[Transaction] = Transaction
+    ) -> TransactionManager[Any]:
+        """A manager as the configuration file says; ConfigurationError names the file and the key, and says what to do.
+        `transaction` as in the constructor."""
         configuration: Configuration = configuration_from(path)
         try:
             return cls(
                 configuration.node,
                 configuration.log,
                 configuration.resources,
+                transaction=transaction,
                 timeout_s=configuration.timeout_s,
                 decider=configuration.decider,
                 recovery_interval_s=configuration.recovery_interval_s,
@@ -151,6 +206,15 @@ class TransactionManager:
                 config = ResourceConfig(config)  # noqa: PLW2901 — the short form of the same
             configured[name] = Resource(name, rmid, config, self._registrar, clock, self._recorder)
         return configured
+
+    def _check_annotated(self, transaction: type[Transaction]) -> type[Transaction]:
+        for name in transaction.annotated:
+            if name not in self._resources:
+                known = ", ".join(self._resources) or "none"
+                raise ConfigurationError(
+                    f"{transaction.__qualname__}.{name}: no resource of that name is configured (configured: {known})"
+                )
+        return transaction
 
     def _choose_decider(self, decider: str | None, log: str | DecisionLog | None) -> str | None:
         deciders = [resource.name for resource in self._resources.values() if resource.decides]
@@ -209,7 +273,7 @@ class TransactionManager:
 
     # --- transactions ---------------------------------------------------------------------------------------
 
-    def begin(self, timeout_s: float | None = None, *, waits: bool = False) -> Transaction:
+    def begin(self, timeout_s: float | None = None, *, waits: bool = False) -> Tx_co:
         """A new transaction, the current one of the calling context until it is completed or suspended. With `waits`
         it waits for work, as a consumer does: unless `has_work` is called, its rollback is not told to anybody."""
         if self._unusable is not None or self.executor.log_stopped:
@@ -228,7 +292,7 @@ class TransactionManager:
             raise ProtocolMisuse(f"timeout_s is {timeout_s}: a transaction has more than 0 seconds")
         prefix = self._prefix or self._uninterrupted.run("begin", self._begin_prefix)
         gtrid = prefix + next(self._sequence).to_bytes(8, "big")
-        transaction = Transaction(self, gtrid, self._clock(), timeout_s, self._decider)
+        transaction = cast("Tx_co", self._transaction(self, gtrid, self._clock(), timeout_s, self._decider))
         transaction.outer = outer
         transaction.waits = waits
         if interruptible():
@@ -294,25 +358,25 @@ class TransactionManager:
         except LogError as error:
             raise ManagerUnusable(f"the decision log can't note this incarnation: {error}. Try again later.") from error
 
-    def get_transaction(self) -> Transaction:
+    def get_transaction(self) -> Tx_co:
         """The calling context's transaction; ProtocolMisuse when it has none."""
         transaction = self.current_or_none()
         if transaction is None:
             raise ProtocolMisuse("no transaction is active in this context: begin one first")
         return transaction
 
-    def current_or_none(self) -> Transaction | None:
+    def current_or_none(self) -> Tx_co | None:
         """The calling context's transaction, if it has one that is neither suspended nor completed."""
         transaction = self._current.get(None)
         if transaction is None or transaction.suspended or transaction.is_over:
             return None
-        return transaction
+        return cast("Tx_co", transaction)
 
     def __getitem__(self, name: str) -> Any:
         """The native interface of the resource `name` in the calling context's transaction."""
         return self.get_transaction()[name]
 
-    def suspend(self) -> Transaction:
+    def suspend(self) -> Tx_co:
         """Takes the current transaction off the calling context, its associations suspended."""
         transaction = self.get_transaction()
         transaction.suspend_associations()
@@ -373,7 +437,7 @@ class TransactionManager:
             retries=retries,
         )
 
-    def consumer(self, queue: str, **settings: Any) -> Callable[[Callable[..., Any]], Consumer]:
+    def consumer(self, queue: str, **settings: Any) -> Callable[[Callable[[Any, Tx_co], object]], Consumer]:
         """Decorates a handler(message, transaction) to run over a queue: see `tm.consumer`."""
         return lambda handler: Consumer(self, queue, handler, **settings)
 

@@ -7,9 +7,11 @@ comes while the first is inside is refused. Everything here runs under the guard
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
 from tm.block import Block
 from tm.enlistment import Doomed, Enlistments
@@ -21,7 +23,7 @@ from xa import ThreadOfControl, Xid
 from xa.machine import advance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
     from typing import Self
 
@@ -39,6 +41,19 @@ CLOSED_S: Final = 2.0
 """How long a generator that is closed waits for the rollback of its transaction."""
 _OVER: Final = FINAL | {GlobalState.COMMITTING}
 """The states of a transaction that is no longer the application's."""
+
+
+if sys.version_info >= (3, 14):  # annotations are evaluated when they are asked for, and names may be missing then
+    from annotationlib import Format, get_annotations
+
+    def _annotations(of: type) -> Iterable[str]:
+        return get_annotations(of, format=Format.FORWARDREF)
+
+else:
+
+    def _annotations(of: type) -> Iterable[str]:
+        annotations: Mapping[str, object] = vars(of).get("__annotations__", {})
+        return annotations
 
 
 class Surroundings(Protocol):
@@ -64,7 +79,20 @@ class Surroundings(Protocol):
 
 
 class Transaction:
-    """A global transaction. `with`: commits at the end of the block, rolls back when an exception leaves it."""
+    """A global transaction. `with`: commits at the end of the block, rolls back when an exception leaves it.
+
+    `tx["shop"]` is the native interface of the resource `shop`. An application that wants its types says them in a
+    class of its own, which it gives to its manager (`TransactionManager(…, transaction=Shop)`):
+
+        class Shop(Transaction):
+            shop: Database
+            broker: Session
+
+    `tx.shop` is `tx["shop"]` then, and an editor and a type checker know what it is.
+    """
+
+    annotated: ClassVar[tuple[str, ...]] = ()
+    """The names of the resources that the class has annotations for."""
 
     __slots__ = (
         "_after",
@@ -125,6 +153,18 @@ class Transaction:
         self._reasons: list[Reason] = []
         self._before: list[Callable[[], object]] = []
         self._after: list[Callable[[Outcome], object]] = []
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        names = [name for name in _annotations(cls) if not name.startswith("_") and name not in vars(cls)]
+        for name in names:
+            if hasattr(Transaction, name) or name in Transaction.__slots__:
+                raise TypeError(
+                    f"{cls.__qualname__}.{name}: a transaction has a {name} of its own; use tx[{name!r}], or give the "
+                    "resource another name"
+                )
+            setattr(cls, name, property(itemgetter(name), doc=f"The native interface of the resource {name}."))
+        cls.annotated = (*cls.annotated, *names)
 
     def __repr__(self) -> str:
         return f"<Transaction {self} {self.status.value}>"

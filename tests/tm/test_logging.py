@@ -99,7 +99,7 @@ class BrokenTransaction(Transaction):
 
 def attempt(both: TwoResources, **commit: Any) -> Transaction:
     """A transaction with work at both, that ends as it may."""
-    transaction = both.manager.begin()
+    transaction: Transaction = both.manager.begin()
     try:
         both.write()
         transaction.commit(**commit)
