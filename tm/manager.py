@@ -14,25 +14,26 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 from weakref import WeakSet
 
-from tm.block import Block
+from tm.concurrency.reaper import Reaper
+from tm.concurrency.uninterrupted import UninterruptedCalls, interruptible
+from tm.concurrency.with_block import WithBlock
 from tm.config import Configuration, configuration_from
 from tm.consumer import Consumer
+from tm.errors import ManagerUnusable, ProtocolMisuse
 from tm.log import LogError
-from tm.log.opening import open_log
-from tm.outcome import ManagerUnusable, ProtocolMisuse, named
+from tm.log.factory import open_log
+from tm.outcome import named
 from tm.propagation import Propagation, transactional
-from tm.reaper import Reaper
 from tm.recovery.lease import Lease, since_boot
 from tm.recovery.ownership import ownership_of
 from tm.recovery.service import RecoveryService
-from tm.registrar import DynamicRegistrar
 from tm.resources import ConfigurationError, Resource, ResourceConfig
-from tm.states import FINAL
+from tm.resources.registrar import DynamicRegistrar
 from tm.telemetry import opentelemetry
 from tm.transaction import Transaction
 from tm.two_phase.blocking import BlockingPorts
 from tm.two_phase.executor import Executor
-from tm.uninterrupted import UninterruptedCalls, interruptible
+from tm.two_phase.states import FINAL
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import incarnation_prefix
 
@@ -153,7 +154,7 @@ class TransactionManager(Generic[Tx_co]):
         try:
             for resource in self._resources.values():
                 try:
-                    resource.mend()
+                    resource.reopen()
                 except XaError as error:
                     logger.warning("%s could not be opened: %s", resource.name, error)
             self._recovery.run_once()
@@ -296,7 +297,7 @@ class TransactionManager(Generic[Tx_co]):
         transaction.outer = outer
         transaction.waits = waits
         if interruptible():
-            transaction.entered_by(Block())
+            transaction.entered_by(WithBlock())
         try:
             self._live[gtrid] = transaction
             if self._recorder is not None and not waits:

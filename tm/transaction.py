@@ -1,7 +1,7 @@
 """Transaction: one global transaction as the application holds it.
 
-It belongs to the thread of control that began it. Any thread may use it, but one at a time: a second one that
-comes while the first is inside is refused. Everything here runs under the guard; the state moves by tables only.
+It belongs to the thread of control that began it. Any thread may use it, but only one at a time: a second one is
+refused while the first one is inside (`TransactionLock`). The state moves by `tm.two_phase.states.GLOBAL` only.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
-from tm.block import Block
-from tm.enlistment import Doomed, Enlistments
-from tm.guard import Guard, finish_in_thread
-from tm.outcome import Outcome, ProtocolMisuse, Reason, RolledBack, Verdict, error_of, named
-from tm.states import FINAL, GLOBAL, GlobalState, GlobalVerb
-from tm.uninterrupted import StillGoingOn, interruptible
+from tm.concurrency.transaction_lock import TransactionLock
+from tm.concurrency.uninterrupted import StillGoingOn, finish_in_thread, interruptible
+from tm.concurrency.with_block import WithBlock
+from tm.errors import ProtocolMisuse, RolledBack, error_of
+from tm.outcome import Outcome, Reason, Verdict, named
+from tm.resources.enlistment import Enlistments, RollbackOnly
+from tm.two_phase.states import FINAL, GLOBAL, GlobalState, GlobalVerb
 from xa import ThreadOfControl, Xid
 from xa.machine import advance
 
@@ -27,20 +28,20 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tm.enlistment import DelistHow, Enlistment
+    from tm.concurrency.uninterrupted import UninterruptedCalls
     from tm.resources import Resource
+    from tm.resources.enlistment import DelistHow, Enlistment
     from tm.two_phase.commit import TwoPhaseCommit
     from tm.two_phase.executor import Executor, Steps
-    from tm.uninterrupted import UninterruptedCalls
     from xa.tables import AssociationState
 
 logger = logging.getLogger("xabridge.tm")
 
 _ACTIVE, _MARKED, _COMMITTED = GlobalState.ACTIVE, GlobalState.MARKED, Verdict.COMMITTED  # cheap to look up
 CLOSED_S: Final = 2.0
-"""How long a generator that is closed waits for the rollback of its transaction."""
+"""How long the close of a generator waits for the rollback of its transaction."""
 _OVER: Final = FINAL | {GlobalState.COMMITTING}
-"""The states of a transaction that is no longer the application's."""
+"""The states in which the application can do nothing with a transaction any more."""
 
 
 if sys.version_info >= (3, 14):  # annotations are evaluated when they are asked for, and names may be missing then
@@ -56,7 +57,7 @@ else:
         return annotations
 
 
-class Surroundings(Protocol):
+class TransactionHost(Protocol):
     """What a transaction needs of its manager."""
 
     def resource(self, name: str) -> Resource:
@@ -69,7 +70,7 @@ class Surroundings(Protocol):
         ...
 
     def detach(self, transaction: Transaction) -> None:
-        """It is completed or suspended, and no longer the calling context's."""
+        """Takes the transaction off the calling context, because it is completed or suspended."""
         ...
 
     @property
@@ -121,7 +122,7 @@ class Transaction:
 
     def __init__(
         self,
-        manager: Surroundings,
+        manager: TransactionHost,
         gtrid: bytes,
         began_at: float,
         timeout_s: float,
@@ -139,17 +140,17 @@ class Transaction:
         self.suspended = False
         self.expired = False
         self.waits = False
-        """It waits for work and has none: as long as nothing goes wrong, nobody wants to hear of it."""
+        """Whether it waits for work and has none, so that its rollback is not worth a message."""
         self._decider = decider
         self._state = _ACTIVE
         self._waited_for = False
-        """Whether the thread that asked for the completion waits for another one, which carries it out."""
-        self._guard = Guard(gtrid, self.control)
+        """Whether the thread that asked for commit or rollback waits for another one, which carries it out."""
+        self._guard = TransactionLock(gtrid, self.control)
         self._enlisted = Enlistments(gtrid, decider)
         self._commit: TwoPhaseCommit | None = None
         """Its commit or rollback, while that is under way."""
-        self._block: Block | None = None
-        """The block that it was entered by, in a thread that may be interrupted."""
+        self._block: WithBlock | None = None
+        """The `with` block that it belongs to, in a thread that may be interrupted."""
         self._reasons: list[Reason] = []
         self._before: list[Callable[[], object]] = []
         self._after: list[Callable[[Outcome], object]] = []
@@ -176,13 +177,13 @@ class Transaction:
 
     @property
     def status(self) -> GlobalState:
-        """Where it stands."""
+        """The state of the transaction."""
         commit = self._commit
         return commit.state if commit is not None else self._state
 
     @property
     def is_over(self) -> bool:
-        """Whether it is not the application's any more: it is completed, or being completed."""
+        """Whether it is completed or being completed, so that the application can do nothing with it any more."""
         return self._commit is not None or self._state in _OVER
 
     @property
@@ -197,7 +198,7 @@ class Transaction:
     # --- resources ------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        """The native interface of the resource `name`, enlisting it where it is not yet."""
+        """The native interface of the resource `name`, which is enlisted if it is not yet."""
         session = self._enlisted.session(name)
         if session is not None and self._state is GlobalState.ACTIVE:
             return session
@@ -206,8 +207,8 @@ class Transaction:
     def enlist(self, name: str) -> Any:
         """Makes the work that is done through the returned native interface part of this transaction.
 
-        Enlisting again resumes a suspended association and joins an ended one. RolledBack: the resource could
-        not take part, and the transaction is rollback-only. ProtocolMisuse: it is not active.
+        To enlist again resumes a suspended association, and joins the branch of an ended one. RolledBack: the resource
+        could not take part, and the transaction is rollback-only. ProtocolMisuse: the transaction is not active.
         """
         if interruptible():
             return self._manager.uninterrupted.run(self, lambda: self._enlist(name))
@@ -219,16 +220,16 @@ class Transaction:
                 self._check_active("enlist", name)
             try:
                 return self._enlisted.enlist(self._manager.resource(name))
-            except Doomed as doomed:
+            except RollbackOnly as doomed:
                 raise self._mark(doomed.reason) from doomed.__cause__
 
     async def aenlist(self, name: str) -> Any:
-        """`enlist`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
+        """`enlist` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
         return await finish_in_thread(lambda: self.enlist(name))
 
     def delist(self, name: str, how: DelistHow = "success") -> None:
-        """Ends ("success", "fail") or suspends the association with a resource. "fail" makes the transaction
-        rollback-only; so does a failure, which is raised (RolledBack) where success was to be."""
+        """Ends the association with a resource ("success", "fail"), or suspends it ("suspend"). "fail" makes the
+        transaction rollback-only. So does an error, which raises RolledBack if `how` is "success"."""
         self._manager.uninterrupted.run(self, lambda: self._delist(name, how))
 
     def _delist(self, name: str, how: DelistHow) -> None:
@@ -236,7 +237,7 @@ class Transaction:
             self._check_active("delist", name)
             try:
                 self._enlisted.delist(name, how)
-            except Doomed as doomed:
+            except RollbackOnly as doomed:
                 self._mark(doomed.reason)
                 if how == "success":
                     raise self._refusal("delist") from doomed.__cause__
@@ -253,7 +254,7 @@ class Transaction:
     # --- suspend and resume -----------------------------------------------------------------------------------
 
     def suspend_associations(self) -> None:
-        """Suspends every association; `TransactionManager.suspend` calls this."""
+        """Suspends every association, for `TransactionManager.suspend`."""
         self._manager.uninterrupted.run(self, self._suspend)
 
     def _suspend(self) -> None:
@@ -276,7 +277,7 @@ class Transaction:
             if self._state is GlobalState.ACTIVE:
                 try:
                     self._enlisted.resume()
-                except Doomed as doomed:
+                except RollbackOnly as doomed:
                     raise self._mark(doomed.reason) from doomed.__cause__
 
     # --- marks and synchronizations ---------------------------------------------------------------------------
@@ -295,8 +296,8 @@ class Transaction:
         before: Callable[[], object] | None = None,
         after: Callable[[Outcome], object] | None = None,
     ) -> None:
-        """`before` is called when commit is asked for, while work is still possible; an exception in it makes the
-        transaction rollback-only. `after` is called with the outcome; an exception in it is logged."""
+        """Calls `before` when commit is asked for, while work is still possible; an exception in it makes the
+        transaction rollback-only. Calls `after` with the outcome; an exception in it is logged."""
         self._check_active("register a synchronization")
         if before is not None:
             self._before.append(before)
@@ -332,7 +333,7 @@ class Transaction:
     # --- completion -------------------------------------------------------------------------------------------
 
     def commit(self, *, wait: Literal["completed", "logged"] = "completed") -> None:
-        """Commits. Returns when it is committed; raises what `tm.outcome` says otherwise.
+        """Commits. Returns when everything is committed; raises one of `tm.errors` otherwise.
 
         `wait="logged"` returns when the decision is durable; the branches are told in the background, or before it
         returns where too many transactions are there already. What comes of that is in the log and in `outcome`.
@@ -365,8 +366,8 @@ class Transaction:
         return commit, commit.rollback(*reasons)
 
     def rollback(self) -> None:
-        """Rolls back, suspended or not; returns when that is done. Raises only where a resource had committed on its
-        own. One that was rolled back because it took too long is as asked."""
+        """Rolls back, whether suspended or not; returns when that is done. Raises only if a resource has committed on
+        its own. A transaction that was rolled back already because it took too long is as asked."""
         run = self._wait_for if interruptible() else partial(self._manager.executor.run, self, self._guard)
         try:
             run(self._begin_wanted_rollback)
@@ -381,8 +382,8 @@ class Transaction:
         return self._begin_rollback(*self._reasons)
 
     def _wait_for(self, begin: Callable[[], Steps | None]) -> bool:
-        """Has what `begin` begins carried out uninterrupted. The callbacks are this thread's to call as long as it
-        waits."""
+        """Has what `begin` returns run by a thread that is not interrupted. As long as this thread waits, it calls the
+        callbacks itself."""
         self._waited_for = True
         try:
             return self._manager.uninterrupted.run(self, partial(self._manager.executor.run, self, self._guard, begin))
@@ -390,27 +391,28 @@ class Transaction:
             self._waited_for = False
 
     def _leave(self) -> None:
-        """Behind commit and rollback: takes a transaction that is over off the calling context."""
+        """Takes the transaction off the calling context, if it is over."""
         if self._state in _OVER:
             self._call_after()
             self._manager.detach(self)
 
     async def acommit(self) -> None:
-        """`commit`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
+        """`commit` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
         try:
             await finish_in_thread(self.commit)
         finally:
             self._manager.detach(self)
 
     async def arollback(self) -> None:
-        """`rollback`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
+        """`rollback` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
         try:
             await finish_in_thread(self.rollback)
         finally:
             self._manager.detach(self)
 
     def expire(self, now: float) -> bool:
-        """For the reaper: rolls back when the deadline has passed and nothing is prepared. Whether that is over."""
+        """For the reaper: rolls back if the deadline has passed and nothing is prepared. Whether nothing is left to
+        do."""
         if now < self.deadline:
             return False
         if not self._guard.enter_as_reaper():
@@ -426,13 +428,13 @@ class Transaction:
             self._guard.__exit__()
         return True
 
-    def entered_by(self, block: Block | None) -> None:
-        """For whoever begins it: it ends with this block, which may be left by an interruption."""
+    def entered_by(self, block: WithBlock | None) -> None:
+        """For `begin`: the transaction ends with this `with` block, which an interruption may leave."""
         self._block = block
 
     def end_if_left(self) -> bool:
-        """Rolls back a transaction whose block was left by an interruption, before its end could begin; whether it did.
-        It is nobody's."""
+        """Rolls back a transaction whose `with` block an interruption has left before `__exit__` could begin; whether
+        it did. Nobody else ends such a transaction."""
         block = self._block
         if block is None or self.is_over or not block.was_left():
             return False
@@ -451,20 +453,20 @@ class Transaction:
         return self._begin_rollback(*self._reasons, Reason(None, "its block was left by an interruption"))
 
     def _enlist_decider(self) -> None:
-        """The decision lives in the decider: it takes part, with the decision alone, where others need one."""
+        """The resource that decides takes part, if only with the decision, when two other branches need one."""
         name = self._decider
         if name is None or name in self._enlisted or self._state is not GlobalState.ACTIVE:
             return
         if self._enlisted.branches > 1:
             try:
                 self._enlisted.enlist(self._manager.resource(name))
-            except Doomed as doomed:
+            except RollbackOnly as doomed:
                 self._mark(doomed.reason)
 
     def _run_before(self) -> None:
         while self._before:
             try:
-                self._before.pop(0)()  # once; it may register others, and must not be called by a commit of its own
+                self._before.pop(0)()  # once, because it may register others and may commit itself
             except BaseException as error:
                 reason = Reason(None, f"before completion: {type(error).__name__}: {error}")
                 self._manager.uninterrupted.run(self, lambda: self._mark_if_active(reason))  # noqa: B023 — called at once
@@ -486,11 +488,11 @@ class Transaction:
         self._check_active(what, marked=True)
 
     def goes_on(self) -> None:
-        """For the manager: the decision is durable, the rest is done in the background."""
+        """For the executor: the decision is durable, and the rest is done in the background."""
         self._state = GlobalState.COMMITTING
 
     def completed(self, outcome: Outcome, state: GlobalState) -> None:
-        """For the manager: the completion has come to its end."""
+        """For the executor: commit or rollback is over."""
         self._state = state
         self._commit = None
         self.outcome = outcome
@@ -500,12 +502,12 @@ class Transaction:
             self._call_after()
 
     def _call_after(self) -> None:
-        """Calls the callbacks that have not been called."""
+        """Calls the callbacks that have not been called yet."""
         outcome = self.outcome
         while self._after and outcome is not None:
             try:
                 callback = self._after.pop(0)
-            except IndexError:  # two threads call them at once, each of them one
+            except IndexError:  # another thread has just called the last one
                 return
             try:
                 callback(outcome)
@@ -523,7 +525,7 @@ class Transaction:
     # --- blocks -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self.entered_by(Block() if interruptible() else None)
+        self.entered_by(WithBlock() if interruptible() else None)
         return self
 
     def __exit__(
@@ -573,7 +575,8 @@ class Transaction:
         self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
 
     def _leave_block(self, error: BaseException | None) -> None:
-        """At the end of the block it is completed already: by the block itself, or because it took too long."""
+        """The end of a block whose transaction is completed already: by the block itself, or because it took too
+        long."""
         self._manager.detach(self)
         if error is None and self.expired:
             self._raise_outcome(asked_for=Verdict.COMMITTED)

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tm.outcome import OutcomeUnknown, ProtocolMisuse
-from tm.retrying import is_transient
-from tm.states import FINAL
+from tm.errors import OutcomeUnknown, ProtocolMisuse
+from tm.resources.transient_errors import is_transient
+from tm.two_phase.states import FINAL
 
 if TYPE_CHECKING:
     from tm.manager import TransactionManager, Tx

@@ -43,7 +43,7 @@ from pipeline.core.outages import patiently
 from pipeline.core.planning import OLDER, check_whole, undecidable
 from tm.log import Branch, Decision, LogError
 from tm.log.sql_states import GtridState
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import XaError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pipeline.core.isolation import Isolation
     from pipeline.core.staged_rows import Staged
     from tm.log import Branch, Decision, Heuristic
-    from tm.verdicts import Verb
+    from tm.two_phase.return_codes import Verb
 
 
 # --- the two-phase commit, as `tm.two_phase.ports` has it ---------

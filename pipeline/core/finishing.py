@@ -18,7 +18,7 @@ from pipeline.core.naming import is_source, word
 from tm.log import Branch, Heuristic
 from tm.log.sql_states import GtridState
 from tm.two_phase.ports import code_of
-from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import XaError
 
 if TYPE_CHECKING:

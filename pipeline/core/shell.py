@@ -16,7 +16,7 @@ from tm.log import DecisionRefused, LogError
 from tm.log.sql_gtrids import TakenOver
 from tm.two_phase.blocking import BlockingPorts
 from tm.two_phase.driver import drive
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import XaError, log_prefix
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from tm.log import Branch
 from tm.two_phase.blocking import BlockingPorts
 from tm.two_phase.driver import drive
 from tm.two_phase.ports import code_of
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 
 if TYPE_CHECKING:

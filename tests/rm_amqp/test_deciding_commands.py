@@ -14,7 +14,7 @@ from tests.rm_amqp.deciding import bodies
 from tm import TransactionManager
 from tm.cli import main
 from tm.log import Branch
-from tm.record import encode_branches
+from tm.log.decision_record import encode_branches
 from xa import TMSUCCESS, Code, Gtrid, Xid
 from xa.gtrid import FORMAT_ID
 

@@ -15,7 +15,7 @@ from tm.log import Branch, LogFull, LogStopped
 from tm.log.incarnations import Incarnations, Standing
 from tm.recovery.ownership import Claim, Ownership, Whose
 from tm.recovery.recovery_pass import recover
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import Code, Gtrid, XaError, xa_error
 
 if TYPE_CHECKING:

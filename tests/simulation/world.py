@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.log import Disk, SimulatedLog
 from tm.log import Branch, LogError
+from tm.log.decision_record import decode_branches, encode_branches
 from tm.log.incarnations import Incarnations
 from tm.outcome import Outcome, Verdict, named
-from tm.record import decode_branches, encode_branches
 from tm.recovery.lease import LEASE_S, Lease
 from tm.recovery.ownership import Ownership
 from tm.recovery.ports import Decisions
@@ -29,7 +29,7 @@ from tm.recovery.recovery_pass import recover
 from tm.recovery.report import Action
 from tm.two_phase.commit import TwoPhaseCommit
 from tm.two_phase.driver import suspension
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import (
     FORMAT_ID,
     HEURISTIC_CODES,
@@ -110,11 +110,11 @@ class Place:
         self._control = ThreadOfControl()
         self.decider: Any = process.clients["decider"]
 
-    def mend(self) -> None:
+    def reopen(self) -> None:
         with entered(self._control):
-            self._world.mend(self._process, self._control, self.name)
+            self._world.reopen(self._process, self._control, self.name)
 
-    def heard(self, raised: Exception, _routine: str) -> XaError:
+    def as_xa_error(self, raised: Exception, _routine: str) -> XaError:
         assert isinstance(raised, XaError)
         return self._world.noticed(self._process, self._control, self.name, raised)
 
@@ -584,7 +584,7 @@ class World:
         name = branch.resource
         try:
             with entered(control):
-                self.mend(process, control, name)
+                self.reopen(process, control, name)
                 return getattr(process.clients[name], routine)(branch.xid, 1, flags)
         except XaError as error:
             return self.noticed(process, control, name, error)
@@ -601,7 +601,7 @@ class World:
             return self.noticed(process, control, branch.resource, completion.error)
         return completion.code
 
-    def mend(self, process: Process, control: ThreadOfControl, name: str) -> None:
+    def reopen(self, process: Process, control: ThreadOfControl, name: str) -> None:
         if name in process.fresh or control in process.lost[name]:
             process.clients[name].open(self.stores[name].url, 1)
             process.fresh.discard(name)
@@ -656,7 +656,7 @@ class World:
         assert isinstance(client, ReferenceDecider)
         try:
             with entered(control):
-                self.mend(process, control, "decider")
+                self.reopen(process, control, "decider")
                 return client.decide(branch.xid, 1, encode_branches(decision.branches))
         except XaError as error:
             return self.noticed(process, control, "decider", error)
@@ -669,7 +669,7 @@ class World:
         assert isinstance(client, ReferenceDecider)
         try:
             with entered(control):
-                self.mend(process, control, decider)
+                self.reopen(process, control, decider)
                 client.end_decisions([decision.gtrid], 1)
         except XaError as error:
             self.noticed(process, control, decider, error)
@@ -702,7 +702,7 @@ class World:
             self.stores["decider"].script.plan("owners", None, Fate.REQUEST_LOST)
         try:
             with entered(control):
-                self.mend(process, control, "decider")
+                self.reopen(process, control, "decider")
                 owners = client.owners(1)
         except XaError as error:
             return {"decider": self.noticed(process, control, "decider", error)}
@@ -720,7 +720,7 @@ class World:
         if isinstance(client, ReferenceDecider):
             try:
                 with entered(control):
-                    self.mend(process, control, "decider")
+                    self.reopen(process, control, "decider")
                     records = client.decisions(1)
                 by_decider["decider"] = {r.gtrid: _decision(r.gtrid, r.record) for r in records}
             except XaError as error:
@@ -734,7 +734,7 @@ class World:
             await suspension()
             try:
                 with entered(control):
-                    self.mend(process, control, name)
+                    self.reopen(process, control, name)
                     scanned[name] = client.recover(1, TMSTARTRSCAN) if name != "decider" else []
             except XaError as error:
                 scanned[name] = self.noticed(process, control, name, error)
@@ -747,7 +747,7 @@ class World:
         assert isinstance(client, ReferenceDecider)
         try:
             with entered(control):
-                self.mend(process, control, decider)
+                self.reopen(process, control, decider)
                 record = client.settle(gtrid, 1)
         except XaError as error:
             return self.noticed(process, control, decider, error)

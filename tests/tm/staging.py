@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tm.log import Branch
-from tm.states import GLOBAL, GlobalState
 from tm.two_phase.commit import TwoPhaseCommit
 from tm.two_phase.driver import drive
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
+from tm.two_phase.states import GLOBAL, GlobalState
 from xa import FORMAT_ID, Code, Gtrid, Xid, xa_error
 from xa.errors import EXCEPTIONS
 

@@ -18,7 +18,7 @@ from tm import (
     RolledBack,
 )
 from tm.log import Branch
-from tm.record import decode_branches, encode_branches
+from tm.log.decision_record import decode_branches, encode_branches
 from tm.recovery import Action
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xa.reference import DecidingStore, Fate, ReferenceFactory

@@ -17,8 +17,8 @@ import pytest
 import tm
 from tests.tm.two_resources import TwoResources
 from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, transaction
+from tm.concurrency.reaper import Reaper
 from tm.log import Branch, Decision
-from tm.reaper import Reaper
 from tm.recovery import unfinished
 from tm.tx import TxInterface
 from xa import FORMAT_ID, Code, Gtrid, Xid

@@ -72,17 +72,17 @@ def test_the_back_off_doubles_up_to_its_bound_and_begins_anew_after_a_success(sh
     for _ in range(14):
         shop.clock.pass_by(1000)
         with pytest.raises(ResourceUnavailable):
-            resource.mend()
+            resource.reopen()
         waits.append(resource._retry_at - shop.clock.now)
     assert waits[:3] == pytest.approx([0.1, 0.2, 0.4], abs=0.01) or waits[0] < waits[1] < waits[2]
     assert waits[-1] == waits[-2] == 30.0
     shop["b"].heal()
     shop.clock.pass_by(30)
-    resource.mend()
+    resource.reopen()
     shop["b"].partition()
     resource.lost("again")
     with pytest.raises(ResourceUnavailable):
-        resource.mend()
+        resource.reopen()
     assert resource._retry_at - shop.clock.now == pytest.approx(0.05)
     shop["b"].heal()
 

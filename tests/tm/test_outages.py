@@ -16,7 +16,7 @@ from tm.consumer.settings import ConsumerSettings
 from tm.consumer.statistics import Statistics
 from tm.log import LogStopped
 from tm.recovery.messages import RecoveryMessages
-from tm.reminders import Reminders
+from tm.throttle import WarningThrottle
 from xa.reference import Fate
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_a_consumer_that_can_not_receive(both: TwoResources, caplog: pytest.LogC
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    reminders = Reminders(Clock())
+    reminders = WarningThrottle(Clock())
     for number in range(20_000):
         assert reminders.due(number) == ""
     assert reminders.due(19_999) is None

@@ -15,7 +15,7 @@ from tm.recovery.ports import Decisions
 from tm.recovery.recovery_pass import recover
 from tm.recovery.service import pause_after
 from tm.two_phase.driver import drive
-from tm.verdicts import MEANING, Meaning, Verb
+from tm.two_phase.return_codes import MEANING, Meaning, Verb
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from tm.recovery.ownership import ownership_of
 from tm.recovery.service import RecoveryService
 from tm.two_phase.driver import drive
 from tm.two_phase.ports import code_of
-from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, XaError
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Hand:
 
     def _final_word(self, decider: str, gtrid: bytes) -> Known:
         resource = self._site.resources[decider]
-        resource.mend(now=True)
+        resource.reopen(now=True)
         return Known.NONE if resource.decider.settle(gtrid, resource.rmid) is None else Known.COMMIT
 
     def _do(self, planned: Plan, view: BranchView) -> Done:

@@ -22,8 +22,8 @@ from tm.cli.recovering import recovery_of, report_lines
 from tm.cli.survey import Survey, TransactionView, survey
 from tm.cli.tables import paragraph, troubles
 from tm.cli.text import listed, printable
+from tm.errors import TransactionError
 from tm.log import LogError
-from tm.outcome import TransactionError
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -23,7 +23,7 @@ from tm.cli.text import duration, printable, several
 from tm.config import configuration_from
 from tm.log import LogError, LogLocked
 from tm.log.backup import back_up
-from tm.log.opening import folder_of
+from tm.log.factory import folder_of
 from tm.resources import ConfigurationError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from tm.recovery import Action, Report
 from tm.recovery.ownership import ownership_of
 from tm.recovery.service import RecoveryService
 from tm.two_phase.blocking import BlockingPorts
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

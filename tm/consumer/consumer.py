@@ -26,7 +26,7 @@ from tm.consumer.settings import ConsumerSettings
 from tm.consumer.signals import Stopper
 from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
 from tm.consumer.statistics import Counts, Health, Statistics
-from tm.outcome import ProtocolMisuse
+from tm.errors import ProtocolMisuse
 from xa.machine import IllegalTransition, advance
 
 if TYPE_CHECKING:

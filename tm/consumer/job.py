@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tm.consumer.failures import Failures, name_of, place_of
 from tm.consumer.statistics import DEAD_LETTERED, RETURNED, outcome_of
-from tm.reminders import Reminders
+from tm.throttle import WarningThrottle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class Job:
         self.statistics = statistics
         self.timeout_s = settings.timeout_s or manager.timeout_s
         self.failures = Failures()
-        self._reminders = Reminders(statistics.clock)
+        self._throttle = WarningThrottle(statistics.clock)
 
     def session(self, transaction: Transaction) -> Any:
         """The session of the queue's resource, in a transaction."""
@@ -121,7 +121,7 @@ class Job:
     def failed_to_receive(self, number: int, error: Exception) -> None:
         """A worker can't receive. What keeps all of them from it, say an outage, is logged now and then."""
         self.statistics.troubled(number, error)
-        lasted = self._reminders.due(_RECEIVING)
+        lasted = self._throttle.due(_RECEIVING)
         if lasted is not None:
             queue, kind = self.settings.queue, type(error).__name__
             logger.warning("%s: nothing can be received%s: %s: %s", queue, lasted, kind, error)
@@ -133,5 +133,5 @@ class Job:
         else:
             self.manager.has_work(transaction)
             self.statistics.working(number, transaction)
-        if not self.statistics.trouble and (lasted := self._reminders.over(_RECEIVING)):
+        if not self.statistics.trouble and (lasted := self._throttle.over(_RECEIVING)):
             logger.info("%s: messages can be received again, after %s", self.settings.queue, lasted)

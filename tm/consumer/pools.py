@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 from tm.consumer.worker import TaskCalls, ThreadCalls, Worker
-from tm.outcome import TransactionError
+from tm.errors import TransactionError
 from tm.two_phase.driver import drive
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tm.consumer.states import ConsumerState
-from tm.outcome import HeuristicOutcomeError, OutcomeUnknown
+from tm.errors import HeuristicOutcomeError, OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

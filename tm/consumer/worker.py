@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
-from tm.outcome import ProtocolMisuse, Verdict
+from tm.errors import ProtocolMisuse
+from tm.outcome import Verdict
 from xa import Code, XaError
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tm.log import Decision
+from tm.log.decision_record import decode_branches
 from tm.outcome import named
-from tm.record import decode_branches
 from tm.recovery.ports import Decisions
 from tm.recovery.process import is_gone
 from xa import TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code, XaError, Xid, xa_error
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tm.recovery.ports import Scanned
     from tm.resources import Resource
     from tm.two_phase.ports import Answer, Ports
-    from tm.verdicts import Verb
+    from tm.two_phase.return_codes import Verb
 
 PAGE: Final = 1000
 
@@ -103,7 +103,7 @@ class BlockingRecoveryPorts:
                 except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's, and its records
                     self._messages.unreadable(resource.name, raised)
                     if not isinstance(raised, ValueError):
-                        resource.heard(raised, "decisions")
+                        resource.as_xa_error(raised, "decisions")
                 else:
                     self._messages.readable(resource.name)
         return Decisions(logged, by_decider, noted)
@@ -120,7 +120,7 @@ class BlockingRecoveryPorts:
     def _scan(self, resource: Resource) -> Sequence[Xid] | XaError:
         try:
             if resource.suspect:
-                resource.mend()
+                resource.reopen()
             if resource.decides:
                 return ()
             xids: dict[Xid, None] = {}
@@ -134,20 +134,20 @@ class BlockingRecoveryPorts:
                 last = len(page) < PAGE or len(xids) == before  # a page that only repeats is taken for the last
                 flags = TMENDRSCAN if last else TMNOFLAGS
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            return resource.heard(raised, "recover")
+            return resource.as_xa_error(raised, "recover")
         return list(xids)
 
     async def settle(self, decider: str, gtrid: bytes) -> Decision | XaError | None:
         resource = self._resources[decider]
         try:
             if resource.suspect:
-                resource.mend()
+                resource.reopen()
             record = resource.decider.settle(gtrid, resource.rmid)
             return None if record is None else Decision(gtrid, decode_branches(record))
         except ValueError as error:
             return xa_error(Code.XAER_RMERR, f"its record of {named(gtrid)} can't be read: {error}")
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            return resource.heard(raised, "settle")
+            return resource.as_xa_error(raised, "settle")
 
 
 def decisions_in(resource: Resource, node: str) -> dict[bytes, Decision]:
@@ -155,7 +155,7 @@ def decisions_in(resource: Resource, node: str) -> dict[bytes, Decision]:
     ValueError for a record that can't be read. Those of other nodes are nobody's business here, and may be of a version
     that writes them otherwise."""
     if resource.suspect:
-        resource.mend()
+        resource.reopen()
     decided: dict[bytes, Decision] = {}
     prefix = after = log_prefix(node, resource.decider.decider_id)
     while True:
@@ -174,8 +174,8 @@ def at_work_in(resource: Resource, node: str) -> frozenset[bytes] | XaError:
     Who is known to be gone is not at work, however long its lease still runs."""
     try:
         if resource.suspect:
-            resource.mend()
+            resource.reopen()
         owners = resource.decider.owners(resource.rmid)
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-        return resource.heard(raised, "owners")
+        return resource.as_xa_error(raised, "owners")
     return frozenset(owner.incarnation for owner in owners if owner.node == node and not is_gone(owner.process))

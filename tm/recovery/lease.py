@@ -1,9 +1,9 @@
 """Lease: what a manager holds at the resource that decides, so that other processes of its node see that it is at work.
 
-It is taken before the first transaction that is decided there, renewed long before it runs out, and ended when the
-manager is closed. Nothing depends on it for being right about a decision: whoever takes its owner for dead lets the
-decider settle each transaction first. But once it may have run out, another process of the node may have finished what
-this one has decided; `held` tells of which transactions that is so.
+It is taken before the first transaction that is decided there, renewed long before it expires, and ended when the
+manager is closed. No decision depends on it: another process that takes its owner for dead lets the decider settle each
+transaction first. But once the lease may have expired, another process of the node may have finished what this one has
+decided. `held` tells for which transactions that can't be.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from tm.recovery.process import this_process
-from tm.reminders import Reminders
+from tm.throttle import WarningThrottle
 from xa import Owner, ThreadOfControl, XaError, entered
 from xa.gtrid import INCARNATION_SIZE
 
@@ -28,18 +28,18 @@ logger = logging.getLogger("xabridge.tm")
 
 LEASE_S: Final = 10.0
 RENEWALS: Final = 3
-"""So many are tried while a lease runs."""
+"""How often it is renewed while it runs."""
 
 
 def since_boot() -> float:
-    """Seconds on a clock that goes on while this process, or the machine, stands still."""
+    """Seconds on a clock that goes on while this process, or the machine, is suspended."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 class Lease:
-    """The lease of one manager at `resource`. `begun()` is called behind each renewal that came too late, and returns
-    the number of transactions begun so far. Safe to use from many threads."""
+    """The lease of one manager at `resource`. `begun()` is called after each renewal that came too late, and returns
+    the number of transactions that have begun so far. Safe to use from many threads."""
 
     def __init__(
         self,
@@ -69,19 +69,19 @@ class Lease:
         """Takes it, or renews it. XaError: the decider can't be used."""
         with self._lock, entered(self._control):
             if self._resource.suspect:
-                self._resource.mend()
+                self._resource.reopen()
             asked_at = self._clock()
             try:
                 self._resource.decider.hold(self.owner, LEASE_S, self._resource.rmid)
             except Exception as raised:
-                raise self._resource.heard(raised, "hold") from raised
+                raise self._resource.as_xa_error(raised, "hold") from raised
             if self._until is not None and self._clock() >= self._until:
                 self._doubtful = self._begun()
             self._until = asked_at + LEASE_S
 
     def held(self, sequence: int) -> bool:
-        """Whether the lease stood all the time since the transaction `sequence` of this incarnation began, so that
-        nobody else can have finished it."""
+        """Whether the lease has been held without a break since the transaction `sequence` of this incarnation began,
+        so that nobody else can have finished it."""
         with self._lock:
             return self._until is not None and self._clock() < self._until and sequence > self._doubtful
 
@@ -91,7 +91,7 @@ class Lease:
         self._keeper.start()
 
     def end(self) -> None:
-        """Ends it, so that the node's other processes take over at once what this one leaves."""
+        """Ends it, so that other processes of the node take over at once what this one leaves in doubt."""
         self._closing.set()
         if self._keeper is not None:
             self._keeper.join()
@@ -103,19 +103,19 @@ class Lease:
                 if not self._resource.suspect:
                     self._resource.decider.hold(self.owner, 0, self._resource.rmid)
             except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's; it runs out by itself
-                error = self._resource.heard(raised, "hold")
+                error = self._resource.as_xa_error(raised, "hold")
                 logger.info("the lease at %s could not be ended, it runs out: %s", self._resource.name, error)
 
     def _renew(self) -> None:
-        reminders = Reminders(time.monotonic)
+        throttle = WarningThrottle(time.monotonic)
         while not self._closing.wait(LEASE_S / RENEWALS):
             if self._until is None:
                 continue  # nothing was begun yet
             try:
                 self.take()
-                reminders.over("lease")
+                throttle.over("lease")
             except XaError as error:
-                lasted = reminders.due("lease")
+                lasted = throttle.due("lease")
                 if lasted is not None:
                     name = self._resource.name
                     logger.warning("the lease at %s could not be renewed%s, will try again: %s", name, lasted, error)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from tm.outcome import named
 from tm.recovery.report import Action
-from tm.reminders import Reminders
+from tm.throttle import WarningThrottle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ class RecoveryMessages:
     """Told by the passes of one manager, one at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._reminders = Reminders(clock)
+        self._throttle = WarningThrottle(clock)
         self._down: frozenset[str] = frozenset()
         self._lasting: dict[Branch, Action] = {}
         """What was told of, branch by branch, and lasts."""
@@ -46,11 +46,11 @@ class RecoveryMessages:
     def passed(self, report: Report) -> None:
         """A pass has come to this."""
         for name, why in report.unreachable.items():
-            lasted = self._reminders.due(name)
+            lasted = self._throttle.due(name)
             if lasted is not None:
                 logger.warning("recovery: %s can't be reached%s: %s", name, lasted, why)
         for name in self._down - report.unreachable.keys():
-            logger.info("recovery: %s can be reached again, after %s", name, self._reminders.over(name))
+            logger.info("recovery: %s can be reached again, after %s", name, self._throttle.over(name))
         self._down = frozenset(report.unreachable)
         for finding in report.findings:
             if finding.action not in LASTING or self._lasting.get(finding.branch) is not finding.action:
@@ -65,9 +65,9 @@ class RecoveryMessages:
         counts = Counter(action for branch, action in self._lasting.items() if before.get(branch) is action)
         for action in LASTING:
             if action not in self._lasting.values():
-                self._reminders.over(action)
+                self._throttle.over(action)
                 continue
-            lasted = self._reminders.due(action)
+            lasted = self._throttle.due(action)
             if lasted and counts[action]:
                 logger.log(
                     LEVELS[action],
@@ -77,23 +77,23 @@ class RecoveryMessages:
 
     def unreadable(self, decider: str, raised: Exception) -> None:
         """A decider could not be asked for its decisions."""
-        lasted = self._reminders.due(("decisions", decider))
+        lasted = self._throttle.due(("decisions", decider))
         if lasted is not None:
             logger.warning("recovery: the decisions in %s can't be read%s: %s", decider, lasted, raised)
 
     def readable(self, decider: str) -> None:
         """It could."""
-        self._reminders.over(("decisions", decider))
+        self._throttle.over(("decisions", decider))
 
     def log_unreadable(self, error: Exception) -> None:
         """There was no pass: the log can't be read."""
-        lasted = self._reminders.due("log")
+        lasted = self._throttle.due("log")
         if lasted is not None:
             logger.error("recovery can't read the log%s: %s", lasted, error)
 
     def failed(self, error: Exception) -> None:
         """A pass was broken off by this."""
-        if self._reminders.due(type(error).__name__) is not None:
+        if self._throttle.due(type(error).__name__) is not None:
             logger.error("a recovery pass met what it did not expect; there will be another", exc_info=error)
 
 

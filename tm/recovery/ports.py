@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tm.log import Branch, Decision, Heuristic, LogError
     from tm.recovery.ownership import AtWork
     from tm.two_phase.ports import Answer
-    from tm.verdicts import Verb
+    from tm.two_phase.return_codes import Verb
     from xa import XaError, Xid
 
 Scanned: TypeAlias = "Mapping[str, Sequence[Xid] | XaError]"

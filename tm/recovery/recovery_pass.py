@@ -27,7 +27,7 @@ from tm.log import Branch, Decision, Heuristic
 from tm.recovery.ownership import Claim
 from tm.recovery.report import Action, Finding, Report
 from tm.two_phase.ports import code_of
-from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, Gtrid, XaError
 
 if TYPE_CHECKING:

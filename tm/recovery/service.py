@@ -9,15 +9,16 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from tm.errors import OutcomeUnknown, ProtocolMisuse
 from tm.log import Branch, LogError
-from tm.outcome import OutcomeUnknown, ProtocolMisuse, named
+from tm.outcome import named
 from tm.recovery.blocking import BlockingRecoveryPorts
 from tm.recovery.messages import RecoveryMessages
 from tm.recovery.recovery_pass import recover
 from tm.recovery.report import Action
 from tm.recovery.unfinished import UnfinishedTransactions
 from tm.two_phase.driver import drive
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import Code, ThreadOfControl, XaError, entered
 
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ class RecoveryService:
     def _mend_all(self) -> None:
         for resource in self._resources.values():
             with suppress(XaError):  # the scan meets it again, and the report tells of it
-                resource.mend(now=True)
+                resource.reopen(now=True)
 
 
 def pause_after(pause_s: float, interval_s: float, took_s: float) -> float:

@@ -22,7 +22,7 @@ from tm.log import Heuristic, LogError
 from tm.outcome import named
 from tm.recovery.report import Action, Finding
 from tm.two_phase.ports import code_of
-from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import TMFAIL, TMMULTIPLE, Code, XaError, entered
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class UnfinishedTransactions:
                 resource.rm.complete(None, resource.rmid, TMMULTIPLE)
             except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
                 if not isinstance(raised, XaError):
-                    resource.heard(raised, "complete")
+                    resource.as_xa_error(raised, "complete")
                 return  # XAER_INVAL: nothing is outstanding
 
     async def _is_decided(self, transaction: UnfinishedTransaction) -> bool | None:

@@ -18,8 +18,8 @@ from opentelemetry.trace import Status, StatusCode
 from tm.outcome import Verdict, named
 from tm.recovery import Action
 from tm.telemetry import metrics as table
-from tm.telemetry.observed import RAISED, ObservedPorts, observed
-from tm.verdicts import MEANING, Meaning, Verb
+from tm.telemetry.proxies import RAISED, MeasuredPorts, observed
+from tm.two_phase.return_codes import MEANING, Meaning, Verb
 from xa import Code
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Recorder:
 
     def ports(self, ports: Ports) -> Ports:
         """`ports` with their phases and forces measured."""
-        return ObservedPorts(ports, self)
+        return MeasuredPorts(ports, self)
 
     def close(self) -> None:
         """Nothing is observed of this manager any more."""

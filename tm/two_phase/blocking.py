@@ -13,9 +13,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from tm.log import LogError, LogFull
+from tm.log.decision_record import encode_branches
 from tm.outcome import named
-from tm.record import encode_branches
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import TMASYNC, TMNOFLAGS, Code, Gtrid, Handle, XaError, XaMisuse, xa_error
 
 if TYPE_CHECKING:
@@ -115,13 +115,13 @@ class BlockingPorts:
                 _open_again(resource, verb, branch)
             answer = resource.routines[verb](branch.xid, resource.rmid, flags)
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's: the outcome is unknown
-            error = resource.heard(raised, verb.value, branch.xid)
+            error = resource.as_xa_error(raised, verb.value, branch.xid)
             if verb is Verb.ROLLBACK and error.code is Code.XAER_PROTO:
                 return self._roll_back_again(resource, branch, flags)
             return error
         if type(answer) is Code or (flags & TMASYNC and type(answer) is Handle):
             return answer
-        return resource.heard(_no_answer(answer), verb.value, branch.xid)
+        return resource.as_xa_error(_no_answer(answer), verb.value, branch.xid)
 
     def _roll_back_again(self, resource: Resource, branch: Branch, flags: int) -> Answer | Handle:
         """The application's session may have lost the connection without a word to the manager: the thread of
@@ -131,7 +131,7 @@ class BlockingPorts:
             _open_again(resource, Verb.ROLLBACK, branch)
             return resource.routines[Verb.ROLLBACK](branch.xid, resource.rmid, flags)
         except Exception as raised:  # noqa: BLE001 — as above
-            return resource.heard(raised, "rollback", branch.xid)
+            return resource.as_xa_error(raised, "rollback", branch.xid)
 
     def _collect(self, branch: Branch, handle: Handle) -> Answer:
         resource = self._resources[branch.resource]
@@ -139,7 +139,7 @@ class BlockingPorts:
             completion = resource.rm.complete(handle, resource.rmid, TMNOFLAGS)
             error, code = completion.error, completion.code
         except Exception as raised:  # noqa: BLE001 — as above
-            return resource.heard(raised, "complete", branch.xid)
+            return resource.as_xa_error(raised, "complete", branch.xid)
         if error is not None:
             resource.failed(error)
             return error
@@ -151,8 +151,8 @@ class BlockingPorts:
         try:
             answer = resource.decider.decide(branch.xid, resource.rmid, record)
         except Exception as raised:  # noqa: BLE001 — as above
-            return resource.heard(raised, "decide", branch.xid)
-        return answer if type(answer) is Code else resource.heard(_no_answer(answer), "decide", branch.xid)
+            return resource.as_xa_error(raised, "decide", branch.xid)
+        return answer if type(answer) is Code else resource.as_xa_error(_no_answer(answer), "decide", branch.xid)
 
     # --- log ------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class BlockingPorts:
             try:
                 resource.decider.end_decisions([decision.gtrid], resource.rmid)
             except Exception as raised:  # noqa: BLE001 — as above
-                error = resource.heard(raised, "end_decisions")
+                error = resource.as_xa_error(raised, "end_decisions")
                 logger.warning("%s: its end could not be noted: %s", named(decision.gtrid), error)
         elif self._log is not None:
             try:
@@ -213,7 +213,7 @@ def _open_again(resource: Resource, verb: Verb, branch: Branch) -> None:
     reason. What `open` is told says nothing of the branch: its XAER_RMERR, a password that is refused say, would mean
     of a commit that the work was rolled back."""
     try:
-        resource.mend()
+        resource.reopen()
     except XaError as error:
         told = f"{verb.value}: {resource.name} can't be opened: {error.message}"
         raise xa_error(Code.XAER_RMFAIL, told, branch.xid) from error

@@ -17,9 +17,9 @@ commit():
 rollback(): end every association with failure, roll back every branch. Nothing is logged, because recovery presumes
 that what can't be told now was rolled back.
 
-Every answer means what `tm.verdicts.MEANING` says. XA_OK means DONE at every verb; so where everybody answers XA_OK,
-which is nearly always, no answer is looked up. The state moves by `tm.states.GLOBAL` only, and only after the port call
-that justifies it has returned.
+Every answer means what `tm.two_phase.return_codes.MEANING` says. XA_OK means DONE at every verb; so where everybody
+answers XA_OK, which is nearly always, no answer is looked up. The state moves by `tm.two_phase.states.GLOBAL` only, and
+only after the port call that justifies it has returned.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Final
 
 from tm.log import Branch, Decision, Heuristic, LogStopped
 from tm.outcome import Outcome, Reason, Verdict
-from tm.states import GLOBAL, GlobalState, GlobalVerb
 from tm.two_phase.driver import suspension
 from tm.two_phase.ports import code_of
-from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.states import GLOBAL, GlobalState, GlobalVerb
 from xa import TMFAIL, TMONEPHASE, TMSUCCESS, Code
 from xa.machine import advance
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from tm.log import LogStopped
 from tm.outcome import Outcome, Reason, Verdict, named
 from tm.recovery.unfinished import UnfinishedTransaction
-from tm.states import GlobalState
+from tm.two_phase.states import GlobalState
 from xa import switch_control
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from xa import Code, XaError
 
 if TYPE_CHECKING:
     from tm.log import Branch, Decision, Heuristic, LogError
-    from tm.verdicts import Verb
+    from tm.two_phase.return_codes import Verb
 
 Answer: TypeAlias = Code | XaError
 """What a resource manager answered: the code that it returned, or the error that it raised (with its code)."""

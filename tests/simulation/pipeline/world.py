@@ -32,7 +32,7 @@ from tests.simulation.pipeline.book import Book
 from tests.simulation.pipeline.places import NOT_JUDGED, Place
 from tm.log import Branch, DecisionRefused, LogError, LogStopped
 from tm.log.sql_gtrids import TakenOver
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import Code, XaError, Xid, log_prefix, xa_error
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tm.resources import is_decider
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import TMONEPHASE, Code, Handle, XaError
 
 if TYPE_CHECKING:
@@ -35,10 +35,10 @@ _PHASES: Final = {
 
 def observed(name: str, rm: ResourceManager, recorder: Recorder) -> ResourceManager:
     """`rm`, under the name `name`, with its verbs measured."""
-    return ObservedDecider(name, rm, recorder) if is_decider(rm) else ObservedResource(name, rm, recorder)
+    return MeasuredDecider(name, rm, recorder) if is_decider(rm) else MeasuredResource(name, rm, recorder)
 
 
-class ObservedResource:
+class MeasuredResource:
     """An `xa.ResourceManager` that measures another one. What the other offers beyond the contract is there too."""
 
     def __init__(self, name: str, rm: ResourceManager, recorder: Recorder) -> None:
@@ -150,7 +150,7 @@ class ObservedResource:
         return told
 
 
-class ObservedDecider(ObservedResource):
+class MeasuredDecider(MeasuredResource):
     """An `xa.DecidingResource` that measures another one."""
 
     _rm: DecidingResource
@@ -188,7 +188,7 @@ class ObservedDecider(ObservedResource):
         self._told("end_decisions", self._rm.end_decisions, gtrids, rmid)
 
 
-class ObservedPorts:
+class MeasuredPorts:
     """`tm.two_phase.ports.Ports` that measure the phases and the forces of others."""
 
     __slots__ = ("_ports", "_recorder")

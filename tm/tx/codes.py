@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from tm.log import LogStopped
 from tm.outcome import Verdict
-from tm.states import GlobalState
-from tm.tx_states import TxVerb
+from tm.two_phase.states import GlobalState
+from tm.tx.states import TxVerb
 
 if TYPE_CHECKING:
     from tm.outcome import Outcome

@@ -1,9 +1,9 @@
-"""Whether a `with` block is still being executed, or was left without a word to its context manager.
+"""WithBlock: tells whether a `with` block is still being executed, or was left without its `__exit__` having run.
 
-An interruption that comes when `__exit__` begins, before its first instruction, leaves the block all the same, and
-no code of the context manager has heard of it. So a block is told by its frame: a block is being executed if and only
-if an exception, raised at the instruction at which its frame is, would come to the block's own handler. The compiler
-notes in the code object which handler that is, for each instruction (the exception table).
+An interruption may come when `__exit__` begins, before its first instruction. It leaves the block, and no code of the
+context manager runs. So the frame has to tell: a block is being executed if and only if an exception that is raised at
+the frame's present instruction would reach the block's own handler. The compiler notes the handler of each instruction
+in the code object (the exception table).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 _BEFORE_WITH: Final = opcode.opmap.get("BEFORE_WITH")
-"""The instruction that enters a block; interpreters without it (3.14) don't tell."""
+"""The instruction that enters a block. Interpreters without it (3.14) can't tell whether one was left."""
 _CACHE: Final = opcode.opmap.get("CACHE", 0)
-"""What stands behind an instruction that the interpreter specialises."""
+"""What follows an instruction that the interpreter specialises."""
 _CODE_UNIT: Final = 2
 _MOST_HANDLERS: Final = 100
 
 
-class Block:
+class WithBlock:
     """The block that the caller of the function that makes this one enters now, or with its next instruction."""
 
     __slots__ = ("_at", "_frame")
@@ -52,8 +52,8 @@ class Block:
 
 
 def _entered_at(instructions: bytes, at: int) -> int | None:
-    """Where the block is entered: at this instruction or, behind a call, at the next. None: by a function, ExitStack
-    say; where that block is nobody knows."""
+    """Where the block is entered: at this instruction or, after a call, at the next. None: a function entered it, such
+    as `ExitStack.enter_context`, so that its block is not known."""
     if instructions[at] == _BEFORE_WITH:
         return at
     at += _CODE_UNIT

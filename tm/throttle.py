@@ -1,4 +1,4 @@
-"""Reminders: what lasts, say an outage, is worth a line of the log when it begins, and then only now and then."""
+"""WarningThrottle: a condition that lasts, an outage say, is logged when it begins, and then once every ten minutes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ REMIND_S: Final = 600.0
 MOST: Final = 10_000
 
 
-class Reminders:
-    """What lasts at this moment, by whatever names it; kept by any thread. At most `MOST` at a time: beyond it the
-    oldest is taken for new when it is met again."""
+class WarningThrottle:
+    """The conditions that last at this moment, each by a name, for any thread. It keeps `MOST` of them; with more, the
+    oldest one counts as new when it is met again."""
 
     def __init__(self, clock: Callable[[], float], every_s: float = REMIND_S) -> None:
         self._clock = clock
@@ -24,8 +24,8 @@ class Reminders:
         """When it began, and when it was told of last."""
 
     def due(self, about: Hashable) -> str | None:
-        """It lasts: what to put behind its name in a line about it, which is how long, and nothing where it is new;
-        None where no line is due."""
+        """To be called when the condition is met. None: nothing is to be logged now. Otherwise the text for how long it
+        has lasted, to be put after its name; empty if it is new."""
         now = self._clock()
         with self._lock:
             began, told = self._told.get(about, (now, None))
@@ -37,7 +37,7 @@ class Reminders:
         return "" if told is None else f" for {(now - began) / 60:.0f} min"
 
     def over(self, about: Hashable) -> str | None:
-        """It is over: how long it lasted; None where nobody was told of it."""
+        """To be called when the condition is over. How long it lasted; None if it was never logged."""
         if about not in self._told:
             return None
         with self._lock:

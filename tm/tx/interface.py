@@ -6,7 +6,7 @@
     tx.tx_commit()
 
 Every routine answers a TxCode and raises nothing; what is behind a code goes to the log. Each thread of control (a
-thread or an asyncio task) has its own state (`tm.tx_states.TX`) and its own characteristics, which tx_open sets to
+thread or an asyncio task) has its own state (`tm.tx.states.TX`) and its own characteristics, which tx_open sets to
 their initial values: TX_COMMIT_COMPLETED, TX_UNCHAINED, and a timeout of 0, with which a transaction never expires: the
 manager's `timeout_s` is for transactions that are begun through it. Call tx_set_transaction_timeout where a client that
 hangs must not hold its locks for ever.
@@ -23,8 +23,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tm.outcome import ManagerUnusable, ProtocolMisuse, TransactionError
-from tm.tx_codes import (
+from tm.errors import ManagerUnusable, ProtocolMisuse, TransactionError
+from tm.tx.codes import (
     MAX_TIMEOUT_S,
     NO_BEGIN,
     STATE_OF,
@@ -35,7 +35,7 @@ from tm.tx_codes import (
     TxInfo,
     outcome_code,
 )
-from tm.tx_states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
+from tm.tx.states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
 from xa import FORMAT_ID, NULL_XID, Code, XaError, Xid
 from xa.machine import advance
 
@@ -120,7 +120,7 @@ class TxInterface:
         return begun
 
     def tx_commit(self) -> TxCode:
-        """Commits. TX_OK, TX_ROLLBACK, TX_MIXED, TX_HAZARD as `tm.tx_codes.OUTCOME_CODES` says; in a chain the next
+        """Commits. TX_OK, TX_ROLLBACK, TX_MIXED, TX_HAZARD as `tm.tx.codes.OUTCOME_CODES` says; in a chain the next
         transaction begins, or the code's *_NO_BEGIN says that it could not. TX_FAIL: the manager can decide nothing
         any more, and the outcome is unknown."""
         return self._complete(TxVerb.COMMIT)
@@ -275,7 +275,7 @@ def _is_open(resource: Resource, who: str) -> bool:
     if not resource.suspect:
         return True
     try:
-        resource.mend()
+        resource.reopen()
     except XaError as error:
         logger.warning("%s: %s can't be opened, and takes no part: %s", who, resource.name, error)
         return False

@@ -1,7 +1,7 @@
-"""The resources that take part in one transaction: their branches and associations.
+"""Enlistments: the resources that take part in one transaction, with their branches and associations.
 
-An association moves by the table 6-2 (`xa.tables.ASSOCIATION`). Where a resource manager fails, the transaction
-can only be rolled back from then on: `Doomed` says so to the transaction, which has the last word about itself.
+An association moves by the table 6-2 (`xa.tables.ASSOCIATION`). If a resource manager fails, the transaction can only
+be rolled back from then on. The exception `RollbackOnly` says so to the transaction, which changes its own state.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from tm.errors import ProtocolMisuse
 from tm.log import Branch
-from tm.outcome import ProtocolMisuse, Reason, named
+from tm.outcome import Reason, named
 from tm.two_phase.commit import TwoPhaseCommit
 from xa import (
     FORMAT_ID,
@@ -28,8 +29,8 @@ from xa.tables import ASSOCIATION, AssociationState, AssociationVerb
 
 if TYPE_CHECKING:
     from tm.resources import Resource
-    from tm.states import GlobalState
     from tm.two_phase.ports import Ports
+    from tm.two_phase.states import GlobalState
 
 DelistHow = Literal["success", "suspend", "fail"]
 
@@ -44,7 +45,7 @@ _AFTER: Final = {verb: ASSOCIATION.column(verb) for verb in AssociationVerb}
 """Verb → state → the state after it went well."""
 
 
-class Doomed(Exception):
+class RollbackOnly(Exception):
     """From now on the transaction can only be rolled back; `reason` says why."""
 
     def __init__(self, reason: Reason) -> None:
@@ -53,8 +54,8 @@ class Doomed(Exception):
 
 
 class Enlistment:
-    """One resource in one transaction: its branch, and how the transaction's thread of control stands to it.
-    `joined` says that another resource with the same identity made the branch."""
+    """One resource in one transaction: its branch, and the state of the association of the transaction's thread of
+    control with it. `joined`: another resource with the same identity has made the branch."""
 
     __slots__ = ("branch", "joined", "resource", "session", "state")
 
@@ -74,8 +75,8 @@ class Enlistment:
 
 
 class Enlistments:
-    """Those of one transaction, by the names of the resources, in the order of their enlistment. `decider` names the
-    one that decides, where the log does not."""
+    """The enlistments of one transaction, by the names of the resources, in the order in which they were made.
+    `decider` is the name of the resource that decides, if the log does not."""
 
     __slots__ = ("_by_name", "_decider", "_gtrid")
 
@@ -108,13 +109,13 @@ class Enlistments:
     # --- begin and end of an association ------------------------------------------------------------------------
 
     def enlist(self, resource: Resource) -> Any:
-        """The native interface of `resource`, associated; one that registers dynamically does so with its first work.
-        Doomed: it can't take part."""
+        """Associates `resource`, and returns its native interface. A resource that registers dynamically does so with
+        its first work. RollbackOnly: it can't take part."""
         if resource.suspect:
             try:
-                resource.mend()
+                resource.reopen()
             except XaError as error:
-                raise Doomed(Reason(None, error.message, resource.name)) from error
+                raise RollbackOnly(Reason(None, error.message, resource.name)) from error
         if resource.dynamic:
             return _session(resource, None)
         name = resource.name
@@ -131,9 +132,9 @@ class Enlistments:
         try:
             resource.rm.start(enlistment.branch.xid, resource.rmid, flags)
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            heard = resource.heard(raised, "start", enlistment.branch.xid)
+            heard = resource.as_xa_error(raised, "start", enlistment.branch.xid)
             enlistment.failed(verb, heard)
-            raise Doomed(Reason(enlistment.branch, heard)) from heard
+            raise RollbackOnly(Reason(enlistment.branch, heard)) from heard
         enlistment.state = _AFTER[verb][enlistment.state]
         enlistment.session = session = _session(resource, enlistment.branch)
         return session
@@ -154,7 +155,8 @@ class Enlistments:
         return Enlistment(resource, Branch(resource.name, xid), joined=False)
 
     def delist(self, name: str, how: DelistHow) -> None:
-        """Ends or suspends the association with the resource `name`. Doomed: it failed, or was ended as failed."""
+        """Ends or suspends the association with the resource `name`. RollbackOnly: it failed, or was ended as
+        failed."""
         if how not in _DELIST:
             raise ProtocolMisuse(f"delist how? {how!r} is none of {', '.join(_DELIST)}")
         enlistment = self._by_name.get(name)
@@ -175,12 +177,12 @@ class Enlistments:
         try:
             resource.rm.end(enlistment.branch.xid, resource.rmid, flags)
         except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-            error = resource.heard(raised, "end", enlistment.branch.xid)
+            error = resource.as_xa_error(raised, "end", enlistment.branch.xid)
             enlistment.failed(verb, error)
-            raise Doomed(Reason(enlistment.branch, error)) from error
+            raise RollbackOnly(Reason(enlistment.branch, error)) from error
         enlistment.state = state
         if how == "fail":
-            raise Doomed(Reason(enlistment.branch, "its work was delisted as failed"))
+            raise RollbackOnly(Reason(enlistment.branch, "its work was delisted as failed"))
 
     def registered(self, resource: Resource) -> tuple[Enlistment, AssociationState | None]:
         """For ax_reg: the enlistment of a dynamically registering resource, and what its association was before
@@ -198,24 +200,24 @@ class Enlistments:
     # --- all of them --------------------------------------------------------------------------------------------
 
     def suspend(self) -> list[Reason]:
-        """Suspends every association; what went wrong."""
+        """Suspends every association. The reasons of those that could not be suspended."""
         reasons = []
         for enlistment in self._by_name.values():
             if enlistment.state is _T1:
                 try:
                     self._dissociate(enlistment, "suspend")
-                except Doomed as doomed:
+                except RollbackOnly as doomed:
                     reasons.append(doomed.reason)
         return reasons
 
     def resume(self) -> None:
-        """Resumes every suspended association. Doomed: one could not be."""
+        """Resumes every suspended association. RollbackOnly: one could not be."""
         for enlistment in self._by_name.values():
             if enlistment.state is _T2 and not enlistment.resource.dynamic:
                 self.enlist(enlistment.resource)
 
     def forget_sessions(self) -> None:
-        """The work is over."""
+        """The native interfaces can't be used any more, because the work is over."""
         for enlistment in self._by_name.values():
             enlistment.session = None
 
@@ -250,5 +252,5 @@ def _session(resource: Resource, branch: Branch | None) -> Any:
     try:
         return resource.rm.session(resource.rmid)
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-        error = resource.heard(raised, "session")
-        raise Doomed(Reason(branch, f"{resource.name}: {error.message}")) from error
+        error = resource.as_xa_error(raised, "session")
+        raise RollbackOnly(Reason(branch, f"{resource.name}: {error.message}")) from error

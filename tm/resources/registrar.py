@@ -1,8 +1,8 @@
 """ax_reg and ax_unreg: how resource managers with TMREGISTER announce work to the transaction manager.
 
 Each thread of control has a registration with each such resource manager, which moves by the table 6-3
-(`xa.tables.REGISTRATION`). Where the thread has a transaction, the registration is the transaction's enlistment;
-the table is kept here for work outside any.
+(`xa.tables.REGISTRATION`). If the thread has a transaction, its registration is the transaction's enlistment. The
+states that are kept here are those of work outside any transaction.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from weakref import WeakKeyDictionary
 
-from tm.outcome import TransactionError
+from tm.errors import TransactionError
 from xa import NULL_XID, TMNOFLAGS, AxCode, thread_of_control
 from xa.machine import IllegalTransition, advance
 from xa.tables import REGISTRATION, AssociationState, RegistrationState, RegistrationVerb

@@ -1,6 +1,6 @@
-"""The reaper: one thread that rolls back transactions which take longer than their timeout.
+"""Reaper: one thread that rolls back the transactions that take longer than their timeout.
 
-It never touches what is prepared, or on its way there: `Transaction.expire` sees to that.
+It never touches a transaction that is prepared or being committed: `Transaction.expire` checks that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Reaper:
             self._thread.join()
 
     def reap(self) -> None:
-        """One look at everything that lives."""
+        """Looks at every live transaction once."""
         now = self._clock()
         for transaction in tuple(self._live.values()):
             if now >= transaction.deadline:

@@ -1,15 +1,15 @@
-"""Which errors say that the same work may succeed in a new transaction: it was in the way of another one.
+"""is_transient(): tells which errors mean that the same work may succeed in a new transaction.
 
 A manager says so itself with RolledBack. A database says it already when a statement fails: a serialization failure, a
-deadlock, a lock that was not had in time. What drivers raise is known here by what they note in it (a SQLSTATE, a
-number), because this package imports none of them.
+deadlock, a lock that could not be acquired in time. Errors of database drivers are recognised by their SQLSTATE or
+number, because this package imports no driver.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tm.outcome import RolledBack
+from tm.errors import RolledBack
 from xa import BranchRolledBack
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _SQLITE_PRIMARY: Final = 0xFF
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether `error`, or what it was made from, is one of these."""
+    """Whether `error`, or an error that caused it, is one of these."""
     return any(
         isinstance(one, RolledBack | BranchRolledBack)
         or _text(one).startswith(_SQLSTATES)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from tm.log.file import FileLog
-from tm.log.reading import read_log
+from tm.log.image import read_log
 from xa.secrets import masked, with_password
 
 if TYPE_CHECKING:
     from tm.log.decision import DecisionLog
-    from tm.log.reading import LogImage
+    from tm.log.image import LogImage
 
 
 def open_log(url: str, node: str) -> DecisionLog:

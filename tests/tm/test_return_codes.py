@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from tm.states import FINAL, GLOBAL, GlobalState, GlobalVerb
-from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.states import FINAL, GLOBAL, GlobalState, GlobalVerb
 from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code
 from xa.machine import IllegalTransition, advance
 

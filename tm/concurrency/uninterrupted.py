@@ -1,19 +1,22 @@
-"""Calls that no signal handler interrupts, so that Ctrl-C never leaves a transaction half way through a verb.
+"""UninterruptedCalls: calls that no signal handler interrupts, so that Ctrl-C never stops a transaction inside of a
+verb.
 
-CPython runs signal handlers in the main thread, between any two of its instructions, and KeyboardInterrupt is raised
-there: between the request and the place where its handle is kept, say, or between a lock and the block that gives it
-back. No code can be correct against that at every instruction. So what must not be interrupted is carried out by a
-thread of ours when the main thread asks for it. The main thread only waits, and only its waiting is interrupted.
+CPython runs signal handlers in the main thread, between any two of its instructions. KeyboardInterrupt is raised there:
+between a request and the place where its handle is kept, for example, or between the acquisition of a lock and the
+block that releases it. No code can be correct at every instruction. So if the main thread asks for something that must
+not be interrupted, a thread of ours carries it out. The main thread only waits, and only its waiting can be
+interrupted:
 
  1. An interruption before the call is handed over: nothing has begun.
- 2. The first one while it is carried out is kept until the call has come to its end, and raised then.
- 3. A second one is raised at once; the call goes on by itself.
+ 2. The first interruption while the call is carried out: it is kept until the call is over, and raised then.
+ 3. A second one: it is raised at once, and the call goes on in the background.
 
-Every other thread carries its calls out itself, because no signal handler runs there.
+Any other thread carries out its calls itself, because no signal handler runs there.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -32,7 +35,8 @@ T = TypeVar("T")
 
 
 class Waited:
-    """A call that somebody waits for, unless `left`: he may be interrupted before he begins to."""
+    """A call that another thread or task waits for; `left`: it does not, because it was interrupted, or has not begun
+    to."""
 
     __slots__ = ("left",)
 
@@ -51,7 +55,7 @@ class Waited:
 
 LOOK_AGAIN_S: Final = 0.05
 _WAITED_FOR: Final[dict[int, Waited]] = {}
-"""The threads that carry out a call for somebody who waits elsewhere."""
+"""Thread → the call that it carries out for another thread or task."""
 
 
 def interruptible() -> bool:
@@ -60,17 +64,17 @@ def interruptible() -> bool:
 
 
 def left_by_its_caller(thread: int) -> bool:
-    """Whether that thread carries out a call for somebody who does not wait for it any more."""
+    """Whether that thread carries out a call whose caller does not wait for it any more."""
     waited = _WAITED_FOR.get(thread)
     return waited is not None and waited.left
 
 
 class StillGoingOn(Exception):
-    """The call has not come to its end in the time that the caller gives it; it goes on."""
+    """The call takes longer than its caller waits. It goes on."""
 
 
 class _Call(Waited, Generic[T]):
-    """One call: `over` once it has come to its end, with its `result` or `error`."""
+    """One call. When it is `over`, it has a `result` or an `error`."""
 
     __slots__ = ("about", "context", "ended", "error", "over", "result", "work")
 
@@ -86,7 +90,7 @@ class _Call(Waited, Generic[T]):
         self.result: T
 
     def tell(self) -> None:
-        """To be called once, when it was carried out: whoever waits goes on."""
+        """To be called once, after it was carried out: the caller goes on."""
         if self.left and self.error is not None:
             logger.error("%s: a call that its caller has left failed", self.about, exc_info=self.error)
         self.over = True
@@ -94,7 +98,7 @@ class _Call(Waited, Generic[T]):
 
 
 class UninterruptedCalls:
-    """Those of one manager. Its threads are made when they are needed: one, unless somebody has left a call."""
+    """The calls of one manager. Its threads are made when they are needed: one, unless a caller has left its call."""
 
     def __init__(self) -> None:
         self._begin_anew()
@@ -107,32 +111,35 @@ class UninterruptedCalls:
         self._under_way: dict[_Call[Any], None] = {}
 
     def run(self, about: object, work: Callable[[], T]) -> T:
-        """What `work` returns or raises, uninterrupted; `about` says in the log what it is about."""
+        """Carries out `work`, uninterrupted, and returns or raises what it does. `about` names it in log messages."""
         if not interruptible():
             return work()
         call = self._hand_over(about, work)
         call.left = False
         interruption: BaseException | None = None
-        while not call.over:
-            try:
-                call.ended.acquire()
-            except BaseException as error:
-                if interruption is not None:
-                    call.left = True
-                    raise
-                interruption = error
-                logger.warning(
-                    "%s: interrupted by %s: waits for the end of the call that is being carried out; "
-                    "interrupt again to leave that to the background",
-                    about,
-                    type(error).__name__,
-                )
+        try:
+            while not call.over:
+                try:
+                    call.ended.acquire()
+                except BaseException as error:
+                    if interruption is not None:
+                        raise
+                    interruption = error
+                    logger.warning(
+                        "%s: interrupted by %s: waits for the end of the call that is being carried out; "
+                        "interrupt again to leave that to the background",
+                        about,
+                        type(error).__name__,
+                    )
+        except BaseException:  # the second one, wherever it came: while the first was logged, say
+            call.left = True
+            raise
         if interruption is not None:
             raise interruption from call.error
         return _outcome(call)
 
     def run_for(self, seconds: float, about: object, work: Callable[[], T]) -> T:
-        """As `run`, from any thread, waiting for so long at most. StillGoingOn: it goes on."""
+        """As `run`, for any thread, but waits no longer than `seconds`. StillGoingOn: it goes on."""
         call = self._hand_over(about, work)
         call.left = False
         if not call.ended.acquire(timeout=seconds) and not call.over:
@@ -141,14 +148,14 @@ class UninterruptedCalls:
         return _outcome(call)
 
     def wait(self) -> None:
-        """Until every call that somebody has left has come to its end."""
+        """Waits for the end of every call that its caller has left."""
         for call in tuple(self._under_way):
             while not call.over:  # its own caller may take the lock first
                 if call.ended.acquire(timeout=LOOK_AGAIN_S):
                     call.ended.release()
 
     def close(self) -> None:
-        """Ends the threads; one that carries out a call that was left ends behind it, and is not waited for."""
+        """Ends the threads. A thread that carries out a call that was left ends after that, and is not waited for."""
         calls, threads, left = self._calls, tuple(self._threads), len(self._under_way)
         self._begin_anew()
         for _ in threads:
@@ -161,8 +168,8 @@ class UninterruptedCalls:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _hand_over(self, about: object, work: Callable[[], T]) -> _Call[T]:
-        """The call, to be carried out. Interrupted before the queue has it, nothing is carried out; at worst a thread
-        more than necessary waits for calls."""
+        """Hands the call over to a thread. If this is interrupted before the queue has the call, nothing is carried
+        out; at worst there is one thread too many."""
         if self._pid != os.getpid():
             self._begin_anew()
         call = _Call(about, copy_context(), work)
@@ -176,7 +183,7 @@ class UninterruptedCalls:
         return call
 
     def _carry_out(self) -> None:
-        """What a thread of ours does. It does not call `Call.carry_out`, to be no deeper than necessary."""
+        """What a thread of ours does."""
         calls, idle, thread = self._calls, self._idle, threading.get_ident()
         while (call := calls.get()) is not None:
             self._under_way[call] = None
@@ -188,9 +195,9 @@ class UninterruptedCalls:
             finally:
                 _WAITED_FOR.pop(thread, None)
             self._under_way.pop(call, None)
-            idle.put(None)  # before its caller goes on, who may have another call
+            idle.put(None)  # before the caller goes on, because it may have another call
             call.tell()
-            del call  # it holds what the application works with
+            del call  # it refers to objects of the application
 
 
 def _outcome(call: _Call[T]) -> T:
@@ -200,3 +207,28 @@ def _outcome(call: _Call[T]) -> T:
         finally:
             call.error = None  # its traceback holds this frame
     return call.result
+
+
+async def finish_in_thread(work: Callable[[], T]) -> T:
+    """Runs `work` in a thread and waits for its end, even if the waiting task is cancelled meanwhile. It is carried out
+    whatever happens to the task and to its event loop."""
+    waited = Waited()
+    loop = asyncio.get_running_loop()
+    try:
+        # no task, which the end of the loop would cancel before a thread has begun it
+        future = loop.run_in_executor(None, copy_context().run, waited.carry_out, work)
+    except RuntimeError:  # the loop's threads are shut down already
+        return work()
+    waited.left = False
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except BaseException:  # the coroutine is closed
+            waited.left = True
+            raise
+    if cancelled is not None:
+        raise cancelled from future.exception()
+    return future.result()

@@ -1,11 +1,11 @@
-"""The resource managers that a manager works with: found by the scheme of their open strings, opened, reopened.
+"""Resource: a resource manager under the name that the configuration gives it; how it is found, opened and reopened.
 
-A resource is configured by name. Its factory is an entry point of the group `xabridge.resource_managers`,
-named by the URL scheme; mode "decider" puts `decider+` before the scheme. Deciders without an entry point of their own
-are asked for at `decider+*`: it is called with the scheme, and answers a factory or raises LookupError.
+Its factory is an entry point of the group `xabridge.resource_managers` whose name is the scheme of the URL. With mode
+"decider" the name is `decider+` and the scheme. For a decider without an entry point of its own, the entry point
+`decider+*` is called with the scheme; it returns a factory or raises LookupError.
 
-A thread of control that heard XAER_RMFAIL opens the resource again before its next verb. When that fails the resource
-is down, for every thread, and is not tried again before its back-off has passed.
+A thread of control whose verb raised XAER_RMFAIL opens the resource again before its next verb. If that fails, the
+resource is down for every thread, and is not tried again before its back-off has passed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard
 from weakref import WeakSet
 
 from tm.outcome import named
-from tm.verdicts import Verb
+from tm.resources.states import RESOURCE, ResourceState, ResourceVerb
+from tm.two_phase.return_codes import Verb
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, thread_of_control, xa_error
+from xa.machine import advance
 from xa.secrets import check_encoded, masked
 
 if TYPE_CHECKING:
@@ -72,7 +74,8 @@ class ResourceConfig:
 
 
 class ConfigurationError(Exception):
-    """The configuration can't be used; the message names the place, the key and the mend, and no password."""
+    """The configuration can't be used. The message names the place and the key, says what to do, and has no
+    password."""
 
     def __init__(self, message: str) -> None:
         super().__init__(masked(message))
@@ -114,7 +117,7 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
 
 
 def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
-    """What is registered for a scheme, or what comes of it `then`; None where nothing is."""
+    """What is registered for a scheme, passed through `then`; None if nothing is registered."""
     entries = entry_points(group=GROUP, name=scheme)
     if not entries:
         return None
@@ -128,7 +131,7 @@ def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda foun
 
 
 def is_decider(manager: ResourceManager) -> TypeGuard[DecidingResource]:
-    """Whether `manager` offers to be the one that decides."""
+    """Whether `manager` can be the one that decides."""
     return hasattr(manager, "decide") and hasattr(manager, "settle")
 
 
@@ -143,13 +146,11 @@ class Resource:
     __slots__ = (
         "_backoff_s",
         "_clock",
-        "_closed",
         "_lock",
         "_lost",
         "_retry_at",
         "bqual",
         "decides",
-        "down",
         "dynamic",
         "identity",
         "name",
@@ -157,6 +158,7 @@ class Resource:
         "rm",
         "rmid",
         "routines",
+        "state",
         "suspect",
         "url",
         "why",
@@ -197,15 +199,15 @@ class Resource:
         self.overlaps = bool(self.rm.flags & TMUSEASYNC)
         self.dynamic = bool(self.rm.flags & TMREGISTER)
         self.identity: str | None = None
-        self.down = True
+        self.state = RESOURCE.initial
         self.suspect = True
-        self.why = "not opened yet"
+        """Whether it is not open, or a thread of control has lost its connection; kept here because every verb asks."""
+        self.why = RESOURCE.initial.value
         self._lost: WeakSet[ThreadOfControl] = WeakSet()
         self._clock = clock
         self._lock = threading.Lock()
         self._retry_at = 0.0
         self._backoff_s = BACKOFF_FIRST_S
-        self._closed = False
 
     @property
     def decider(self) -> DecidingResource:
@@ -214,15 +216,16 @@ class Resource:
             raise TypeError(f"{self.name} is no decider")
         return self.rm
 
-    def mend(self, *, now: bool = False) -> None:
-        """Opens the resource where it is down or the calling thread of control lost it; to be called when `suspect`
-        is set. XaError: it can't be used; XAER_RMFAIL without a try while its back-off lasts, unless `now`."""
+    def reopen(self, *, now: bool = False) -> None:
+        """Opens the resource again, if it is down or the calling thread of control has lost it. To be called if
+        `suspect` is set. XaError: it can't be used. While its back-off lasts, that is XAER_RMFAIL without another try,
+        unless `now`."""
         control = thread_of_control()
         with self._lock:
-            if not self.down and control not in self._lost:
+            if self.state is ResourceState.OPEN and control not in self._lost:
                 self.suspect = bool(self._lost)
                 return
-            if self._closed:
+            if self.state is ResourceState.CLOSED:
                 raise xa_error(Code.XAER_RMFAIL, f"{self.name} is closed")
             wait_s = self._retry_at - self._clock()
             if wait_s > 0 and not now:
@@ -232,33 +235,33 @@ class Resource:
                 self.identity = self.rm.identity
             except Exception as raised:
                 error = self._named(raised, "open", None)
-                self.down = self.suspect = True
+                self._move(ResourceVerb.FAILED)
                 self.why = error.message
                 self._retry_at = self._clock() + self._backoff_s
                 self._backoff_s = min(self._backoff_s * 2, BACKOFF_LAST_S)
                 raise error from raised
-            self.down = False
             self._lost.discard(control)
-            self.suspect = bool(self._lost)
+            self._move(ResourceVerb.OPENED)
             self._backoff_s = BACKOFF_FIRST_S
             self._retry_at = 0.0
 
     def failed(self, error: XaError) -> None:
-        """Notes what a verb raised: after XAER_RMFAIL the calling thread of control has to open again."""
+        """To be called with what a verb raised: after XAER_RMFAIL the calling thread of control has to open it
+        again."""
         if isinstance(error, ResourceUnavailable):
             self.lost(error.message)
 
     def lost(self, why: str) -> None:
-        """The calling thread of control has to open again before its next verb."""
+        """The calling thread of control has to open it again before its next verb."""
         with self._lock:
-            if not self.down:  # otherwise it is known why, and this says when it is tried again
+            if self.state is ResourceState.OPEN:  # otherwise `why` says already why it can't be opened
                 self.why = why
             self._lost.add(thread_of_control())
             self.suspect = True
 
-    def heard(self, raised: Exception, routine: str, xid: Xid | None = None) -> XaError:
-        """What `routine` raised, as the XaError to go on with. After an exception that the contract does not name
-        nothing may be assumed about the call, as after XAER_RMFAIL."""
+    def as_xa_error(self, raised: Exception, routine: str, xid: Xid | None = None) -> XaError:
+        """The XaError for what `routine` raised, noted as `failed` does. After an exception that the contract does not
+        name, nothing may be assumed about the call; so it becomes XAER_RMFAIL."""
         error = self._named(raised, routine, xid)
         self.failed(error)
         return error
@@ -271,13 +274,17 @@ class Resource:
         return xa_error(Code.XAER_RMFAIL, f"{routine} raised {type(raised).__name__}: {raised}", xid)
 
     def close(self) -> None:
-        """Closes the resource manager, for good; what keeps it from closing is logged."""
-        self._closed = True
+        """Closes the resource manager for good. An error is logged."""
+        self.state = advance(RESOURCE, self.state, ResourceVerb.CLOSE)  # nobody opens it again from here on
         try:
             self.rm.close("", self.rmid)
         except XaError as error:
             logger.warning("%s could not be closed: %s", self.name, error)
         except Exception:
             logger.exception("%s: close raised what its contract does not name", self.name)
-        self.down = self.suspect = True
-        self.why = "closed"
+        self.suspect = True
+        self.why = self.state.value
+
+    def _move(self, verb: ResourceVerb) -> None:
+        self.state = advance(RESOURCE, self.state, verb)
+        self.suspect = self.state is not ResourceState.OPEN or bool(self._lost)
