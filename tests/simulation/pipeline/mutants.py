@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.pipeline.world import Cores
 from tm.effects import Call, Force
+
+from tests.simulation.pipeline.world import Cores
 from tm.log import LogError
 from tm.log.sql.states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error

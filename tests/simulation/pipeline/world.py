@@ -21,12 +21,13 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from tm.effects import Call, End, Force, Note, Pause
+
 from tests.simulation.pipeline.book import Book
 from tests.simulation.pipeline.places import NOT_JUDGED, Place
-from tm.effects import Call, End, Force, Note, Pause
 from tm.log import Branch, DecisionRefused, LogError, LogStopped
 from tm.log.sql.gtrids import TakenOver
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import Code, XaError, Xid, log_prefix, xa_error
 from xabridge.pipeline.core import binding, deciding, effects, finishing, planning, taking
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError

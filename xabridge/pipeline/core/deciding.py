@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tm.effects import Force
+
 from tm.log import Branch, Decision, LogError
 from tm.log.sql.states import GtridState
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import XaError
 from xabridge.pipeline.core.effects import (
     Abort,

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from tm.effects import Call, End, Note, Pause, code_of
+
 from tm.log import Branch, Heuristic
 from tm.log.sql.states import GtridState
-from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import XaError
 from xabridge.pipeline.core.effects import Abort, Fence, FindPlanned, Finished, Look, Scan, Undone
 from xabridge.pipeline.core.naming import is_source, word
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterable, Sequence
 
     from tm.effects import Answer
+
     from tm.log import Decision, LogError
     from tm.log.sql.gtrids import Entry
     from xa import Xid

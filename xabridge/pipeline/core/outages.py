@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tm.effects import Pause
+
 from xa import Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused
 

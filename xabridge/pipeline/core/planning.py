@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tm.effects import Force
+
 from tm.log import Branch, Decision, LogStopped
 from tm.log.sql.states import GtridState
 from xa import XaError

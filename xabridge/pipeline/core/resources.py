@@ -124,11 +124,11 @@ def asked(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
 
 def _once(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
     if resource.suspect:
-        resource.mend()
+        resource.reopen()
     try:
         return ask()
     except XaError as error:
         resource.failed(error)
         raise
     except Exception as raised:
-        raise resource.heard(raised, routine) from raised
+        raise resource.as_xa_error(raised, routine) from raised

@@ -6,12 +6,13 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from rm_amqp import AmqpResource
 from tm.effects import Call, End, Force, Note, Pause
+
+from rm_amqp import AmqpResource
 from tm.log import DecisionRefused, LogError
 from tm.log.sql.gtrids import TakenOver
-from tm.performer import Performer
-from tm.verdicts import Verb
+from tm.two_phase.blocking import Performer
+from tm.two_phase.return_codes import Verb
 from xa import XaError, log_prefix
 from xabridge.pipeline.core import effects
 from xabridge.pipeline.core.errors import BatchRefused

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tm.effects import Pause
+
 from xa import ROLLBACK_CODES, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused
 

@@ -11,12 +11,12 @@ import time
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import psycopg
+from tm.effects import Call, Pause, code_of
 
 from rm_amqp import AmqpResource
-from tm.effects import Call, Pause, code_of
 from tm.log import Branch
-from tm.performer import Performer
-from tm.verdicts import Verb
+from tm.two_phase.blocking import Performer
+from tm.two_phase.return_codes import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core import taking
 from xabridge.pipeline.core.decoding import Sorting, decoded
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tm.effects import Answer
+
     from tm.resources import Resource
     from xabridge.pipeline.core.messages import Messages
     from xabridge.pipeline.core.resources import Resources

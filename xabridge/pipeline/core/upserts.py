@@ -8,11 +8,11 @@ import time
 from typing import TYPE_CHECKING, Final
 
 import psycopg
-
 from tm.effects import Call, code_of
+
 from tm.log import Branch
-from tm.performer import Performer
-from tm.verdicts import Verb
+from tm.two_phase.blocking import Performer
+from tm.two_phase.return_codes import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused
 from xabridge.pipeline.core.naming import is_upsert, upsert_xid

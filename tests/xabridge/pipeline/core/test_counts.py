@@ -57,7 +57,7 @@ def _interrupted(stage: Stage) -> None:
     first, _ = reader.plan(Offset(), reader.latest(Offset()))
     other = Resources()
     resource = other.get(first.resource, first.url)
-    resource.mend()
+    resource.reopen()
     resource.rm.start(first.xid, 1)
     assert len(resource.rm.session(1).gather("orders", 5)) == 5
     resource.rm.end(first.xid, 1, TMFAIL)

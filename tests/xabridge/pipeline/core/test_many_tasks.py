@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import pytest
+from tm.effects import Force
 
 from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.pipeline.core.stage import TABLE, Stage, new_stage
-from tm.effects import Force
 from xabridge.pipeline.core import Attempt, Batch, deciding
 from xabridge.pipeline.core.shell import run
 from xabridge.pipeline.core.task import SinkTask

@@ -42,7 +42,7 @@ def _planned(stage: Stage, partitions: int = 1) -> list[SourcePartition]:
 def _begun(partition: SourcePartition, resources: Resources, count: int) -> AmqpResource:
     """An attempt that has taken some messages."""
     resource = resources.get(partition.resource, partition.url)
-    resource.mend()
+    resource.reopen()
     rm: AmqpResource = resource.rm  # type: ignore[assignment]
     rm.start(partition.xid, 1)
     assert len(rm.session(1).gather("orders", count)) == count
