@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tm.log import Decision
 
 S = GtridState
+UNCHECKED = frozenset({"epoch", "planned", "later", "waiting", "unlogged", "last_batch", "entry"})
+"""Operations that answer whoever asks, under any incarnation."""
 
 
 @dataclass
@@ -65,18 +67,18 @@ class Book:
             raise TakenOver("taken over")
 
     # --- what failed ----------------------------------------------------------------------------------------------
-    def isolate(self, incarnation: int, isolation: Isolation) -> None:
+    def set_isolation(self, incarnation: int, isolation: Isolation) -> None:
         """As Ledger.isolate."""
         self.check(incarnation)
         self.isolation = isolation
 
-    def failed(self, incarnation: int, gtrid: bytes, messages: int, place: int) -> None:
+    def note_failure(self, incarnation: int, gtrid: bytes, messages: int, place: int = -1) -> None:
         """As Ledger.failed."""
         self.check(incarnation)
         self.isolation = (self.isolation or Isolation(b"")).after(gtrid, messages, place)
 
     # --- the ledger -----------------------------------------------------------------------------------------------
-    def standing(self, incarnation: int) -> PipelineRow:
+    def row(self, incarnation: int) -> PipelineRow:
         """As Ledger."""
         self.check(incarnation)
         return PipelineRow(
@@ -106,8 +108,9 @@ class Book:
     def _sorted(self) -> list[EpochRow]:
         return [self.epochs[epoch] for epoch in sorted(self.epochs)]
 
-    def known(self, incarnation: int) -> Known:
-        """As Ledger."""
+    def known(self, incarnation: int, query: str = "") -> Known:
+        """As Ledger; there is one pipeline, so that no query has another one."""
+        del query
         self.check(incarnation)
         decided = {
             query: row
@@ -125,7 +128,7 @@ class Book:
             row = self.epochs.get(row.previous)
         return found[::-1]
 
-    def batch(self, query: str) -> BatchRow | None:
+    def last_batch(self, query: str) -> BatchRow | None:
         """As Ledger."""
         return self.batches.get(query)
 
@@ -154,23 +157,23 @@ class Book:
         )
         self.current, self.again_in = gtrid, 0
 
-    def plan_again(self, incarnation: int, gtrid: bytes) -> None:
+    def plan_replay(self, incarnation: int, gtrid: bytes) -> None:
         """As Ledger."""
         self.check(incarnation)
         self.current, self.again_in = gtrid, incarnation
 
-    def replayed(self, incarnation: int) -> None:
+    def end_replay(self, incarnation: int) -> None:
         """As Ledger."""
         self.check(incarnation)
         self.again_in = 0
 
-    def sink(self, incarnation: int, gtrid: bytes) -> None:
+    def mark_sink(self, incarnation: int, gtrid: bytes) -> None:
         """As Ledger."""
         self.check(incarnation)
         for row in self.planned(gtrid).epochs:
             self.epochs[row.epoch] = replace(row, sunk=True)
 
-    def bind(self, incarnation: int, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
+    def bind_batch(self, incarnation: int, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
         """As Ledger."""
         self.check(incarnation)
         self.batches[query] = BatchRow(batch, gtrid, offsets)
@@ -199,13 +202,13 @@ class Book:
         self.sources[source] = place, process
         return self.bound.query, place
 
-    def logged(self, incarnation: int, epochs: Collection[int]) -> None:
+    def mark_logged(self, incarnation: int, epochs: Collection[int]) -> None:
         """As Ledger."""
         self.check(incarnation)
         for epoch in epochs:
             self.epochs[epoch] = replace(self.epochs[epoch], logged=True)
 
-    def finished(self, incarnation: int, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
+    def mark_finished(self, incarnation: int, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
         """As Ledger."""
         self.check(incarnation)
         every = self.planned(gtrid).finished | frozenset(words)

@@ -18,16 +18,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xabridge.pipeline.core.effects import (
-    BindQuery,
-    FindKnown,
-    FindPlanned,
-    FindUnlogged,
-    FindWaiting,
-    Log,
-    Look,
-    NameEpochs,
-)
 from xabridge.pipeline.core.errors import EpochGone, PipelineError
 from xabridge.pipeline.core.finishing import DECIDED, Swept, carry_out, resolve, scan, settle
 from xabridge.pipeline.core.naming import epoch_of
@@ -36,10 +26,9 @@ from xabridge.pipeline.core.planning import OLDER
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from tm.log.sql_gtrids import Entry
-    from xabridge.pipeline.core.finishing import Steps
-    from xabridge.pipeline.core.ledger import BatchRow, EpochRow, Known, Planned
+    from xabridge.pipeline.core.ledger import BatchRow, Known
     from xabridge.pipeline.core.naming import Own
+    from xabridge.pipeline.core.ports import Ports
     from xabridge.pipeline.core.values import Query
 
 
@@ -66,15 +55,15 @@ def check(pipeline: str, query: Query, known: Known) -> None:
         )
 
 
-def bind(own: Own, query: Query, sources: Sequence[str], resources: Collection[str]) -> Steps[None]:
+async def bind(ports: Ports, own: Own, query: Query, sources: Sequence[str], resources: Collection[str]) -> None:
     """Binds the pipeline to this start of the query, as the module's docstring says. PipelineError: it can't."""
-    known: Known = yield FindKnown(query.id)
+    known = await ports.ledger.known(query.id)
     check(own.pipeline, query, known)
     if known.bound is None:
-        yield from _named(known.decided)
+        await _named(ports, known.decided)
     if _owner(known) not in {None, query.id}:
-        yield from _give_up(own, resources)
-    yield BindQuery(query.id, query.run, tuple(sources))
+        await _give_up(ports, own, resources)
+    await ports.ledger.bind_query(query.id, query.run, tuple(sources))
 
 
 def _owner(known: Known) -> str | None:
@@ -84,24 +73,24 @@ def _owner(known: Known) -> str | None:
     return max(known.decided, key=lambda query: epoch_of(known.decided[query].gtrid), default=None)
 
 
-def _named(decided: Mapping[str, BatchRow]) -> Steps[None]:
+async def _named(ports: Ports, decided: Mapping[str, BatchRow]) -> None:
     """Tables of before do not say which query has read an epoch; those that a decided batch follows are known."""
     for query, last in decided.items():
-        planned: Planned = yield FindPlanned(last.gtrid)
-        rows: Sequence[EpochRow] = yield FindUnlogged(planned.epoch if planned.epochs else 0)
-        yield NameEpochs(query, tuple({row.epoch for row in (*rows, *planned.epochs)}))
+        planned = await ports.ledger.planned(last.gtrid)
+        rows = await ports.ledger.unlogged(planned.epoch if planned.epochs else 0)
+        await ports.ledger.name_epochs(query, tuple({row.epoch for row in (*rows, *planned.epochs)}))
 
 
-def _give_up(own: Own, resources: Collection[str]) -> Steps[None]:
+async def _give_up(ports: Ports, own: Own, resources: Collection[str]) -> None:
     """No checkpoint of before comes back: what is decided is finished, everything else is rolled back."""
-    waiting: Sequence[EpochRow] = yield FindWaiting(None)
+    waiting = await ports.ledger.waiting(None)
     for gtrid in sorted({row.gtrid for row in waiting}):
         swept = Swept()
-        found = yield from scan(resources, swept)
-        yield from settle(gtrid, found.get(gtrid, ()), resources, swept)
-        planned: Planned = yield FindPlanned(gtrid)
-        entry: Entry | None = yield Look(gtrid)
-        yield Log(tuple(row.epoch for row in planned.epochs))
+        found = await scan(ports, resources, swept)
+        await settle(ports, gtrid, found.get(gtrid, ()), resources, swept)
+        planned = await ports.ledger.planned(gtrid)
+        entry = await ports.log.entry(gtrid)
+        await ports.ledger.mark_logged(tuple(row.epoch for row in planned.epochs))
         if entry is not None and entry.state in DECIDED and entry.decision is not None:
-            yield from carry_out(entry.decision, planned.as_logged(), resources)
-    yield from resolve(own, resources, None)
+            await carry_out(ports, entry.decision, planned.as_logged(), resources)
+    await resolve(ports, own, resources, None)

@@ -1,4 +1,4 @@
-"""Deciding: commit and abort of a micro-batch. Generators without I/O.
+"""Deciding: commit and abort of a micro-batch. Coroutines over ports.
 
 Commit:
 
@@ -16,44 +16,28 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tm.effects import Force
 from tm.log import Branch, Decision, LogError
 from tm.log.sql_states import GtridState
 from tm.verdicts import Verb
 from xa import XaError
-from xabridge.pipeline.core.effects import (
-    Abort,
-    Bind,
-    Count,
-    Failed,
-    FindBatch,
-    FindIsolation,
-    FindPlanned,
-    Isolate,
-    Log,
-    Look,
-    Replayed,
-    Scan,
-    Standing,
-    Upsert,
-)
 from xabridge.pipeline.core.errors import BatchRefused, EpochGone, PipelineError
 from xabridge.pipeline.core.finishing import DECIDED, Swept, carry_out, fence, scan, settle, tell
 from xabridge.pipeline.core.isolation import EXCUSED, Isolation
 from xabridge.pipeline.core.naming import is_excuse, is_source, source_epoch
-from xabridge.pipeline.core.outages import patiently
+from xabridge.pipeline.core.outages import retried
 from xabridge.pipeline.core.planning import OLDER, check_whole, undecidable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from tm.log.sql_gtrids import Entry
     from xa import Xid
-    from xabridge.pipeline.core.finishing import Steps
-    from xabridge.pipeline.core.ledger import BatchRow, PipelineRow, Planned
+    from xabridge.pipeline.core.ledger import PipelineRow, Planned
     from xabridge.pipeline.core.naming import Own
+    from xabridge.pipeline.core.ports import Ports
     from xabridge.pipeline.core.values import Batch, SinkPlan, SinkReport
 
 logger: Final = logging.getLogger("xabridge.pipeline")
@@ -69,35 +53,45 @@ class Outcome:
     left: int = 0
 
 
-def commit(
-    own: Own, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport], resources: Collection[str]
-) -> Steps[Outcome]:
+async def commit(
+    ports: Ports,
+    own: Own,
+    plan: SinkPlan,
+    batch: Batch | None,
+    reports: Sequence[SinkReport],
+    resources: Collection[str],
+) -> Outcome:
     """As the module's docstring says. BatchRefused: it is not decided, and has to be run again."""
     try:
-        return (yield from _commit(own, plan, batch, reports, resources))
+        return await _commit(ports, own, plan, batch, reports, resources)
     except PipelineError as error:
         with suppress(LogError):  # then nothing is noted of this try, or nothing is noted any more by this driver
             if isinstance(error, BatchRefused) and error.of_rows:
-                found = yield from scan(resources, Swept())
-                yield from _note_failed(plan.gtrid, found.get(plan.gtrid, []))
+                found = await scan(ports, resources, Swept())
+                await _note_failed(ports, plan.gtrid, found.get(plan.gtrid, []))
             else:
-                yield Failed(plan.gtrid, EXCUSED)
+                await ports.ledger.note_failure(plan.gtrid, EXCUSED)
         raise
 
 
-def _commit(
-    own: Own, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport], resources: Collection[str]
-) -> Steps[Outcome]:
+async def _commit(
+    ports: Ports,
+    own: Own,
+    plan: SinkPlan,
+    batch: Batch | None,
+    reports: Sequence[SinkReport],
+    resources: Collection[str],
+) -> Outcome:
     if batch is not None and batch.query != plan.query:
         raise PipelineError(
             f"{_name(plan, batch)} was planned for query {plan.query}, and query {batch.query} wrote it"
         )
-    before = yield from _decided_before(plan, batch)
+    before = await _decided_before(ports, plan, batch)
     if before is not None:
-        return (yield from _discard(own, plan, before, resources))
-    standing: PipelineRow = yield Standing()
-    entry: Entry | None = yield Look(plan.gtrid)
-    planned: Planned = yield FindPlanned(plan.gtrid)
+        return await _discard(ports, own, plan, before, resources)
+    standing = await ports.ledger.row()
+    entry = await ports.log.entry(plan.gtrid)
+    planned = await ports.ledger.planned(plan.gtrid)
     if (
         plan.decided
         or entry is None
@@ -106,29 +100,29 @@ def _commit(
         or not planned.epochs
     ):
         raise _not_at_work(plan, batch, entry, standing)
-    yield from check_whole(own, plan.query, plan.gtrid)
+    await check_whole(ports, own, plan.query, plan.gtrid)
     reported = [branch for report in reports for branch in report.branches]
-    reported += yield from _upserted(plan, reports, resources)
-    decision = Decision(plan.gtrid, (yield from _prepared(plan, planned, reported, resources)))
-    yield from _note_unproven(plan.gtrid, decision.branches)
+    reported += await _upserted(ports, plan, reports, resources)
+    decision = Decision(plan.gtrid, await _prepared(ports, plan, planned, reported, resources))
+    await _note_unproven(ports, plan.gtrid, decision.branches)
     if batch is not None:
-        yield Bind(batch.query, batch.number, plan.gtrid, batch.offsets)
-    refused: LogError | None = yield Force(decision)
+        await ports.ledger.bind_batch(batch.query, batch.number, plan.gtrid, batch.offsets)
+    refused = await ports.log.decide(decision)
     if refused is not None:
         raise undecidable(_name(plan, batch), refused) from refused
     outcome = Outcome(decision, before=False)
     try:
-        yield from _after(plan, planned, outcome, resources, logged=batch is None or not planned.sources)
+        await _after(ports, plan, planned, outcome, resources, logged=batch is None or not planned.sources)
     except LogError as error:
         logger.warning("%s is decided; what could not be finished is left to recovery: %s", _name(plan, batch), error)
     return outcome
 
 
-def _decided_before(plan: SinkPlan, batch: Batch | None) -> Steps[Decision | None]:
+async def _decided_before(ports: Ports, plan: SinkPlan, batch: Batch | None) -> Decision | None:
     """The decision of the batch, if it has one."""
     gtrid, offsets = plan.gtrid, ""
     if batch is not None:
-        bound: BatchRow | None = yield FindBatch(batch.query)
+        bound = await ports.ledger.last_batch(batch.query)
         if bound is not None and bound.batch > batch.number:
             raise EpochGone(
                 f"batch {batch.number} of query {batch.query} was decided long ago (the last one is {bound.batch}): "
@@ -138,19 +132,19 @@ def _decided_before(plan: SinkPlan, batch: Batch | None) -> Steps[Decision | Non
             return None
         gtrid, offsets = bound.gtrid, bound.offsets
         if gtrid != plan.gtrid:  # an earlier attempt at it: it never will be decided, unless it is
-            yield Abort(gtrid)
-    entry: Entry | None = yield Look(gtrid)
+            await ports.log.abort(gtrid)
+    entry = await ports.log.entry(gtrid)
     if entry is None or entry.decision is None or entry.state not in DECIDED:
         return None
     if batch is not None and gtrid != plan.gtrid:
-        yield from _check_same(plan, batch, entry.decision, offsets)
+        await _check_same(ports, plan, batch, entry.decision, offsets)
     return entry.decision
 
 
-def _check_same(plan: SinkPlan, batch: Batch, decision: Decision, offsets: str) -> Steps[None]:
+async def _check_same(ports: Ports, plan: SinkPlan, batch: Batch, decision: Decision, offsets: str) -> None:
     """The batch was decided before under another global transaction, which is right for one that reads nothing of ours:
     it is planned anew each time. EpochGone: this one or that one has, or it reads something else of others."""
-    planned: Planned = yield FindPlanned(plan.gtrid)
+    planned = await ports.ledger.planned(plan.gtrid)
     ours = planned.sources or any(is_source(branch.xid) for branch in decision.branches)
     if ours or (offsets and batch.offsets and offsets != batch.offsets):
         raise EpochGone(
@@ -172,18 +166,20 @@ def _not_at_work(plan: SinkPlan, batch: Batch | None, entry: Entry | None, stand
     return BatchRefused(f"{name}: its global transaction is {entry.state.value if entry else 'unknown'}")
 
 
-def _note_unproven(gtrid: bytes, branches: Sequence[Branch]) -> Steps[None]:
+async def _note_unproven(ports: Ports, gtrid: bytes, branches: Sequence[Branch]) -> None:
     """Where messages are set aside and there were no others, the decision proves nothing: all sources have their turn
     again."""
-    known: Isolation | None = yield FindIsolation()
+    known = await ports.ledger.isolation()
     if known is None or known.gtrid != gtrid or not known.aside:
         return
-    messages: dict[int, int] = yield from _taken(gtrid, branches)
+    messages = await _taken(ports, gtrid, branches)
     if messages.get(known.place, 0) <= known.aside:
-        yield Isolate(Isolation(gtrid, place=known.place))
+        await ports.ledger.set_isolation(Isolation(gtrid, place=known.place))
 
 
-def _upserted(plan: SinkPlan, reports: Sequence[SinkReport], resources: Collection[str]) -> Steps[tuple[Branch, ...]]:
+async def _upserted(
+    ports: Ports, plan: SinkPlan, reports: Sequence[SinkReport], resources: Collection[str]
+) -> Sequence[Branch]:
     """The branches of the rows that tasks have staged; BatchRefused: they could not be upserted."""
     staged = tuple(one for report in reports for one in report.staged)
     if not staged:
@@ -192,7 +188,7 @@ def _upserted(plan: SinkPlan, reports: Sequence[SinkReport], resources: Collecti
         _check_configured(name, resources)
     if any(report.staged and report.gtrid != plan.gtrid for report in reports):
         raise BatchRefused("rows by key are of another attempt: the batch has to be run again")
-    answer: tuple[Branch, ...] | BatchRefused = yield from patiently(Upsert(plan.gtrid, staged), plan.outage_s)
+    answer = await retried(ports, partial(ports.branches.upsert, plan.gtrid, staged), plan.outage_s)
     if isinstance(answer, BatchRefused):
         raise answer
     return answer
@@ -203,14 +199,14 @@ def _check_configured(name: str, resources: Collection[str]) -> None:
         raise PipelineError(f"resource {name!r} is not configured for the sink's commit")
 
 
-def _prepared(
-    plan: SinkPlan, planned: Planned, reported: Sequence[Branch], resources: Collection[str]
-) -> Steps[tuple[Branch, ...]]:
+async def _prepared(
+    ports: Ports, plan: SinkPlan, planned: Planned, reported: Sequence[Branch], resources: Collection[str]
+) -> tuple[Branch, ...]:
     """What the decision names; BatchRefused where it is not all prepared."""
     prepared: dict[str, frozenset[Xid]] = {}
     for resource in sorted({branch.resource for branch in reported} | set(planned.sources)):
         _check_configured(resource, resources)
-        told: frozenset[Xid] | XaError = yield from patiently(Scan(resource), plan.outage_s)
+        told = await retried(ports, partial(ports.branches.prepared, resource), plan.outage_s)
         if isinstance(told, XaError):
             raise BatchRefused(f"{resource} can't be asked what is prepared: {told.message}")
         prepared[resource] = told
@@ -229,71 +225,71 @@ def _prepared(
     return (*sources, *reported)
 
 
-def _after(
-    plan: SinkPlan, planned: Planned, outcome: Outcome, resources: Collection[str], *, logged: bool
-) -> Steps[None]:
+async def _after(
+    ports: Ports, plan: SinkPlan, planned: Planned, outcome: Outcome, resources: Collection[str], *, logged: bool
+) -> None:
     """Step 6; `logged`: there is nothing to wait for."""
     if logged:
-        yield Log(tuple(row.epoch for row in planned.epochs))
+        await ports.ledger.mark_logged(tuple(row.epoch for row in planned.epochs))
         planned = planned.as_logged()
-    outcome.left = yield from carry_out(outcome.decision, planned, resources)
-    yield from fence(plan.gtrid, resources)
+    outcome.left = await carry_out(ports, outcome.decision, planned, resources)
+    await fence(ports, plan.gtrid, resources)
     swept = Swept()
-    found = yield from scan(resources, swept)
-    yield from settle(plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
+    found = await scan(ports, resources, swept)
+    await settle(ports, plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
     outcome.swept, outcome.left = swept.rolled_back, outcome.left + swept.left
 
 
-def _discard(own: Own, plan: SinkPlan, decision: Decision, resources: Collection[str]) -> Steps[Outcome]:
+async def _discard(ports: Ports, own: Own, plan: SinkPlan, decision: Decision, resources: Collection[str]) -> Outcome:
     """The batch was decided before: what this attempt has prepared goes, and what that one left is finished."""
     outcome = Outcome(decision, before=True)
     if plan.gtrid != decision.gtrid:
         swept = Swept()
-        found = yield from scan(resources, swept)
-        yield from settle(plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
+        found = await scan(ports, resources, swept)
+        await settle(ports, plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
         outcome.swept, outcome.left = swept.rolled_back, swept.left
-    planned: Planned = yield FindPlanned(decision.gtrid)
-    outcome.left += yield from carry_out(decision, planned, resources)
-    standing: PipelineRow = yield Standing()
+    planned = await ports.ledger.planned(decision.gtrid)
+    outcome.left += await carry_out(ports, decision, planned, resources)
+    standing = await ports.ledger.row()
     if standing.again == own.incarnation and standing.gtrid == decision.gtrid:
-        yield Replayed()
+        await ports.ledger.end_replay()
     return outcome
 
 
-def abort(plan: SinkPlan, resources: Collection[str], *, written: bool = False) -> Steps[bool]:
+async def abort(ports: Ports, plan: SinkPlan, resources: Collection[str], *, written: bool = False) -> bool:
     """Rolls the batch back; False: it is decided, and was left alone. `written`: every task had written, and it is the
     commit that failed: it has noted itself what its messages have to do with that."""
     if plan.decided:
         return False
-    state: GtridState = yield Abort(plan.gtrid)
+    state = await ports.log.abort(plan.gtrid)
     if state in DECIDED:
         return False
-    yield from fence(plan.gtrid, resources)
+    await fence(ports, plan.gtrid, resources)
     swept = Swept()
-    mine = (yield from scan(resources, swept)).get(plan.gtrid, [])
+    mine = (await scan(ports, resources, swept)).get(plan.gtrid, [])
     if not written and not swept.unreachable and not any(is_excuse(branch.xid) for branch in mine):
-        yield from _note_failed(plan.gtrid, mine)
-    yield from tell(Verb.ROLLBACK, mine)
+        await _note_failed(ports, plan.gtrid, mine)
+    await tell(ports, Verb.ROLLBACK, mine)
     return True
 
 
-def _note_failed(gtrid: bytes, prepared: Sequence[Branch]) -> Steps[None]:
+async def _note_failed(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -> None:
     """One of the messages that the batch has read may be what made it fail."""
-    messages: dict[int, int] = yield from _taken(gtrid, prepared)
+    messages = await _taken(ports, gtrid, prepared)
     if any(messages.values()):
-        known: Isolation | None = yield FindIsolation()
+        known = await ports.ledger.isolation()
         tried = known if known is not None else Isolation(gtrid)
         place = (tried if tried.gtrid == gtrid else replace(tried, suspects=0)).suspected(messages)
-        yield Failed(gtrid, messages.get(place, 0), place)
+        await ports.ledger.note_failure(gtrid, messages.get(place, 0), place)
 
 
-def _taken(gtrid: bytes, prepared: Sequence[Branch]) -> Steps[dict[int, int]]:
+async def _taken(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -> dict[int, int]:
     """How many messages of each source the batch has read, as far as can be told."""
-    planned: Planned = yield FindPlanned(gtrid)
+    planned = await ports.ledger.planned(gtrid)
     places = {row.epoch: row.place for row in planned.epochs}
     messages: dict[int, int] = {}
     for resource in sorted({branch.resource for branch in prepared if is_source(branch.xid)}):
-        told: Mapping[Xid, int] | XaError = yield Count(resource, gtrid)
+        told = await ports.branches.message_counts(resource, gtrid)
         if isinstance(told, XaError):
             return {}
         for xid, count in told.items():

@@ -25,6 +25,7 @@ from xabridge.pipeline.core.identity import process_id
 from xabridge.pipeline.core.ledger import unannounced
 from xabridge.pipeline.core.outages import Patience, is_away
 from xabridge.pipeline.core.planning import Origin
+from xabridge.pipeline.core.ports import run
 from xabridge.pipeline.core.resources import PROCESS, asked, broker
 from xabridge.pipeline.core.shell import Shell
 from xabridge.pipeline.core.values import Offset, SinkPlan, SourcePartition
@@ -90,7 +91,7 @@ def bind(
         ledger = entrance.take(driver)
         try:
             shell = Shell(ledger, resources.of(settings.resources), sleep)
-            shell.run(binding.bind(shell.own, query, [str(source) for source in sources], shell.names))
+            run(binding.bind(shell.ports, shell.own, query, [str(source) for source in sources], shell.names))
             ledger.log.flush()
         finally:
             ledger.close()
@@ -146,11 +147,18 @@ class Reader:
         self._resolve()
         source = self._source
         with _told():
-            epoch = self._shell.run(
-                planning.latest(self._origin, start.epoch, source.resource, source.queues, self._settings.outage_s)
+            epoch = run(
+                planning.latest(
+                    self._shell.ports,
+                    self._origin,
+                    start.epoch,
+                    source.resource,
+                    source.queues,
+                    self._settings.outage_s,
+                )
             )
             if epoch == start.epoch:  # who has lost the pipeline hears of it, and does not wait for messages for ever
-                self._shell.ledger.standing()
+                run(self._shell.ledger.row())
         if limit is not None:
             self._limits = {epoch: limit}
         return Offset(epoch)
@@ -175,7 +183,7 @@ class Reader:
         if self._resolved:
             return
         with _told():
-            self._shell.run(resolve(self._shell.own, self._shell.names, None))
+            run(resolve(self._shell.ports, self._shell.own, self._shell.names, None))
         self._resolved = True
 
     def plan(self, start: Offset, end: Offset) -> Sequence[SourcePartition]:
@@ -187,8 +195,9 @@ class Reader:
         source, shell = self._source, self._shell
         rows = min(source.rows, self._limits.get(end.epoch, source.rows))
         with _told():
-            planned = shell.run(
+            planned = run(
                 planning.plan(
+                    shell.ports,
                     shell.own,
                     self._origin,
                     start.epoch,
@@ -209,7 +218,7 @@ class Reader:
 
     def _decided(self, *, again: bool) -> int:
         """The batch up to which those of the query are decided; but for the last one, where that is read again."""
-        last = self._shell.ledger.known().decided.get(self._origin.query)
+        last = run(self._shell.ledger.known()).decided.get(self._origin.query)
         return -1 if last is None else last.batch - again
 
     def _partition(self, epoch: int, index: int, planned: planning.Reading, decided: int) -> SourcePartition:
@@ -237,7 +246,7 @@ class Reader:
     def plan_job(self) -> Sequence[SourcePartition]:
         """`latest` and `plan` for a job without streaming: an epoch of its own, whatever there is to read."""
         with _told():
-            epoch: int = self._shell.run(planning.allot())
+            epoch = run(self._shell.ports.ledger.allot())
         return self.plan(Offset(), Offset(epoch))
 
     def logged(self, end: Offset) -> None:
@@ -246,7 +255,7 @@ class Reader:
         if end.epoch == self._logged:
             return
         with _told():
-            self._shell.run(planning.logged(end.epoch, self._shell.names))
+            run(planning.logged(self._shell.ports, end.epoch, self._shell.names))
             self._shell.ledger.log.flush()  # what has ended is nobody's work any more, in the other processes neither
             self._batches += 1
             if self._batches % PURGE_EVERY == 0:
@@ -284,7 +293,7 @@ class Writer:
         with _told():
             shell = self._shell(None, takes=not streaming)
             query = self._query(shell) if streaming else ""
-            gtrid, epoch, decided = shell.run(planning.plan_sink(shell.own, query, shell.names))
+            gtrid, epoch, decided = run(planning.plan_sink(shell.ports, shell.own, query, shell.names))
         return SinkPlan(
             self._settings.pipeline,
             gtrid,
@@ -297,7 +306,7 @@ class Writer:
         )
 
     def _query(self, shell: Shell) -> str:
-        bound = shell.ledger.known().bound
+        bound = run(shell.ledger.known()).bound
         if bound is None or bound.incarnation != shell.own.incarnation:
             raise PipelineTaken(unannounced(self._settings.pipeline))
         return bound.query
@@ -330,7 +339,7 @@ class Writer:
         told = [report for report in reports if report is not None]
         with _told():
             shell = self._shell(plan.incarnation)
-            outcome = shell.run(deciding.commit(shell.own, plan, batch, told, shell.names))
+            outcome = run(deciding.commit(shell.ports, shell.own, plan, batch, told, shell.names))
             shell.ledger.log.flush()
         decided = Decided(
             outcome.decision.gtrid,
@@ -352,7 +361,7 @@ class Writer:
         written = bool(reports) and None not in reports
         with _told():
             shell = self._shell(plan.incarnation)
-            if not shell.run(deciding.abort(plan, shell.names, written=written)):
+            if not run(deciding.abort(shell.ports, plan, shell.names, written=written)):
                 logger.warning("epoch %d of pipeline %s is decided: it is not rolled back", plan.epoch, plan.pipeline)
 
     def close(self) -> None:
@@ -372,7 +381,7 @@ class Writer:
     def _still(self, ledger: Ledger, incarnation: int | None) -> bool:
         """Whether what was joined before is what would be joined now."""
         try:
-            ledger.standing()
+            run(ledger.row())
         except TakenOver:
             return False
         return incarnation is None or ledger.log.epoch == incarnation

@@ -1,4 +1,4 @@
-"""Finishing: phase two, and the sweep of what nobody decided. Generators without I/O, as `tm.recovery`.
+"""Finishing: phase two, and the sweep of what nobody decided. Coroutines over ports, as `tm.recovery`.
 
 1. Decisions that have not ended are carried out: sinks at once, sources when Spark has logged the batch.
 2. Every resource manager tells its prepared branches of this log.
@@ -11,29 +11,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from tm.effects import Call, End, Note, Pause, code_of
+from tm.effects import code_of
 from tm.log import Branch, Heuristic
 from tm.log.sql_states import GtridState
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import XaError
-from xabridge.pipeline.core.effects import Abort, Fence, FindPlanned, Finished, Look, Scan, Undone
 from xabridge.pipeline.core.naming import is_source, word
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
-    from tm.effects import Answer
-    from tm.log import Decision, LogError
-    from tm.log.sql_gtrids import Entry
-    from xa import Xid
-    from xabridge.pipeline.core.effects import Effect
+    from tm.log import Decision
     from xabridge.pipeline.core.ledger import Planned
     from xabridge.pipeline.core.naming import Own
+    from xabridge.pipeline.core.ports import Ports
 
-    T = TypeVar("T")
-    Steps: TypeAlias = Generator[Effect, Any, T]
 
 AT_ONCE: Final = 256
 """How many branches are asked of at a time."""
@@ -52,7 +46,7 @@ class Swept:
     unreachable: dict[str, str] = field(default_factory=dict)
 
 
-def tell(verb: Verb, branches: Iterable[Branch]) -> Steps[list[Branch]]:
+async def tell(ports: Ports, verb: Verb, branches: Iterable[Branch]) -> list[Branch]:
     """Commits (COMMIT_AGAIN) or rolls back branches; those that are left to another time. What was completed on its own
     is noted in the log, and forgotten where that agrees."""
     left = list(branches)
@@ -60,7 +54,7 @@ def tell(verb: Verb, branches: Iterable[Branch]) -> Steps[list[Branch]]:
         asked, left = left, []
         for first in range(0, len(asked), AT_ONCE):
             some = tuple(asked[first : first + AT_ONCE])
-            answers: Sequence[Answer] = yield Call(verb, some)
+            answers = await ports.branches.ask(verb, some)
             for branch, answer in zip(some, answers, strict=True):
                 meaning = MEANING[verb][code_of(answer)]
                 if meaning is Meaning.DONE:
@@ -68,18 +62,18 @@ def tell(verb: Verb, branches: Iterable[Branch]) -> Steps[list[Branch]]:
                 if meaning is Meaning.LATER:
                     left.append(branch)
                 elif meaning is _AGREES[verb]:
-                    yield Call(Verb.FORGET, (branch,))
+                    await ports.branches.ask(Verb.FORGET, (branch,))
                 else:
-                    refused: LogError | None = yield Note(Heuristic(branch, HEURISTIC_CODE[meaning]))
+                    refused = await ports.log.note(Heuristic(branch, HEURISTIC_CODE[meaning]))
                     if refused is not None:
                         left.append(branch)
         if not left or pause_s is None:
             break
-        yield Pause(pause_s)
+        await ports.pause(pause_s)
     return left
 
 
-def carry_out(decision: Decision, planned: Planned, resources: Collection[str]) -> Steps[int]:
+async def carry_out(ports: Ports, decision: Decision, planned: Planned, resources: Collection[str]) -> int:
     """Commits what the decision names at these resources and is not finished: sinks, and sources where Spark has logged
     the batch. Ends it when nothing is left. How many branches are left to another time."""
     finished = planned.finished
@@ -90,20 +84,20 @@ def carry_out(decision: Decision, planned: Planned, resources: Collection[str]) 
         and word(branch) not in finished
         and (planned.logged or not is_source(branch.xid))
     ]
-    left = yield from tell(Verb.COMMIT_AGAIN, due)
+    left = await tell(ports, Verb.COMMIT_AGAIN, due)
     done = {word(branch) for branch in due} - {word(branch) for branch in left}
     if done and planned.epochs:
-        finished = yield Finished(decision.gtrid, done)
+        finished = await ports.ledger.mark_finished(decision.gtrid, done)
     if {word(branch) for branch in decision.branches} <= finished | done:
-        yield End(decision)
+        await ports.log.end(decision)
     return len(left)
 
 
-def scan(resources: Collection[str], swept: Swept) -> Steps[dict[bytes, list[Branch]]]:
+async def scan(ports: Ports, resources: Collection[str], swept: Swept) -> dict[bytes, list[Branch]]:
     """The prepared branches of this log, by global transaction."""
     found: dict[bytes, list[Branch]] = {}
     for resource in resources:
-        told: frozenset[Xid] | XaError = yield Scan(resource)
+        told = await ports.branches.prepared(resource)
         if isinstance(told, XaError):
             swept.unreachable[resource] = told.message
             continue
@@ -112,46 +106,48 @@ def scan(resources: Collection[str], swept: Swept) -> Steps[dict[bytes, list[Bra
     return found
 
 
-def sweep(own: Own, resources: Collection[str], keep: bytes | None) -> Steps[Swept]:
+async def sweep(ports: Ports, own: Own, resources: Collection[str], keep: bytes | None) -> Swept:
     """Steps 2 to 4 of the module's docstring; `keep` is at work."""
     swept = Swept()
-    found = yield from scan(resources, swept)
+    found = await scan(ports, resources, swept)
     for gtrid in sorted(found):
         if gtrid != keep and own.owns(gtrid):
-            yield from settle(gtrid, found[gtrid], resources, swept)
+            await settle(ports, gtrid, found[gtrid], resources, swept)
     return swept
 
 
-def settle(gtrid: bytes, prepared: Sequence[Branch], resources: Collection[str], swept: Swept) -> Steps[None]:
+async def settle(
+    ports: Ports, gtrid: bytes, prepared: Sequence[Branch], resources: Collection[str], swept: Swept
+) -> None:
     """Steps 3 and 4 for one global transaction, of which these branches are prepared."""
-    state: GtridState = yield Abort(gtrid)
+    state = await ports.log.abort(gtrid)
     orphans = list(prepared)
     if state in DECIDED:
-        entry: Entry | None = yield Look(gtrid)
+        entry = await ports.log.entry(gtrid)
         if entry is None or entry.decision is None:
             return  # purged meanwhile: the next sweep says what it is then
         named = {branch.xid for branch in entry.decision.branches}
         orphans = [branch for branch in prepared if branch.xid not in named]
     else:
-        yield from fence(gtrid, resources)
-    left = yield from tell(Verb.ROLLBACK, orphans)
+        await fence(ports, gtrid, resources)
+    left = await tell(ports, Verb.ROLLBACK, orphans)
     swept.rolled_back += len(orphans) - len(left)
     swept.left += len(left)
 
 
-def fence(gtrid: bytes, resources: Collection[str]) -> Steps[None]:
+async def fence(ports: Ports, gtrid: bytes, resources: Collection[str]) -> None:
     """Late attempts can neither start nor prepare any more. Where it can't be put up now, a later sweep finds them."""
     for resource in resources:
-        yield Fence(resource, gtrid)
+        await ports.branches.fence(resource, gtrid)
 
 
-def resolve(own: Own, resources: Collection[str], keep: bytes | None) -> Steps[Swept]:
+async def resolve(ports: Ports, own: Own, resources: Collection[str], keep: bytes | None) -> Swept:
     """All steps of the module's docstring."""
-    undone: Sequence[Decision] = yield Undone()
+    undone = await ports.log.decisions()
     left = 0
     for decision in undone:
-        planned: Planned = yield FindPlanned(decision.gtrid)
-        left += yield from carry_out(decision, planned, resources)
-    swept = yield from sweep(own, resources, keep)
+        planned = await ports.ledger.planned(decision.gtrid)
+        left += await carry_out(ports, decision, planned, resources)
+    swept = await sweep(ports, own, resources, keep)
     swept.left += left
     return swept

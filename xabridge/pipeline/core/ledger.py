@@ -133,8 +133,8 @@ class Known:
 
 
 class Ledger:
-    """The ledger of one pipeline, under one incarnation. What it changes raises TakenOver once the pipeline was taken
-    by another, LogStopped where the database can't be reached. Every change may be made again."""
+    """The ledger of one pipeline, under one incarnation, in the database of its log: a `LedgerPort` whose methods
+    block, so that they never suspend a coroutine."""
 
     def __init__(self, database: Database, log: SqlLog, sleep: Callable[[float], None]) -> None:
         self.log = log
@@ -148,76 +148,61 @@ class Ledger:
         self._database.engine.dispose()
 
     # --- what is told -------------------------------------------------------------------------------------------
-    def standing(self) -> PipelineRow:
-        """The pipeline's row. TakenOver: it is another one's."""
+    async def row(self) -> PipelineRow:
         row = self._told(lambda: read_pipeline(self._database, self.pipeline))
         if row is None or row.incarnation != self.log.epoch:
             raise TakenOver(taken(self.pipeline, row, f"this is incarnation {self.log.epoch}"))
         return row
 
-    def epoch(self, epoch: int) -> EpochRow | None:
-        """The row of an epoch."""
+    async def epoch(self, epoch: int) -> EpochRow | None:
         found = self._epochs(EPOCH.c.epoch == epoch)
         return found[0] if found else None
 
-    def planned(self, gtrid: bytes) -> Planned:
-        """What this global transaction was planned for."""
+    async def planned(self, gtrid: bytes) -> Planned:
         return Planned(tuple(self._epochs(EPOCH.c.gtrid == gtrid)))
 
-    def later(self, query: str, place: int, epoch: int) -> Sequence[EpochRow]:
-        """What the query's source at this place has read since this epoch."""
+    async def later(self, query: str, place: int, epoch: int) -> Sequence[EpochRow]:
         return self._epochs(EPOCH.c.query == query, EPOCH.c.place == place, EPOCH.c.epoch > epoch, EPOCH.c.source != "")
 
-    def waiting(self, query: str | None = None) -> Sequence[EpochRow]:
-        """The epochs of this query (of any) that read something and that Spark is not known to have logged."""
+    async def waiting(self, query: str | None = None) -> Sequence[EpochRow]:
         of_query = () if query is None else (EPOCH.c.query == query,)
         return self._epochs(EPOCH.c.logged.is_(False), EPOCH.c.source != "", *of_query)
 
-    def known(self, query: str = "") -> Known:
-        """What is known of the pipeline when this query asks. TakenOver: it is another one's."""
+    async def known(self, query: str = "") -> Known:
         found = self._told(lambda: read_known(self._database, self.pipeline, query))
-        self.standing()  # after reading: nobody has changed it until here
+        await self.row()  # after reading: nobody has changed it until here
         return found
 
-    def unlogged(self, upto: int) -> Sequence[EpochRow]:
-        """This epoch, and those that its checkpoint read before, as far as Spark is not known to have logged them;
-        oldest first."""
+    async def unlogged(self, upto: int) -> Sequence[EpochRow]:
         found: list[EpochRow] = []
-        row = self.epoch(upto)
+        row = await self.epoch(upto)
         while row is not None and not row.logged:
             found.append(row)
-            row = self.epoch(row.previous)
+            row = await self.epoch(row.previous)
         return found[::-1]
 
-    def batch(self, query: str) -> BatchRow | None:
-        """The last micro-batch of a query."""
+    async def last_batch(self, query: str) -> BatchRow | None:
         statement = select(BATCH).where(BATCH.c.pipeline == self.pipeline, BATCH.c.query == query)
         rows = self._told(lambda: self._rows(statement))
         return _batch_row(rows[0]) if rows else None
 
-    def isolation(self) -> Isolation | None:
-        """How the last try was planned, and whether it failed; None where nothing was ever suspected."""
+    async def isolation(self) -> Isolation | None:
         found = select(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline)
         rows = self._told(lambda: self._rows(found))
         return _isolation_row(rows[0]) if rows else None
 
     # --- what is changed ----------------------------------------------------------------------------------------
-    def allot(self) -> int:
-        """The number of a new epoch. (One that is given and not used is missed by nobody.)"""
+    async def allot(self) -> int:
 
         def change(connection: Connection) -> int:
-            more = self._row(epoch=PIPELINE.c.epoch + 1)
+            more = self._update(epoch=PIPELINE.c.epoch + 1)
             return int(connection.execute(more.returning(PIPELINE.c.epoch)).scalar_one())
 
         return self._change("an epoch's number", change)
 
-    def _row(self, **values: Any) -> Any:
-        return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(**values)
-
-    def plan(
+    async def plan(
         self, epoch: int, previous: int, gtrid: bytes, tries: int, source: str, query: str = "", place: int = 0
     ) -> None:
-        """The epoch, which follows `previous`, goes by this global transaction from now on: the one planned last."""
         insert = self._database.insert(EPOCH).values(
             pipeline=self.pipeline,
             epoch=epoch,
@@ -236,22 +221,18 @@ class Ledger:
         row = insert.on_conflict_do_update(
             index_elements=[EPOCH.c.pipeline, EPOCH.c.epoch], set_={name: insert.excluded[name] for name in names}
         )
-        self._changes("a plan", row, self._row(gtrid=gtrid, again=0))
+        self._changes("a plan", row, self._update(gtrid=gtrid, again=0))
 
-    def plan_again(self, gtrid: bytes) -> None:
-        """What was decided under this global transaction is read again."""
-        self._changes("a plan", self._row(gtrid=gtrid, again=self.log.epoch))
+    async def plan_replay(self, gtrid: bytes) -> None:
+        self._changes("a plan", self._update(gtrid=gtrid, again=self.log.epoch))
 
-    def replayed(self) -> None:
-        """What was planned to be read again has been."""
-        self._changes("the end of a replay", self._row(again=0))
+    async def end_replay(self) -> None:
+        self._changes("the end of a replay", self._update(again=0))
 
-    def sink(self, gtrid: bytes) -> None:
-        """A sink of ours was planned for this global transaction."""
+    async def mark_sink(self, gtrid: bytes) -> None:
         self._changes("a sink's plan", update(EPOCH).where(EPOCH.c.gtrid == gtrid).values(sunk=True))
 
-    def bind(self, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
-        """The query's last micro-batch is this one, decided if the global transaction is."""
+    async def bind_batch(self, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
         row = {"batch": batch, "gtrid": gtrid, "offsets": offsets}
         insert = self._database.insert(BATCH).values(pipeline=self.pipeline, query=query, **row)
         binding = insert.on_conflict_do_update(
@@ -259,8 +240,7 @@ class Ledger:
         )
         self._changes("a batch", binding)
 
-    def bind_query(self, query: str, run: str, sources: Sequence[str]) -> None:
-        """The pipeline is this query's, in this start of it, which reads these sources."""
+    async def bind_query(self, query: str, run: str, sources: Sequence[str]) -> None:
         row = {"query": query, "run": run, "incarnation": self.log.epoch, "bound_at": self._database.now()}
         insert = self._database.insert(QUERY).values(pipeline=self.pipeline, **row)
         binding = insert.on_conflict_do_update(
@@ -272,8 +252,7 @@ class Ledger:
         ]
         self._changes("a query", binding, delete(SOURCE).where(SOURCE.c.pipeline == self.pipeline), *places)
 
-    def name_epochs(self, query: str, epochs: Collection[int]) -> None:
-        """These epochs, of tables that did not say so, were read by this query."""
+    async def name_epochs(self, query: str, epochs: Collection[int]) -> None:
         naming = update(EPOCH).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch.in_(epochs), EPOCH.c.query == "")
         self._changes("a query's epochs", naming.values(query=query))
 
@@ -296,21 +275,18 @@ class Ledger:
 
         return self._change("a source's process", change)
 
-    def logged(self, epochs: Collection[int]) -> None:
-        """Spark has logged these epochs. The oldest rows go, of those that were logged before."""
+    async def mark_logged(self, epochs: Collection[int]) -> None:
         logging = update(EPOCH).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch.in_(epochs)).values(logged=True)
-        last = max(epochs, default=0) - KEEP_EPOCHS
+        last = max(epochs, default=0) - KEEP_EPOCHS  # the oldest rows go, of those that were logged before
         old = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch <= last, EPOCH.c.logged.is_(True))
         forgotten = select(func.max(EPOCH.c.epoch)).where(*old).scalar_subquery()
-        noting = self._row(forgotten=forgotten).where(PIPELINE.c.forgotten < forgotten)
+        noting = self._update(forgotten=forgotten).where(PIPELINE.c.forgotten < forgotten)
         self._changes("what Spark has logged", logging, *((noting, delete(EPOCH).where(*old)) if last > 0 else ()))
 
-    def isolate(self, isolation: Isolation) -> None:
-        """The next try is planned so."""
+    async def set_isolation(self, isolation: Isolation) -> None:
         self._changes("an isolation", self._isolating(isolation))
 
-    def failed(self, gtrid: bytes, messages: int, place: int) -> None:
-        """The try failed with so many messages of the source at `place`; unless it is excused already."""
+    async def note_failure(self, gtrid: bytes, messages: int, place: int = -1) -> None:
 
         def change(connection: Connection) -> None:
             found = select(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline)
@@ -333,8 +309,7 @@ class Ledger:
             index_elements=[ISOLATION.c.pipeline], set_={name: insert.excluded[name] for name in values}
         )
 
-    def finished(self, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
-        """Notes whose branches of a global transaction are finished; all that are."""
+    async def mark_finished(self, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
 
         def change(connection: Connection) -> frozenset[str]:
             where = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.gtrid == gtrid)
@@ -357,6 +332,9 @@ class Ledger:
         return self.log.purge(older_than_s=older_than_s, keep=keep)
 
     # --- statements ---------------------------------------------------------------------------------------------
+    def _update(self, **values: Any) -> Any:
+        return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(**values)
+
     def _epochs(self, *where: Any) -> Sequence[EpochRow]:
         statement = select(EPOCH).where(EPOCH.c.pipeline == self.pipeline, *where).order_by(EPOCH.c.epoch)
         return [_epoch_row(row) for row in self._told(lambda: self._rows(statement))]

@@ -1,18 +1,17 @@
-"""Outages: what could not be reached is asked again, for as long as an outage may last. Generators, and a clock."""
+"""Outages: what could not be reached is asked again, for as long as an outage may last."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from tm.effects import Pause
 from xa import Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
-    from xabridge.pipeline.core.effects import Effect
+    from xabridge.pipeline.core.ports import Ports
 
 T = TypeVar("T")
 
@@ -37,14 +36,15 @@ def is_away(answer: object) -> bool:
     return isinstance(answer, BatchRefused) and answer.outage
 
 
-def patiently(effect: Effect, outage_s: float) -> Generator[Effect, Any, Any]:
-    """What an effect is answered that may be carried out again, once the outage is over or has lasted too long."""
-    answer = yield effect
+async def retried(ports: Ports, ask: Callable[[], Awaitable[T]], outage_s: float) -> T:
+    """The answer of a port to a question that may be asked again: asked again until the outage is over, or has lasted
+    too long."""
+    answer = await ask()
     for pause_s in pauses(outage_s):
         if not is_away(answer):
             break
-        yield Pause(pause_s)
-        answer = yield effect
+        await ports.pause(pause_s)
+        answer = await ask()
     return answer
 
 

@@ -1,4 +1,4 @@
-"""Planning: what a micro-batch reads, and under which global transaction. Generators without I/O.
+"""Planning: what a micro-batch reads, and under which global transaction. Coroutines over ports.
 
 An epoch is planned under a new global transaction until one is decided. From then on its source branches, which stay
 prepared until Spark has logged the batch, are read again: the same messages in the same order.
@@ -8,50 +8,30 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tm.effects import Force
 from tm.log import Branch, Decision, LogStopped
 from tm.log.sql_states import GtridState
 from xa import XaError
 from xa.machine import Result, advance
-from xabridge.pipeline.core.effects import (
-    Abort,
-    Allot,
-    Begin,
-    FindEpoch,
-    FindIsolation,
-    FindLater,
-    FindPlanned,
-    FindUnlogged,
-    FindWaiting,
-    HasMessages,
-    Isolate,
-    Log,
-    Look,
-    Plan,
-    PlanAgain,
-    Scan,
-    Sink,
-    Standing,
-)
 from xabridge.pipeline.core.errors import BatchRefused, EpochGone, PipelineError
 from xabridge.pipeline.core.finishing import DECIDED, Swept, carry_out, fence, resolve, scan, settle
 from xabridge.pipeline.core.isolation import Isolation
 from xabridge.pipeline.core.naming import epoch_of, is_source, source_epoch, source_xid
-from xabridge.pipeline.core.outages import patiently
+from xabridge.pipeline.core.outages import retried
 from xabridge.pipeline.core.states import EPOCH, EpochState, EpochVerb
 from xabridge.pipeline.core.values import OUTAGE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from tm.log import LogError
     from tm.log.sql_gtrids import Entry
     from xa import Xid
-    from xabridge.pipeline.core.finishing import Steps
     from xabridge.pipeline.core.ledger import EpochRow, PipelineRow, Planned
     from xabridge.pipeline.core.naming import Own
+    from xabridge.pipeline.core.ports import Ports
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -74,17 +54,17 @@ def state_of(row: EpochRow | None, entry: Entry | None) -> EpochState:
     return EpochState.DONE if entry.state is GtridState.DONE else EpochState.LOGGED
 
 
-def has_messages(resource: str, queues: tuple[str, ...], outage_s: float) -> Steps[bool]:
+async def has_messages(ports: Ports, resource: str, queues: tuple[str, ...], outage_s: float) -> bool:
     """Whether there is something to read. PipelineError: the resource can't be reached."""
-    told: bool | XaError = yield from patiently(HasMessages(resource, queues), outage_s)
+    told = await retried(ports, partial(ports.branches.has_messages, resource, queues), outage_s)
     if isinstance(told, XaError):
         raise PipelineError(f"{resource} can't be read: {told.message}")
     return told
 
 
-def allotted(epoch: int) -> Steps[PipelineRow]:
+async def allotted(ports: Ports, epoch: int) -> PipelineRow:
     """The pipeline's row. PipelineError: it never gave the epoch that a checkpoint names."""
-    row: PipelineRow = yield Standing()
+    row = await ports.ledger.row()
     if epoch > row.epoch:
         raise PipelineError(
             f"the checkpoint names epoch {epoch}, and pipeline {row.pipeline!r} has given {row.epoch} so far: the "
@@ -94,21 +74,21 @@ def allotted(epoch: int) -> Steps[PipelineRow]:
 
 
 # --- what Spark has logged --------------------------------------------------------------------------------------------
-def logged(upto: int, resources: Collection[str]) -> Steps[None]:
+async def logged(ports: Ports, upto: int, resources: Collection[str]) -> None:
     """Spark has logged every batch up to an epoch, of its checkpoint: from now on none of them is read again."""
     if upto:
-        yield from allotted(upto)
-    rows: Sequence[EpochRow] = yield FindUnlogged(upto)
+        await allotted(ports, upto)
+    rows = await ports.ledger.unlogged(upto)
     decisions: list[tuple[Decision, Planned]] = []
     epochs: set[int] = set()
     for row in rows:
         if row.epoch in epochs:
             continue
-        planned: Planned = yield FindPlanned(row.gtrid)
-        entry: Entry | None = yield Look(row.gtrid)
+        planned = await ports.ledger.planned(row.gtrid)
+        entry = await ports.log.entry(row.gtrid)
         state = state_of(row, entry)
         if state is EpochState.ACTIVE:
-            decision = yield from _without_a_sink(row.gtrid, planned, resources)
+            decision = await _without_a_sink(ports, row.gtrid, planned, resources)
             state = EpochState.ABORTED if decision is None else EpochState.DECIDED
         else:
             decision = entry.decision if entry is not None else None
@@ -117,34 +97,34 @@ def logged(upto: int, resources: Collection[str]) -> Steps[None]:
             decisions.append((decision, planned))
         epochs |= {one.epoch for one in planned.epochs}
     if epochs:
-        yield Log(tuple(sorted(epochs)))
+        await ports.ledger.mark_logged(tuple(sorted(epochs)))
     for decision, planned in decisions:
-        yield from carry_out(decision, planned.as_logged(), resources)
+        await carry_out(ports, decision, planned.as_logged(), resources)
 
 
-def _without_a_sink(gtrid: bytes, planned: Planned, resources: Collection[str]) -> Steps[Decision | None]:
+async def _without_a_sink(ports: Ports, gtrid: bytes, planned: Planned, resources: Collection[str]) -> Decision | None:
     """Nobody decided the batch. Where no sink of ours was planned for it, another one has what it yielded, and the
     sources are decided alone. Else the sink was given up, by code that went on all the same: nothing of it happened."""
     swept = Swept()
     if planned.sunk or not set(planned.sources) <= set(resources):
-        found = yield from scan(resources, swept)
-        yield from settle(gtrid, found.get(gtrid, ()), resources, swept)
-        entry: Entry | None = yield Look(gtrid)
+        found = await scan(ports, resources, swept)
+        await settle(ports, gtrid, found.get(gtrid, ()), resources, swept)
+        entry = await ports.log.entry(gtrid)
         return entry.decision if entry is not None else None
     prepared: list[Branch] = []
     for resource in planned.sources:
-        told: frozenset[Xid] | XaError = yield Scan(resource)
+        told = await ports.branches.prepared(resource)
         if isinstance(told, XaError):
             raise PipelineError(f"{resource} can't be asked what epoch {planned.epoch} took: {told.message}")
         ours = sorted((xid for xid in told if xid.gtrid == gtrid), key=lambda xid: xid.bqual)
         prepared += [Branch(resource, xid) for xid in ours]
     decision = Decision(gtrid, tuple(branch for branch in prepared if is_source(branch.xid)))
-    refused: LogError | None = yield Force(decision)
+    refused = await ports.log.decide(decision)
     if refused is not None:
         raise PipelineError(f"epoch {planned.epoch} can't be decided: {refused}") from refused
-    yield from fence(gtrid, planned.sources)
+    await fence(ports, gtrid, planned.sources)
     others = [branch for branch in prepared if not is_source(branch.xid)]
-    yield from settle(gtrid, others, resources, swept)
+    await settle(ports, gtrid, others, resources, swept)
     return decision
 
 
@@ -157,35 +137,29 @@ class Origin:
     place: int = 0
 
 
-def check_newest(origin: Origin, start: int, end: int | None = None) -> Steps[None]:
+async def check_newest(ports: Ports, origin: Origin, start: int, end: int | None = None) -> None:
     """EpochGone: the checkpoint names `start` as the source's last epoch, and a later one than that is decided, which
     is not `end`, the one that the checkpoint wants to have read again."""
     if not origin.query:
         return
-    rows: Sequence[EpochRow] = yield FindLater(origin.query, origin.place, start)
+    rows = await ports.ledger.later(origin.query, origin.place, start)
     for row in rows:
         if row.epoch == end:
             continue
-        entry: Entry | None = yield Look(row.gtrid)
+        entry = await ports.log.entry(row.gtrid)
         if row.logged or (entry is not None and entry.state in DECIDED):
-            yield Standing()  # who has lost the pipeline hears of that instead
+            await ports.ledger.row()  # who has lost the pipeline hears of that instead
             raise _older(row.epoch, f"the checkpoint's last one is {start}")
 
 
-def latest(
-    origin: Origin, start: int, resource: str, queues: tuple[str, ...], outage_s: float = OUTAGE_S
-) -> Steps[int]:
+async def latest(
+    ports: Ports, origin: Origin, start: int, resource: str, queues: tuple[str, ...], outage_s: float = OUTAGE_S
+) -> int:
     """The epoch that is read next: `start` when there is nothing to read. EpochGone: later ones are decided."""
-    yield from check_newest(origin, start)
-    if not (yield from has_messages(resource, queues, outage_s)):
+    await check_newest(ports, origin, start)
+    if not await has_messages(ports, resource, queues, outage_s):
         return start
-    return (yield from allot())
-
-
-def allot() -> Steps[int]:
-    """A new epoch."""
-    epoch: int = yield Allot()
-    return epoch
+    return await ports.ledger.allot()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +173,8 @@ class Reading:
     again: bool = False
 
 
-def plan(
+async def plan(
+    ports: Ports,
     own: Own,
     origin: Origin,
     start: int,
@@ -209,7 +184,7 @@ def plan(
     rows: int,
     resources: Collection[str],
     outage_s: float = OUTAGE_S,
-) -> Steps[Reading]:
+) -> Reading:
     """What the epoch reads, with at most so many partitions and rows. EpochGone: it is finished, or later ones are
     decided.
 
@@ -217,39 +192,39 @@ def plan(
     2. An epoch that is decided is read again, as its global transaction says.
     3. The first source of a micro-batch begins a global transaction, the others join it.
     """
-    standing = yield from allotted(end)
-    yield from check_newest(origin, start, end)
-    row: EpochRow | None = yield FindEpoch(end)
+    standing = await allotted(ports, end)
+    await check_newest(ports, origin, start, end)
+    row = await ports.ledger.epoch(end)
     if row is None and end <= standing.forgotten:
         raise _older(end, "it is forgotten")
     entry: Entry | None = None
     if row is not None:
-        entry = yield Look(row.gtrid)
+        entry = await ports.log.entry(row.gtrid)
         if state_of(row, entry) is EpochState.ACTIVE:
             if row.gtrid == standing.gtrid and own.planned(row.gtrid):
-                return _reading((yield from _isolated(row.gtrid)), origin, end, partitions, rows)
-            yield Abort(row.gtrid)
-            entry = yield Look(row.gtrid)
-            yield from fence(row.gtrid, resources)
+                return _reading(await _isolated(ports, row.gtrid), origin, end, partitions, rows)
+            await ports.log.abort(row.gtrid)
+            entry = await ports.log.entry(row.gtrid)
+            await fence(ports, row.gtrid, resources)
     state = state_of(row, entry)
     if EPOCH.refusal(state, EpochVerb.PLAN) is not None:
         raise _older(end, "its messages are gone")
-    shared = yield from _shared(own, origin, standing)
-    yield from resolve(own, resources, shared)
+    shared = await _shared(ports, own, origin, standing)
+    await resolve(ports, own, resources, shared)
     if state is EpochState.DECIDED and row is not None and entry is not None and entry.decision is not None:
         if shared is not None:
             raise _mixed(end)
-        return Reading(tuple((yield from _again(row, entry.decision, resource, outage_s))), again=True)
+        return Reading(tuple(await _again(ports, row, entry.decision, resource, outage_s)), again=True)
     if origin.query and standing.gtrid is not None and standing.again == own.incarnation:
-        replayed: Planned = yield FindPlanned(standing.gtrid)
+        replayed = await ports.ledger.planned(standing.gtrid)
         if not replayed.logged:
             raise _mixed(end)
     tries = row.tries + 1 if row is not None else 1
     gtrid = shared or own.gtrid(end, tries)
-    isolation = yield from _isolated(gtrid)
-    yield Plan(end, start, gtrid, tries, resource, origin.query, origin.place)
+    isolation = await _isolated(ports, gtrid)
+    await ports.ledger.plan(end, start, gtrid, tries, resource, origin.query, origin.place)
     if shared is None:
-        yield from _begin(gtrid)
+        await _begin(ports, gtrid)
     advance(EPOCH, state, EpochVerb.PLAN)
     return _reading(isolation, origin, end, partitions, rows)
 
@@ -264,15 +239,15 @@ def _reading(isolation: Isolation, origin: Origin, epoch: int, partitions: int, 
     return Reading(xids, share, isolation.aside)
 
 
-def _isolated(gtrid: bytes) -> Steps[Isolation]:
+async def _isolated(ports: Ports, gtrid: bytes) -> Isolation:
     """How the try `gtrid` is planned after what came of the last one; noted before it is. Another source of the same
     query hears the same."""
-    before: Isolation | None = yield FindIsolation()
+    before = await ports.ledger.isolation()
     if before is None:
         return Isolation(gtrid)
     if before.gtrid == gtrid:
         return before
-    entry: Entry | None = yield Look(before.gtrid)
+    entry = await ports.log.entry(before.gtrid)
     following = before.following(gtrid, decided=entry is not None and entry.state in DECIDED)
     if following.aside:
         logger.warning(
@@ -285,31 +260,31 @@ def _isolated(gtrid: bytes) -> Steps[Isolation]:
     elif following.suspects:
         logger.warning("the first of the messages that wait may be what makes batches fail: it is read alone")
     if following.suspects or before.suspects:
-        yield Isolate(following)
+        await ports.ledger.set_isolation(following)
     return following
 
 
-def _shared(own: Own, origin: Origin, standing: PipelineRow) -> Steps[bytes | None]:
+async def _shared(ports: Ports, own: Own, origin: Origin, standing: PipelineRow) -> bytes | None:
     """The global transaction that another source of the same query has begun for this micro-batch: it is at work, as
     that of an earlier one is not any more when the next one is planned."""
     gtrid = standing.gtrid
     if not origin.query or gtrid is None or not own.planned(gtrid):
         return None
-    entry: Entry | None = yield Look(gtrid)
-    planned: Planned = yield FindPlanned(gtrid)
+    entry = await ports.log.entry(gtrid)
+    planned = await ports.ledger.planned(gtrid)
     if entry is None or entry.state is not GtridState.ACTIVE or not planned.sources:
         return None
     others = all(row.query == origin.query and row.place != origin.place for row in planned.epochs)
     return gtrid if others else None
 
 
-def _begin(gtrid: bytes) -> Steps[None]:
-    refused: LogError | None = yield Begin(gtrid)
+async def _begin(ports: Ports, gtrid: bytes) -> None:
+    refused = await ports.log.begin(gtrid)
     if refused is not None:
         raise PipelineError(f"no global transaction can be begun: {refused}") from refused
 
 
-def _again(row: EpochRow, decision: Decision, resource: str, outage_s: float) -> Steps[list[Xid]]:
+async def _again(ports: Ports, row: EpochRow, decision: Decision, resource: str, outage_s: float) -> list[Xid]:
     sources = [
         branch for branch in decision.branches if is_source(branch.xid) and source_epoch(branch.xid) == row.epoch
     ]
@@ -319,12 +294,12 @@ def _again(row: EpochRow, decision: Decision, resource: str, outage_s: float) ->
             f"epoch {row.epoch} was read from {', '.join(sorted(elsewhere))}, and has to be read from there again: "
             f"{resource} must not take its place before that"
         )
-    told: frozenset[Xid] | XaError = yield from patiently(Scan(resource), outage_s)
+    told = await retried(ports, partial(ports.branches.prepared, resource), outage_s)
     if isinstance(told, XaError):
         raise PipelineError(f"{resource} can't be asked what epoch {row.epoch} holds: {told.message}")
     if not {branch.xid for branch in sources} <= told:
         raise _older(row.epoch, "its messages are gone")
-    yield PlanAgain(row.gtrid)
+    await ports.ledger.plan_replay(row.gtrid)
     return [branch.xid for branch in sources]
 
 
@@ -340,43 +315,43 @@ def _mixed(epoch: int) -> EpochGone:
 
 
 # --- the sink ---------------------------------------------------------------------------------------------------------
-def plan_sink(own: Own, query: str, resources: Collection[str]) -> Steps[tuple[bytes, int, bool]]:
+async def plan_sink(ports: Ports, own: Own, query: str, resources: Collection[str]) -> tuple[bytes, int, bool]:
     """The global transaction that the sink of a query (of a job: "") works under, its epoch, and whether it is
     decided."""
-    standing: PipelineRow = yield Standing()
+    standing = await ports.ledger.row()
     current = standing.gtrid
     entry: Entry | None = None
     if current is not None:
-        entry = yield Look(current)
+        entry = await ports.log.entry(current)
     active = entry is not None and entry.state is GtridState.ACTIVE
-    yield from resolve(own, resources, current if active and own.planned(current or b"") else None)
+    await resolve(ports, own, resources, current if active and own.planned(current or b"") else None)
     if current is not None and entry is not None:
         if active and own.planned(current):
-            planned: Planned = yield FindPlanned(current)
+            planned = await ports.ledger.planned(current)
             if planned.epochs and all(row.query == query for row in planned.epochs):
                 _check_sources(planned, resources)
-                yield from check_whole(own, query, current)
-                yield Sink(current)
+                await check_whole(ports, own, query, current)
+                await ports.ledger.mark_sink(current)
                 return current, planned.epoch, False
         if active:
-            yield Abort(current)
+            await ports.log.abort(current)
         elif entry.state in DECIDED and standing.again == own.incarnation:
             return current, epoch_of(current), True
-    yield from check_whole(own, query, None)
-    epoch: int = yield Allot()
+    await check_whole(ports, own, query, None)
+    epoch = await ports.ledger.allot()
     gtrid = own.gtrid(epoch, 1)
-    yield Plan(epoch, 0, gtrid, 1, "", query, 0)
-    yield from _begin(gtrid)
-    yield Sink(gtrid)
+    await ports.ledger.plan(epoch, 0, gtrid, 1, "", query, 0)
+    await _begin(ports, gtrid)
+    await ports.ledger.mark_sink(gtrid)
     return gtrid, epoch, False
 
 
-def check_whole(own: Own, query: str, gtrid: bytes | None) -> Steps[None]:
+async def check_whole(ports: Ports, own: Own, query: str, gtrid: bytes | None) -> None:
     """BatchRefused: a source of the query was planned for this micro-batch under another global transaction than
     `gtrid`, so that what it took would not be decided with what is written."""
     if not query:
         return
-    waiting: Sequence[EpochRow] = yield FindWaiting(query)
+    waiting = await ports.ledger.waiting(query)
     astray = [row for row in waiting if row.gtrid != gtrid and own.planned(row.gtrid)]
     if astray:
         names = ", ".join(f"{row.epoch} ({row.source})" for row in astray[:3])

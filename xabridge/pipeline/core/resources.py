@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from rm_amqp import AmqpResource
 from rm_db import PostgresResource
+from tm.effects import Call
+from tm.performer import Performer
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
 from xa.secrets import masked
@@ -18,7 +20,11 @@ from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tm.effects import Answer
+    from tm.log import Branch
+    from tm.verdicts import Verb
 
 T = TypeVar("T")
 
@@ -109,6 +115,14 @@ def prepared(resource: Resource, prefix: bytes) -> frozenset[Xid]:
         return frozenset(xid for xid in found if xid.gtrid.startswith(prefix))
 
     return asked(resource, "recover", ask)
+
+
+def ask_branches(
+    resources: Mapping[str, Resource], verb: Verb, branches: Sequence[Branch], flags: int = 0
+) -> list[Answer]:
+    """Asks `verb` of every branch, overlapped where the resource managers can; the answers in their order."""
+    answers: list[Answer] = Performer(resources, None).perform(Call(verb, tuple(branches), flags))
+    return answers
 
 
 def asked(resource: Resource, routine: str, ask: Callable[[], T]) -> T:

@@ -1,56 +1,44 @@
-"""Performs the effects of the driver's core on the ledger, the log and the resource managers."""
+"""The ports of a driver's process: its ledger, its decision log and its resource managers, by calls that block."""
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from rm_amqp import AmqpResource
-from tm.effects import Call, End, Force, Note, Pause
-from tm.log import DecisionRefused, LogError
+from tm.effects import End, Force, Note
+from tm.log import DecisionRefused
 from tm.log.sql_gtrids import TakenOver
 from tm.performer import Performer
 from tm.verdicts import Verb
 from xa import XaError, log_prefix
-from xabridge.pipeline.core import effects
 from xabridge.pipeline.core.errors import BatchRefused
 from xabridge.pipeline.core.naming import Own
-from xabridge.pipeline.core.resources import asked, broker, prepared
+from xabridge.pipeline.core.ports import Ports
+from xabridge.pipeline.core.resources import ask_branches, asked, broker, prepared
 from xabridge.pipeline.core.upserts import upserted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-    from tm.log import Branch
+    from tm.effects import Answer
+    from tm.log import Branch, Decision, Heuristic, LogError
+    from tm.log.sql import SqlLog
+    from tm.log.sql_gtrids import Entry
+    from tm.log.sql_states import GtridState
     from tm.resources import Resource
-    from xabridge.pipeline.core.effects import Effect
-    from xabridge.pipeline.core.finishing import Steps
+    from xa import Xid
     from xabridge.pipeline.core.ledger import Ledger
-
-T = TypeVar("T")
+    from xabridge.pipeline.core.staged_rows import Staged
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
 
-def run(steps: Generator[Any, Any, T], perform: Callable[[Any], Any]) -> T:
-    """What comes of the steps. What the ledger and the log raise is raised where the steps asked."""
-    try:
-        effect = next(steps)
-        while True:
-            try:
-                answer = perform(effect)
-            except LogError as error:
-                effect = steps.throw(error)
-            else:
-                effect = steps.send(answer)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
 class Shell:
-    """The shell of one process of a driver. Not for several threads at a time."""
+    """A pipeline that this process has open: its ledger, its resource managers, and the ports to both. Not for several
+    threads at a time."""
 
     def __init__(
         self, ledger: Ledger, resources: Mapping[str, Resource], sleep: Callable[[float], None] = time.sleep
@@ -59,116 +47,104 @@ class Shell:
         self.own = Own(ledger.pipeline, ledger.log.log_id, ledger.log.epoch)
         self.names = tuple(resources)
         self.resources = resources
-        self.prefix = log_prefix(ledger.pipeline, ledger.log.log_id)
-        self._performer = Performer(resources, ledger.log, sleep)
+        prefix = log_prefix(ledger.pipeline, ledger.log.log_id)
 
-    def run(self, steps: Steps[T]) -> T:
-        """What comes of the steps."""
-        return run(steps, self.perform)
+        async def pause(seconds: float) -> None:
+            sleep(seconds)
 
-    def perform(self, effect: Effect) -> Any:
-        """The answer to `effect`."""
-        if isinstance(effect, (Call, Force, Note, End, Pause)):
-            return self._performer.perform(effect)
-        return _PERFORM[type(effect)](self, effect)
+        self.ports = Ports(ledger, BlockingLog(ledger.log), BlockingBranches(resources, prefix), pause)
 
 
-def _begin(shell: Shell, effect: effects.Begin) -> DecisionRefused | None:
-    try:
-        shell.ledger.log.begin(effect.gtrid)
-    except TakenOver:
-        raise
-    except DecisionRefused as error:
-        return error
-    return None
+class BlockingLog:
+    """A `LogPort`."""
 
+    def __init__(self, log: SqlLog) -> None:
+        self._log = log
+        self._performer = Performer({}, log)
 
-def _scan(shell: Shell, effect: effects.Scan) -> Any:
-    try:
-        return prepared(shell.resources[effect.resource], shell.prefix)
-    except XaError as error:
-        logger.warning("%s could not be asked for prepared branches: %s", effect.resource, error)
-        return error
-
-
-def _fence(shell: Shell, effect: effects.Fence) -> XaError | None:
-    resource = shell.resources[effect.resource]
-    rm = resource.rm
-    if not isinstance(rm, AmqpResource):
-        return None
-    try:
-        asked(resource, "fence", lambda: rm.fence(effect.gtrid, resource.rmid))
-    except XaError as error:
-        logger.warning("%s: no fence could be put up: %s", effect.resource, error)
-        return error
-    return None
-
-
-def _upsert(shell: Shell, effect: effects.Upsert) -> tuple[Branch, ...] | BatchRefused:
-    """A branch for each database. Where one can't be prepared, those that are prepared go."""
-    done: list[Branch] = []
-    for name in sorted({one.target.resource for one in effect.staged}):
-        some = [one for one in effect.staged if one.target.resource == name]
+    async def begin(self, gtrid: bytes) -> LogError | None:
         try:
-            branch = upserted(shell.resources[name], effect.gtrid, some, shell.prefix)
-        except BatchRefused as refused:
-            shell.perform(Call(Verb.ROLLBACK, tuple(done)))
-            return refused
-        done += [branch] if branch is not None else []
-    return tuple(done)
+            self._log.begin(gtrid)
+        except TakenOver:
+            raise
+        except DecisionRefused as error:
+            return error
+        return None
+
+    async def decide(self, decision: Decision) -> LogError | None:
+        return self._performer.force(Force(decision))
+
+    async def abort(self, gtrid: bytes) -> GtridState:
+        return self._log.abort(gtrid)
+
+    async def entry(self, gtrid: bytes) -> Entry | None:
+        return self._log.entry(gtrid)
+
+    async def decisions(self) -> Sequence[Decision]:
+        return self._log.decisions()
+
+    async def end(self, decision: Decision) -> None:
+        self._performer.end(End(decision))
+
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        return self._performer.note(Note(heuristic))
 
 
-def _count(shell: Shell, effect: effects.Count) -> Any:
-    resource = shell.resources[effect.resource]
-    try:
-        return asked(resource, "recover", lambda: broker(resource).holds(effect.gtrid, resource.rmid))
-    except XaError as error:
-        return error
+class BlockingBranches:
+    """A `BranchPort`. `prefix`: what every gtrid of the pipeline's log begins with."""
 
+    def __init__(self, resources: Mapping[str, Resource], prefix: bytes) -> None:
+        self._resources = resources
+        self._prefix = prefix
 
-def _has_messages(shell: Shell, effect: effects.HasMessages) -> bool | XaError:
-    resource = shell.resources[effect.resource]
-    rm = broker(resource)
-    try:
-        return any(
-            asked(resource, "browse", lambda queue=queue: rm.has_messages(queue, resource.rmid))  # type: ignore[misc]
-            for queue in effect.queues
-        )
-    except XaError as error:
-        return error
+    async def ask(self, verb: Verb, branches: Sequence[Branch]) -> list[Answer]:
+        return ask_branches(self._resources, verb, branches)
 
+    async def prepared(self, resource: str) -> frozenset[Xid] | XaError:
+        try:
+            return prepared(self._resources[resource], self._prefix)
+        except XaError as error:
+            logger.warning("%s could not be asked for prepared branches: %s", resource, error)
+            return error
 
-_PERFORM: Final[dict[type, Callable[[Shell, Any], Any]]] = {
-    effects.Standing: lambda shell, _: shell.ledger.standing(),
-    effects.FindEpoch: lambda shell, effect: shell.ledger.epoch(effect.epoch),
-    effects.FindPlanned: lambda shell, effect: shell.ledger.planned(effect.gtrid),
-    effects.FindLater: lambda shell, effect: shell.ledger.later(effect.query, effect.place, effect.epoch),
-    effects.FindWaiting: lambda shell, effect: shell.ledger.waiting(effect.query),
-    effects.FindKnown: lambda shell, effect: shell.ledger.known(effect.query),
-    effects.FindUnlogged: lambda shell, effect: shell.ledger.unlogged(effect.upto),
-    effects.FindBatch: lambda shell, effect: shell.ledger.batch(effect.query),
-    effects.Allot: lambda shell, _: shell.ledger.allot(),
-    effects.Plan: lambda shell, effect: shell.ledger.plan(
-        effect.epoch, effect.previous, effect.gtrid, effect.tries, effect.source, effect.query, effect.place
-    ),
-    effects.PlanAgain: lambda shell, effect: shell.ledger.plan_again(effect.gtrid),
-    effects.Replayed: lambda shell, _: shell.ledger.replayed(),
-    effects.Sink: lambda shell, effect: shell.ledger.sink(effect.gtrid),
-    effects.Bind: lambda shell, effect: shell.ledger.bind(effect.query, effect.batch, effect.gtrid, effect.offsets),
-    effects.BindQuery: lambda shell, effect: shell.ledger.bind_query(effect.query, effect.run, effect.sources),
-    effects.NameEpochs: lambda shell, effect: shell.ledger.name_epochs(effect.query, effect.epochs),
-    effects.Log: lambda shell, effect: shell.ledger.logged(effect.epochs),
-    effects.Finished: lambda shell, effect: shell.ledger.finished(effect.gtrid, effect.words),
-    effects.Begin: _begin,
-    effects.Abort: lambda shell, effect: shell.ledger.log.abort(effect.gtrid),
-    effects.Look: lambda shell, effect: shell.ledger.log.entry(effect.gtrid),
-    effects.Undone: lambda shell, _: shell.ledger.log.decisions(),
-    effects.Scan: _scan,
-    effects.Fence: _fence,
-    effects.FindIsolation: lambda shell, _: shell.ledger.isolation(),
-    effects.Isolate: lambda shell, effect: shell.ledger.isolate(effect.isolation),
-    effects.Failed: lambda shell, effect: shell.ledger.failed(effect.gtrid, effect.messages, effect.place),
-    effects.Count: _count,
-    effects.Upsert: _upsert,
-    effects.HasMessages: _has_messages,
-}
+    async def fence(self, resource: str, gtrid: bytes) -> XaError | None:
+        fenced = self._resources[resource]
+        rm = fenced.rm
+        if not isinstance(rm, AmqpResource):
+            return None
+        try:
+            asked(fenced, "fence", lambda: rm.fence(gtrid, fenced.rmid))
+        except XaError as error:
+            logger.warning("%s: no fence could be put up: %s", resource, error)
+            return error
+        return None
+
+    async def message_counts(self, resource: str, gtrid: bytes) -> Mapping[Xid, int] | XaError:
+        counted = self._resources[resource]
+        try:
+            return asked(counted, "recover", lambda: broker(counted).holds(gtrid, counted.rmid))
+        except XaError as error:
+            return error
+
+    async def upsert(self, gtrid: bytes, staged: Sequence[Staged]) -> Sequence[Branch] | BatchRefused:
+        done: list[Branch] = []
+        for name in sorted({one.target.resource for one in staged}):
+            some = [one for one in staged if one.target.resource == name]
+            try:
+                branch = upserted(self._resources[name], gtrid, some, self._prefix)
+            except BatchRefused as refused:
+                ask_branches(self._resources, Verb.ROLLBACK, done)
+                return refused
+            done += [branch] if branch is not None else []
+        return done
+
+    async def has_messages(self, resource: str, queues: Sequence[str]) -> bool | XaError:
+        read = self._resources[resource]
+        rm = broker(read)
+        try:
+            for queue in queues:
+                if asked(read, "browse", partial(rm.has_messages, queue, read.rmid)):
+                    return True
+        except XaError as error:
+            return error
+        return False

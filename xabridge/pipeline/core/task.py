@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import psycopg
 
 from rm_amqp import AmqpResource
-from tm.effects import Call, Pause, code_of
+from tm.effects import code_of
 from tm.log import Branch
-from tm.performer import Performer
 from tm.verdicts import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core import taking
@@ -24,7 +23,8 @@ from xabridge.pipeline.core.encoding import encoded
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
 from xabridge.pipeline.core.functions import function_named
 from xabridge.pipeline.core.naming import excuse_xid, sink_prefix, sink_xid
-from xabridge.pipeline.core.resources import PROCESS, asked, broker, database, prepared
+from xabridge.pipeline.core.ports import run
+from xabridge.pipeline.core.resources import PROCESS, ask_branches, asked, broker, database, prepared
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.staged_rows import StagedRows, is_loss, is_of_rows
 from xabridge.pipeline.core.tabling import Table, csv_rows
@@ -33,12 +33,14 @@ from xabridge.pipeline.core.values import SinkReport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from tm.effects import Answer
     from tm.resources import Resource
+    from xa import Xid
     from xabridge.pipeline.core.messages import Messages
     from xabridge.pipeline.core.resources import Resources
-    from xabridge.pipeline.core.taking import Effect, Taken
+    from xabridge.pipeline.core.taking import Taken
     from xabridge.pipeline.core.values import AddressTarget, Attempt, SinkPlan, SourcePartition, TableTarget
+
+T = TypeVar("T")
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
@@ -58,7 +60,7 @@ def read(
     try:
         resource = resources.get(partition.resource, partition.url)
         taker = Taker(resource, partition, sleep, chunk)
-        rows: Iterable[Messages] = taker.rows if taker.take() else _again(resource, partition, chunk)
+        rows: Iterable[Messages] = taker.rows if taker.run() else _again(resource, partition, chunk)
         yield from rows
     except PipelineError:
         excuse(((partition.resource, partition.url),), partition.xid.gtrid, resources)
@@ -99,7 +101,7 @@ def _told(resource: Resource, partition: SourcePartition) -> Iterator[tuple[str 
 
 
 class Taker:
-    """Performs the effects of `xabridge.pipeline.core.taking` on a broker. `rows`: what was taken, and is told."""
+    """The `PartitionPort` of one attempt, by calls that block. `rows`: what was taken, and is yielded."""
 
     def __init__(
         self, resource: Resource, partition: SourcePartition, sleep: Callable[[float], None], chunk: int = CHUNK
@@ -111,43 +113,34 @@ class Taker:
         self._chunk = chunk
         self.rows: list[Messages] = []
 
-    def take(self) -> bool:
-        """As `taking.take`; False: it was prepared before, and is to be read. Whatever interrupts it leaves no branch
-        at work."""
+    def run(self) -> bool:
+        """Makes the attempt; False: the branch was prepared before, and is to be read. An attempt that is interrupted
+        leaves no branch at work."""
         partition = self._partition
-        steps = taking.take(
-            partition.xid, partition.queues, partition.share, round(partition.outage_s / taking.PAUSE_S) + 1
-        )
+        waits = round(partition.outage_s / taking.PAUSE_S) + 1
         try:
-            effect = next(steps)
-            while True:
-                effect = steps.send(self.perform(effect))
-        except StopIteration as end:
-            return end.value is not None
+            return run(taking.take(self, partition.xid, partition.queues, partition.share, waits)) is not None
         except BaseException:
             self._leave(partition)
             raise
 
     def _leave(self, partition: SourcePartition) -> None:
-        """Nobody waits for this attempt any more: what it took goes back at once. The branch is not told to roll back,
-        as it may be another attempt's by then: after an end in failure nothing of this one can be prepared."""
+        """Ends the association in failure: what the attempt took goes back at once, and nothing of it can be prepared
+        any more. The branch is not rolled back, because it may be another attempt's by now."""
         branch = Branch(partition.resource, partition.xid)
-        Performer({partition.resource: self._resource}, None).perform(Call(Verb.END, (branch,), TMFAIL))
+        ask_branches({partition.resource: self._resource}, Verb.END, [branch], TMFAIL)
 
-    def perform(self, effect: Effect) -> Any:
-        """The answer to `effect`."""
-        if isinstance(effect, Pause):
-            self._sleep(effect.seconds)
-            return None
-        if isinstance(effect, taking.Judge):
-            return self._judge(effect.taken)
-        try:
-            return asked(self._resource, type(effect).__name__.lower(), lambda: self._ask(effect))
-        except XaError as error:
-            return error
+    async def start(self, xid: Xid) -> Code | XaError:
+        def ask() -> Code:
+            self._rm.start(xid, self._resource.rmid)
+            return Code.XA_OK
 
-    def _judge(self, taken: Taken) -> taking.Judged:
-        """Reads the messages."""
+        return self._ask("start", ask)
+
+    async def take(self, queue: str, count: int) -> list[bytes] | XaError:
+        return self._ask("take", lambda: self._rm.session(self._resource.rmid).gather(queue, count))
+
+    async def judge(self, taken: Taken) -> taking.Judged:
         sorting = _sorting(self._partition)
         self.rows = list(decoded(_pairs(taken), self._chunk, sorting))
         for place, why in sorting.bad.items():
@@ -159,22 +152,31 @@ class Taker:
             logger.warning("%s: the first of %d messages failed alone: %s", self._partition.xid, count, told)
         return judged
 
-    def _ask(self, effect: Effect) -> Any:
-        rm, rmid = self._rm, self._resource.rmid
-        match effect:
-            case taking.Start(xid):
-                return rm.start(xid, rmid)
-            case taking.Take(queue, count):
-                return rm.session(rmid).gather(queue, count)
-            case taking.Prepare(xid, judged):
-                rm.end(xid, rmid, TMSUCCESS)
-                return rm.prepare_kept(xid, rmid, judged.failed, judged.released)
-            case taking.Hold(xid):
-                next(rm.retired(xid, rmid, 1), None)
-                return Code.XA_OK
-            case taking.Adopt(xid):
-                return rm.prepare_kept(xid, rmid)
-        raise AssertionError(effect)
+    async def prepare(self, xid: Xid, judged: taking.Judged) -> Code | XaError:
+        def ask() -> Code:
+            self._rm.end(xid, self._resource.rmid, TMSUCCESS)
+            return self._rm.prepare_kept(xid, self._resource.rmid, judged.failed, judged.released)
+
+        return self._ask("prepare", ask)
+
+    async def hold(self, xid: Xid) -> Code | XaError:
+        def ask() -> Code:
+            next(self._rm.retired(xid, self._resource.rmid, 1), None)
+            return Code.XA_OK
+
+        return self._ask("hold", ask)
+
+    async def adopt(self, xid: Xid) -> Code | XaError:
+        return self._ask("adopt", lambda: self._rm.prepare_kept(xid, self._resource.rmid))
+
+    async def pause(self, seconds: float) -> None:
+        self._sleep(seconds)
+
+    def _ask(self, routine: str, ask: Callable[[], T]) -> T | XaError:
+        try:
+            return asked(self._resource, routine, ask)
+        except XaError as error:
+            return error
 
 
 def excuse(urls: Iterable[tuple[str, str]], gtrid: bytes, resources: Resources) -> None:
@@ -290,13 +292,12 @@ class SinkTask:
         except psycopg.Error as error:
             raise BatchRefused(f"rows by key can't be staged: {error}", outage=is_loss(error)) from error
         self._ended = True
-        performer = Performer(self._used, None)
-        answers: list[Answer] = performer.perform(Call(Verb.END, branches, TMSUCCESS)) if branches else []
-        if not any(isinstance(answer, XaError) for answer in answers) and branches:
-            answers = performer.perform(Call(Verb.PREPARE, branches))
+        answers = ask_branches(self._used, Verb.END, branches, TMSUCCESS)
+        if not any(isinstance(answer, XaError) for answer in answers):
+            answers = ask_branches(self._used, Verb.PREPARE, branches)
         wrong = [answer for answer in answers if isinstance(answer, XaError)]
         if wrong:
-            performer.perform(Call(Verb.ROLLBACK, branches))
+            ask_branches(self._used, Verb.ROLLBACK, branches)
             told = "; ".join(error.message for error in wrong)
             of_rows = any(error.code is Code.XA_RBINTEGRITY for error in wrong)
             outage = any(map(is_loss, wrong))
@@ -318,10 +319,8 @@ class SinkTask:
         for staged in self._staged.values():
             staged.close()
         branches = tuple(Branch(name, self._xid) for name in self._used)
-        performer = Performer(self._used, None)
-        if branches:
-            performer.perform(Call(Verb.END, branches, TMFAIL))
-            performer.perform(Call(Verb.ROLLBACK, branches))
+        ask_branches(self._used, Verb.END, branches, TMFAIL)
+        ask_branches(self._used, Verb.ROLLBACK, branches)
 
     def __enter__(self) -> Self:
         return self
@@ -332,7 +331,7 @@ class SinkTask:
             excuse(self._plan.resources, self._plan.gtrid, self._resources)
 
     @property
-    def _xid(self) -> Any:
+    def _xid(self) -> Xid:
         return sink_xid(self._plan.gtrid, self._attempt.partition, self._attempt.task, self._random)
 
     def _branch(self, name: str) -> Resource:
@@ -368,5 +367,5 @@ class SinkTask:
         ]
         if orphans:
             logger.warning("%d branches of earlier attempts at %s are rolled back", len(orphans), self._xid)
-            Performer({resource.name: resource}, None).perform(Call(Verb.ROLLBACK, tuple(orphans)))
+            ask_branches({resource.name: resource}, Verb.ROLLBACK, orphans)
         return len(orphans)

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from tm.effects import Call, code_of
+from tm.effects import code_of
 from tm.log import Branch
-from tm.performer import Performer
 from tm.verdicts import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused
 from xabridge.pipeline.core.naming import is_upsert, upsert_xid
-from xabridge.pipeline.core.resources import asked, database, prepared
+from xabridge.pipeline.core.resources import ask_branches, asked, database, prepared
 from xabridge.pipeline.core.staged_rows import RowsGone, is_loss, is_of_rows, upsert
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tm.resources import Resource
     from xabridge.pipeline.core.staged_rows import Staged
@@ -62,20 +61,20 @@ def upserted(
 
 def _prepared(resource: Resource, branch: Branch, staged: Sequence[Staged], pipeline: bytes) -> Branch | None:
     rm, xid = database(resource), branch.xid
-    performer = Performer({resource.name: resource}, None)
+    mine = {resource.name: resource}
     try:
         earlier = [one for one in prepared(resource, xid.gtrid) if one.gtrid == xid.gtrid and is_upsert(one)]
         if earlier:  # of a try whose connection was lost: it has the locks that this one needs
-            performer.perform(Call(Verb.ROLLBACK, tuple(Branch(resource.name, one) for one in earlier)))
+            ask_branches(mine, Verb.ROLLBACK, [Branch(resource.name, one) for one in earlier])
         asked(resource, "start", lambda: rm.start(xid, resource.rmid))
     except XaError as error:
         raise BatchRefused(f"{resource.name}: rows by key can't be written now: {error}", outage=True) from error
     try:
         upsert(rm.session(resource.rmid).psycopg, xid.gtrid, staged, pipeline)
-        vote = _vote(performer, branch)
+        vote = _vote(mine, branch)
     except BaseException as error:
-        performer.perform(Call(Verb.END, (branch,), TMFAIL))
-        performer.perform(Call(Verb.ROLLBACK, (branch,)))
+        ask_branches(mine, Verb.END, [branch], TMFAIL)
+        ask_branches(mine, Verb.ROLLBACK, [branch])
         if isinstance(error, XaError):
             resource.failed(error)
         if isinstance(error, (psycopg.Error, XaError, RowsGone)) and not isinstance(error, _IN_THE_WAY):
@@ -91,9 +90,9 @@ def _is_integrity(error: Exception) -> bool:
     return isinstance(error, XaError) and error.code is Code.XA_RBINTEGRITY
 
 
-def _vote(performer: Performer, branch: Branch) -> Code:
+def _vote(resources: Mapping[str, Resource], branch: Branch) -> Code:
     for verb, flags in ((Verb.END, TMSUCCESS), (Verb.PREPARE, 0)):
-        (answer,) = performer.perform(Call(verb, (branch,), flags))
+        (answer,) = ask_branches(resources, verb, [branch], flags)
         if isinstance(answer, XaError):
             raise answer
     return code_of(answer)

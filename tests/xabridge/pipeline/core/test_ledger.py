@@ -18,6 +18,7 @@ from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.identity import driver_id, is_alive, process_id
 from xabridge.pipeline.core.isolation import EXCUSED, Isolation
 from xabridge.pipeline.core.naming import Own
+from xabridge.pipeline.core.ports import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,11 +50,11 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
     assert second.log.epoch == first.log.epoch + 1
     for fenced in (first, joined):
         with pytest.raises(TakenOver):
-            fenced.allot()
+            run(fenced.allot())
         with pytest.raises(TakenOver):
-            fenced.standing()
+            run(fenced.row())
         with pytest.raises(TakenOver):
-            fenced.plan(1, 0, b"g", 1, "broker")
+            run(fenced.plan(1, 0, b"g", 1, "broker"))
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
         _entrance(url).join("driver-1")
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
@@ -73,11 +74,11 @@ def test_a_driver_that_never_had_the_pipeline_takes_it_with_its_first_process(ur
         _entrance(url).join("driver-2")  # part of a streaming query: that takes it when it starts
     writer = _entrance(url).join("driver-2", takes=True)  # a job
     assert writer.log.epoch == first.log.epoch + 1
-    assert writer.standing().driver == "driver-2"
+    assert run(writer.row()).driver == "driver-2"
     with pytest.raises(PipelineTaken):
         _entrance(url).join("driver-3", first.log.epoch, takes=True)  # what was planned by another is not carried on
     other = _entrance(url, "another").take("driver-2")
-    assert (other.standing().driver, other.allot()) == ("driver-2", 1)
+    assert (run(other.row()).driver, run(other.allot())) == ("driver-2", 1)
     for ledger in (first, writer, other):
         ledger.close()
 
@@ -115,48 +116,52 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
     messages = random.choice((EXCUSED, 7))
     isolation = random.choice((Isolation(gtrid, 5, place=1), Isolation(gtrid, 1, 2)))
     operations: dict[str, Any] = {
-        "allot": lambda: (ledger.allot(), book.allot(inc)),
+        "allot": lambda: (run(ledger.allot()), book.allot(inc)),
         "plan": lambda: (
-            ledger.plan(epoch, epoch - 1, mine, 1, "broker", query, place),
+            run(ledger.plan(epoch, epoch - 1, mine, 1, "broker", query, place)),
             book.plan(inc, epoch, epoch - 1, mine, 1, "broker", query, place),
         ),
         "join": lambda: (
-            ledger.plan(epoch, epoch - 1, gtrid, 1, "second", query, place),
+            run(ledger.plan(epoch, epoch - 1, gtrid, 1, "second", query, place)),
             book.plan(inc, epoch, epoch - 1, gtrid, 1, "second", query, place),
         ),
-        "bind_query": lambda: (ledger.bind_query(query, "run", SOURCES), book.bind_query(inc, query, "run", SOURCES)),
-        "name_epochs": lambda: (ledger.name_epochs(query, planned[:2]), book.name_epochs(inc, query, planned[:2])),
+        "bind_query": lambda: (
+            run(ledger.bind_query(query, "run", SOURCES)),
+            book.bind_query(inc, query, "run", SOURCES),
+        ),
+        "name_epochs": lambda: (run(ledger.name_epochs(query, planned[:2])), book.name_epochs(inc, query, planned[:2])),
         "claim": lambda: (
             _refused(lambda: ledger.claim(SOURCES[place], query)),
             _refused(lambda: book.claim(inc, SOURCES[place], query)),
         ),
         "planned": lambda: (
-            [_timeless(row) for row in ledger.planned(gtrid).epochs],
+            [_timeless(row) for row in run(ledger.planned(gtrid)).epochs],
             list(book.planned(gtrid).epochs),
         ),
         "later": lambda: (
-            [_timeless(row) for row in ledger.later(query, place, epoch)],
+            [_timeless(row) for row in run(ledger.later(query, place, epoch))],
             list(book.later(query, place, epoch)),
         ),
         "waiting": lambda: (
-            [_timeless(row) for row in ledger.waiting(waits)],
+            [_timeless(row) for row in run(ledger.waiting(waits))],
             list(book.waiting(waits)),
         ),
-        "known": lambda: (ledger.known(), book.known(inc)),
-        "plan_again": lambda: (ledger.plan_again(gtrid), book.plan_again(inc, gtrid)),
-        "replayed": lambda: (ledger.replayed(), book.replayed(inc)),
-        "sink": lambda: (ledger.sink(gtrid), book.sink(inc, gtrid)),
-        "bind": lambda: (ledger.bind(query, epoch, gtrid), book.bind(inc, query, epoch, gtrid)),
-        "logged": lambda: (ledger.logged(planned[:1]), book.logged(inc, planned[:1])),
-        "standing": lambda: tuple(
-            replace(row, reader="", taken_at=0.0) for row in (ledger.standing(), book.standing(inc))
+        "known": lambda: (run(ledger.known()), book.known(inc)),
+        "plan_replay": lambda: (run(ledger.plan_replay(gtrid)), book.plan_replay(inc, gtrid)),
+        "end_replay": lambda: (run(ledger.end_replay()), book.end_replay(inc)),
+        "mark_sink": lambda: (run(ledger.mark_sink(gtrid)), book.mark_sink(inc, gtrid)),
+        "bind_batch": lambda: (run(ledger.bind_batch(query, epoch, gtrid)), book.bind_batch(inc, query, epoch, gtrid)),
+        "mark_logged": lambda: (run(ledger.mark_logged(planned[:1])), book.mark_logged(inc, planned[:1])),
+        "row": lambda: tuple(replace(row, reader="", taken_at=0.0) for row in (run(ledger.row()), book.row(inc))),
+        "epoch": lambda: (_timeless(run(ledger.epoch(epoch))), book.epoch(epoch)),
+        "unlogged": lambda: ([_timeless(row) for row in run(ledger.unlogged(epoch))], list(book.unlogged(epoch))),
+        "last_batch": lambda: (run(ledger.last_batch(query)), book.last_batch(query)),
+        "isolation": lambda: (run(ledger.isolation()), book.isolation),
+        "set_isolation": lambda: (run(ledger.set_isolation(isolation)), book.set_isolation(inc, isolation)),
+        "note_failure": lambda: (
+            run(ledger.note_failure(gtrid, messages, 1)),
+            book.note_failure(inc, gtrid, messages, 1),
         ),
-        "epoch": lambda: (_timeless(ledger.epoch(epoch)), book.epoch(epoch)),
-        "unlogged": lambda: ([_timeless(row) for row in ledger.unlogged(epoch)], list(book.unlogged(epoch))),
-        "batch": lambda: (ledger.batch(query), book.batch(query)),
-        "isolation": lambda: (ledger.isolation(), book.isolation),
-        "isolate": lambda: (ledger.isolate(isolation), book.isolate(inc, isolation)),
-        "failed": lambda: (ledger.failed(gtrid, messages, 1), book.failed(inc, gtrid, messages, 1)),
         "begin": lambda: (_refused(lambda: ledger.log.begin(gtrid)), _refused(lambda: book.begin(inc, gtrid))),
         "decide": lambda: (
             _refused(lambda: ledger.log.decide(decision)),
@@ -168,9 +173,9 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
         "decisions": lambda: (_sorted(ledger.log.decisions()), _sorted(book.decisions(inc))),
     }
     if planned:
-        operations["finished"] = lambda: (
-            ledger.finished(book.epochs[planned[-1]].gtrid, words),
-            book.finished(inc, book.epochs[planned[-1]].gtrid, words),
+        operations["mark_finished"] = lambda: (
+            run(ledger.mark_finished(book.epochs[planned[-1]].gtrid, words)),
+            book.mark_finished(inc, book.epochs[planned[-1]].gtrid, words),
         )
     what = random.choice(sorted(operations))
     return what, operations[what]()
@@ -202,15 +207,15 @@ def test_what_is_needed_is_not_purged(url: str) -> None:
     own = Own("p", ledger.log.log_id, ledger.log.epoch)
     gtrids = []
     for epoch in (1, 2, 3):
-        assert ledger.allot() == epoch
+        assert run(ledger.allot()) == epoch
         gtrids.append(own.gtrid(epoch, 1))
-        ledger.plan(epoch, epoch - 1, gtrids[-1], 1, "broker")
+        run(ledger.plan(epoch, epoch - 1, gtrids[-1], 1, "broker"))
         ledger.log.begin(gtrids[-1])
-        ledger.bind("q", epoch, gtrids[-1])
+        run(ledger.bind_batch("q", epoch, gtrids[-1]))
         ledger.log.decide(Decision(gtrids[-1], ()))
         ledger.log.end(gtrids[-1])
     ledger.log.flush()
-    ledger.logged([1, 3])
+    run(ledger.mark_logged([1, 3]))
     assert ledger.purge(0.0) == 1
     assert [entry.gtrid for entry in ledger.log.entries()] == gtrids[1:]  # 2 is not logged, 3 is the query's last
     ledger.close()

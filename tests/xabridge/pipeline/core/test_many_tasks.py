@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 import pytest
@@ -10,15 +11,16 @@ import pytest
 from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.pipeline.core.stage import TABLE, Stage, new_stage
-from tm.effects import Force
 from xabridge.pipeline.core import Attempt, Batch, deciding
-from xabridge.pipeline.core.shell import run
+from xabridge.pipeline.core.ports import run
+from xabridge.pipeline.core.shell import BlockingLog
 from xabridge.pipeline.core.task import SinkTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tm.log import Decision, LogError
     from xabridge.pipeline.core import SinkPlan, SinkReport
 
 FEW_CONNECTIONS: Final = "?xa_pool_size=1&xa_pool_wait_s=1"
@@ -87,6 +89,14 @@ class KilledError(Exception):
     """The driver is."""
 
 
+class DyingLog(BlockingLog):
+    """The driver is killed when its decision is durable."""
+
+    async def decide(self, decision: Decision) -> LogError | None:
+        assert await super().decide(decision) is None
+        raise KilledError
+
+
 def test_a_driver_that_comes_back_to_many_tasks(stage: Stage) -> None:
     """It was killed right after the decision: the next one carries all of it out before it plans."""
     stage.start()
@@ -94,17 +104,9 @@ def test_a_driver_that_comes_back_to_many_tasks(stage: Stage) -> None:
     plan = writer.plan()
     reports = write(stage, plan, 100)
     shell = writer._shell(plan.incarnation)
-    decided = False
-
-    def perform(effect: Any) -> Any:
-        nonlocal decided
-        if decided:
-            raise KilledError
-        decided = isinstance(effect, Force)
-        return shell.perform(effect)
-
+    log = DyingLog(shell.ledger.log)
     with pytest.raises(KilledError):
-        run(deciding.commit(shell.own, plan, Batch("q", 0), reports, shell.names), perform)
+        run(deciding.commit(replace(shell.ports, log=log), shell.own, plan, Batch("q", 0), reports, shell.names))
     writer.close()
     assert len(stage.prepared()) == 100
     stage.start(driver="driver-2")

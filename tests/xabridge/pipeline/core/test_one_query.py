@@ -15,6 +15,7 @@ from xa import FORMAT_ID, Xid
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken, Query
 from xabridge.pipeline.core import planning as planning_module
 from xabridge.pipeline.core.driver import Writer, bind
+from xabridge.pipeline.core.ports import run
 from xabridge.pipeline.core.tables import ISOLATION, QUERY, SOURCE
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ def test_a_checkpoint_one_batch_old_takes_no_message(stage: Stage) -> None:
     with pytest.raises(EpochGone, match="its messages are gone"):
         again.plan(Offset(), end)
     with pytest.raises(EpochGone, match="older than what was decided"):
-        again.plan(Offset(), Offset(again._shell.ledger.allot()))
+        again.plan(Offset(), Offset(run(again._shell.ledger.allot())))
     following = again.latest(end)
     (part, _) = again.plan(end, following)
     with pytest.raises(EpochGone, match="batch 0 of query q would take new messages, and it is decided"):
