@@ -10,9 +10,16 @@ from tm.log import DecisionRefused
 from tm.log.sql_gtrids import Entry, TakenOver
 from tm.log.sql_states import GtridState
 from xabridge.pipeline.core.errors import PipelineTaken
-from xabridge.pipeline.core.finishing import DECIDED
-from xabridge.pipeline.core.isolation import Isolation
-from xabridge.pipeline.core.ledger import BatchRow, EpochRow, Known, PipelineRow, Planned, QueryRow
+from xabridge.pipeline.core.ledger.rows import (
+    BatchRow,
+    EpochRow,
+    PipelineOwnership,
+    PipelineRow,
+    PlannedEpochs,
+    QueryRow,
+)
+from xabridge.pipeline.core.protocol.isolation import Isolation
+from xabridge.pipeline.core.protocol.recovery import DECIDED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -89,9 +96,9 @@ class Book:
         """As Ledger."""
         return self.epochs.get(epoch)
 
-    def planned(self, gtrid: bytes) -> Planned:
+    def planned(self, gtrid: bytes) -> PlannedEpochs:
         """As Ledger."""
-        return Planned(tuple(row for row in self._sorted() if row.gtrid == gtrid))
+        return PlannedEpochs(tuple(row for row in self._sorted() if row.gtrid == gtrid))
 
     def later(self, query: str, place: int, epoch: int) -> Sequence[EpochRow]:
         """As Ledger."""
@@ -108,7 +115,7 @@ class Book:
     def _sorted(self) -> list[EpochRow]:
         return [self.epochs[epoch] for epoch in sorted(self.epochs)]
 
-    def known(self, incarnation: int, query: str = "") -> Known:
+    def known(self, incarnation: int, query: str = "") -> PipelineOwnership:
         """As Ledger; there is one pipeline, so that no query has another one."""
         del query
         self.check(incarnation)
@@ -117,7 +124,7 @@ class Book:
             for query, row in self.batches.items()
             if row.gtrid in self.gtrids and self.gtrids[row.gtrid].state in DECIDED
         }
-        return Known(self.bound, decided)
+        return PipelineOwnership(self.bound, decided)
 
     def unlogged(self, upto: int) -> Sequence[EpochRow]:
         """As Ledger."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.pipeline.world import Cores
 from tm.log.sql_states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
-from xabridge.pipeline.core import binding, deciding, planning, taking
-from xabridge.pipeline.core.ledger import Planned
-from xabridge.pipeline.core.naming import Own, is_excuse
-from xabridge.pipeline.core.ports import Ports
+from xabridge.pipeline.core.ledger.rows import PlannedEpochs
+from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read
+from xabridge.pipeline.core.protocol.ports import Ports
+from xabridge.pipeline.core.xids import Incarnation, is_excuse
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -96,9 +96,9 @@ async def _one_attempt(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     return await call(port, name, arguments)
 
 
-def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> taking.Judged:
+def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> partition_read.Judgement:
     del aside, bad, taken, told
-    return taking.Judged()
+    return partition_read.Judgement()
 
 
 async def _as_if_logged(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -117,7 +117,7 @@ async def _not_now_is_rolled_back(port: Any, name: str, arguments: tuple[Any, ..
     ]
 
 
-class _Forgetful(Own):
+class _Forgetful(Incarnation):
     """Its gtrids say nothing of incarnation and try."""
 
     def gtrid(self, epoch: int, tries: int) -> bytes:
@@ -128,7 +128,7 @@ class _Forgetful(Own):
         return self.owns(gtrid)
 
 
-class _TwoPipelines(Own):
+class _TwoPipelines(Incarnation):
     """Of a source and a sink under different pipelines: the sink never finds what was read at work."""
 
     def planned(self, gtrid: bytes) -> bool:
@@ -136,13 +136,13 @@ class _TwoPipelines(Own):
         return False
 
 
-def _sink_apart(ports: Ports, own: Own, query: str, resources: Any) -> Any:
-    return planning.plan_sink(ports, _TwoPipelines(own.pipeline, own.log_id, own.incarnation), query, resources)
+def _sink_apart(ports: Ports, own: Incarnation, query: str, resources: Any) -> Any:
+    return epoch_plan.plan_sink(ports, _TwoPipelines(own.pipeline, own.log_id, own.incarnation), query, resources)
 
 
 def _known_batches(pipeline: str, query: Any, known: Any) -> None:
     """The checkpoint may be older than what was decided."""
-    binding.check(pipeline, query, replace(known, decided={}))
+    ownership.check(pipeline, query, replace(known, decided={}))
 
 
 async def _without_batches(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
@@ -154,7 +154,7 @@ def _anybody(pipeline: str, query: Any, known: Any) -> None:
     """Another query may have the pipeline: its checkpoint counts as one that never was."""
 
 
-async def _bind_anybody(ports: Ports, own: Own, query: Any, sources: Any, resources: Any) -> None:
+async def _bind_anybody(ports: Ports, own: Incarnation, query: Any, sources: Any, resources: Any) -> None:
     """As it was: nothing is asked, and nothing of the other query is finished."""
     del own, resources
     await ports.ledger.bind_query(query.id, query.run, tuple(sources))
@@ -176,55 +176,59 @@ async def _rolled_back(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 _NO_SWEEP = Cores(
-    plan=bent(planning.plan, _without({"prepared": frozenset()})),
-    plan_sink=bent(planning.plan_sink, _without({"prepared": frozenset()})),
-    commit=bent(deciding.commit, _no_scan_after_the_decision),
+    plan=bent(epoch_plan.plan, _without({"prepared": frozenset()})),
+    plan_sink=bent(epoch_plan.plan_sink, _without({"prepared": frozenset()})),
+    commit=bent(batch_decision.commit, _no_scan_after_the_decision),
 )
 MUTANTS = (
-    Mutant("abort without asking the log", Cores(abort=bent(deciding.abort, _without({"abort": GtridState.ABORTED})))),
+    Mutant(
+        "abort without asking the log", Cores(abort=bent(batch_decision.abort, _without({"abort": GtridState.ABORTED})))
+    ),
     Mutant("gtrid without incarnation and try", Cores(own=_Forgetful)),
     Mutant("bqual without attempt and random", Cores(sink_xid=_one_sink_for_all)),
-    Mutant("yield before prepare", Cores(take=bent(taking.take, lambda: _at_once))),
+    Mutant("yield before prepare", Cores(take=bent(partition_read.take, lambda: _at_once))),
     Mutant("no sweep", _NO_SWEEP),
     Mutant(
         "no fence",
         Cores(
-            commit=bent(deciding.commit, _without({"fence": None})),
-            abort=bent(deciding.abort, _without({"fence": None})),
+            commit=bent(batch_decision.commit, _without({"fence": None})),
+            abort=bent(batch_decision.abort, _without({"fence": None})),
         ),
     ),
-    Mutant("sources finished with the decision", Cores(commit=bent(deciding.commit, lambda: _as_if_logged))),
-    Mutant("outages are the messages' fault", Cores(abort=bent(deciding.abort, lambda: _blaming))),
-    Mutant("no isolation", Cores(abort=bent(deciding.abort, _without({"note_failure": None})))),
+    Mutant("sources finished with the decision", Cores(commit=bent(batch_decision.commit, lambda: _as_if_logged))),
+    Mutant("outages are the messages' fault", Cores(abort=bent(batch_decision.abort, lambda: _blaming))),
+    Mutant("no isolation", Cores(abort=bent(batch_decision.abort, _without({"note_failure": None})))),
     Mutant("what can't be read is taken", Cores(judge=_taken_all)),
-    Mutant("rows by key of one task", Cores(commit=bent(deciding.commit, lambda: _one_attempt))),
-    Mutant("rows by key that are not decided", Cores(commit=bent(deciding.commit, _without({"upsert": ()})))),
-    Mutant('"no room" counts as rolled back', Cores(commit=bent(deciding.commit, lambda: _not_now_is_rolled_back))),
-    Mutant("what another attempt is at is rolled back", Cores(take=bent(taking.take, lambda: _rolled_back))),
+    Mutant("rows by key of one task", Cores(commit=bent(batch_decision.commit, lambda: _one_attempt))),
+    Mutant("rows by key that are not decided", Cores(commit=bent(batch_decision.commit, _without({"upsert": ()})))),
+    Mutant(
+        '"no room" counts as rolled back', Cores(commit=bent(batch_decision.commit, lambda: _not_now_is_rolled_back))
+    ),
+    Mutant("what another attempt is at is rolled back", Cores(take=bent(partition_read.take, lambda: _rolled_back))),
     Mutant(
         "each source has a decision of its own",
         Cores(
-            plan=bent(planning.plan, _without({"planned": Planned(())})),
-            plan_sink=bent(planning.plan_sink, _without({"waiting": ()})),
-            commit=bent(deciding.commit, _without({"waiting": ()})),
+            plan=bent(epoch_plan.plan, _without({"planned": PlannedEpochs(())})),
+            plan_sink=bent(epoch_plan.plan_sink, _without({"waiting": ()})),
+            commit=bent(batch_decision.commit, _without({"waiting": ()})),
         ),
     ),
     Mutant(
         "the sink decides apart from the sources",
         Cores(
             plan_sink=bent(_sink_apart, _without({"waiting": ()})),
-            commit=bent(deciding.commit, _without({"waiting": ()})),
+            commit=bent(batch_decision.commit, _without({"waiting": ()})),
         ),
     ),
     Mutant(
         "an old checkpoint goes on",
         Cores(
             check=_known_batches,
-            bind=bent(binding.bind, lambda: _without_batches),
-            plan=bent(planning.plan, _without({"later": ()})),
-            latest=bent(planning.latest, _without({"later": ()})),
+            bind=bent(ownership.bind, lambda: _without_batches),
+            plan=bent(epoch_plan.plan, _without({"later": ()})),
+            latest=bent(epoch_plan.latest, _without({"later": ()})),
         ),
     ),
     Mutant("anybody's checkpoint is taken", Cores(check=_anybody, bind=_bind_anybody)),
-    Mutant("what another query left is not given up", Cores(bind=bent(binding.bind, _without({"waiting": ()})))),
+    Mutant("what another query left is not given up", Cores(bind=bent(ownership.bind, _without({"waiting": ()})))),
 )

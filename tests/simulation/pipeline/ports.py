@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from xabridge.pipeline.core.ports import Ports
+from xabridge.pipeline.core.protocol.ports import Ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -28,17 +28,17 @@ from tm.log import Branch, DecisionRefused, LogError, LogStopped
 from tm.log.sql_gtrids import TakenOver
 from tm.verdicts import Verb
 from xa import Code, XaError, Xid, log_prefix, xa_error
-from xabridge.pipeline.core import binding, deciding, finishing, planning, taking
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
-from xabridge.pipeline.core.naming import Own, excuse_xid, sink_xid, upsert_xid
-from xabridge.pipeline.core.planning import Origin
-from xabridge.pipeline.core.staged_rows import Staged
+from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read, recovery
+from xabridge.pipeline.core.protocol.epoch_plan import Origin
+from xabridge.pipeline.core.task.staging_table import StagedRows
 from xabridge.pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition, TableTarget
+from xabridge.pipeline.core.xids import Incarnation, excuse_xid, sink_xid, upsert_xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
 
-    from xabridge.pipeline.core.ports import Ports
+    from xabridge.pipeline.core.protocol.ports import Ports
 
     Steps = Generator[Any, Any, Any]
     Algorithm = Callable[..., Coroutine[Any, Any, Any]]
@@ -74,18 +74,18 @@ class Failed(Exception):
 class Cores:
     """What is tested; a mutant has something else in the place of one."""
 
-    check: Callable[..., None] = binding.check
-    bind: Algorithm = binding.bind
-    logged: Algorithm = planning.logged
-    latest: Algorithm = planning.latest
-    plan: Algorithm = planning.plan
-    plan_sink: Algorithm = planning.plan_sink
-    commit: Algorithm = deciding.commit
-    abort: Algorithm = deciding.abort
-    take: Algorithm = taking.take
-    judge: Callable[..., taking.Judged] = taking.judge
+    check: Callable[..., None] = ownership.check
+    bind: Algorithm = ownership.bind
+    logged: Algorithm = epoch_plan.logged
+    latest: Algorithm = epoch_plan.latest
+    plan: Algorithm = epoch_plan.plan
+    plan_sink: Algorithm = epoch_plan.plan_sink
+    commit: Algorithm = batch_decision.commit
+    abort: Algorithm = batch_decision.abort
+    take: Algorithm = partition_read.take
+    judge: Callable[..., partition_read.Judgement] = partition_read.judge
     sink_xid: Callable[..., Xid] = sink_xid
-    own: Callable[..., Own] = Own
+    own: Callable[..., Incarnation] = Incarnation
 
 
 @dataclass(frozen=True)
@@ -323,7 +323,7 @@ class World:
     def _spark(self, driver: str, checkpoint: Checkpoint) -> Steps:
         incarnation = yield from self._bind(driver, checkpoint)
         own = self.cores.own("p", self.book.log_id, incarnation)
-        yield from self._core(lambda ports: finishing.resolve(ports, own, BROKERS, None), incarnation)
+        yield from self._core(lambda ports: recovery.resolve(ports, own, BROKERS, None), incarnation)
         while True:
             number = max(checkpoint.offsets, default=-1)
             if number not in checkpoint.done and number >= 0:
@@ -349,7 +349,7 @@ class World:
         return self.cores.latest(ports, origin, start, broker, ("orders",))
 
     def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
-        """As `xabridge.pipeline.core.driver.bind`, with one effect for each of its parts."""
+        """As `xabridge.pipeline.core.driver.query_binding.bind`, with one effect for each of its parts."""
         query = Query(checkpoint.query, driver, max(checkpoint.offsets, default=-1), checkpoint.adopt)
         known = yield Do("look", lambda: self.book.known(self.book.incarnation))
         self.cores.check("p", query, known)
@@ -458,7 +458,7 @@ class World:
         self.nodata.update(token)
         yield Do("commits", partial(self._done, checkpoint, number, rows))
 
-    def _plan(self, own: Own, origin: Origin, start: int, end: int, broker: str, ports: Ports) -> Any:
+    def _plan(self, own: Incarnation, origin: Origin, start: int, end: int, broker: str, ports: Ports) -> Any:
         return self.cores.plan(ports, own, origin, start, end, broker, PARTITIONS, 2 * PARTITIONS, BROKERS)
 
     def _core(self, algorithm: Algorithm, incarnation: int, *, raises: bool = False) -> Steps:
@@ -546,7 +546,7 @@ class World:
             if isinstance(answer, XaError):
                 yield from self._excused(plan.gtrid, actor, attempt)
                 raise Failed(answer.message)
-            staged = (Staged(KEYED, ("id",), f"{attempt}", index, len(rows)),)
+            staged = (StagedRows(KEYED, ("id",), f"{attempt}", index, len(rows)),)
         verbs: list[Callable[[Place], Any]] = [
             lambda place: place.start(mine, actor),
             lambda place: place.post(mine, actor, rows),
@@ -591,7 +591,7 @@ class World:
             self.told.setdefault(part.xid, []).append(read)
         return read
 
-    async def _judged(self, aside: int, taken: taking.Taken) -> taking.Judged:
+    async def _judged(self, aside: int, taken: partition_read.TakenMessages) -> partition_read.Judgement:
         """What the task makes of what it took."""
         numbers = [int(octets) for _, some in taken for octets in some]
         bad = [at for at, number in enumerate(numbers) if number in self.unreadable and at >= aside]
@@ -646,7 +646,7 @@ class World:
                 return ask(lambda: broker.roll_back(xid))
         raise AssertionError(call)
 
-    def _prepare(self, place: Place, xid: Xid, judged: taking.Judged = NOT_JUDGED) -> Code | XaError:
+    def _prepare(self, place: Place, xid: Xid, judged: partition_read.Judgement = NOT_JUDGED) -> Code | XaError:
         """Nothing is prepared any more behind a fence."""
         answer = place.prepare(xid, judged)
         if place.has_fences and not isinstance(answer, XaError) and xid.gtrid in self.settled - self.unfenced:

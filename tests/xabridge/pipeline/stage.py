@@ -23,8 +23,9 @@ from rm_amqp import AmqpResource
 from tests.rm_amqp.embedded import free_port
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE, await_until
 from xabridge.pipeline.core import Offset, Query, Source
-from xabridge.pipeline.core.driver import Reader, bind
-from xabridge.pipeline.core.identity import process_id
+from xabridge.pipeline.core.driver.query_binding import bind
+from xabridge.pipeline.core.driver.source_planner import SourcePlanner
+from xabridge.pipeline.core.process_ids import process_id
 from xabridge.pipeline.settings import settings_from
 from xabridge.testing.broker import BrokerProcess
 
@@ -302,7 +303,7 @@ class Stage:
         sources = [Source(resource, ("in",)) for resource in ("broker", *self.others)]
         bind(settings, process_id(), Query(self.query(), "settle", max(offsets)), sources)
         for source, text in zip(sources, stored, strict=False):  # one that is used twice stands there twice
-            reader = Reader(settings, source, process_id())
+            reader = SourcePlanner(settings, source, process_id())
             start = Offset.from_json(json.loads(text))
             assert reader.latest(start) == start, "something is left in the queue"
             reader.close()

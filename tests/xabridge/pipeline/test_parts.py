@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from xabridge.pipeline import PipelineError
-from xabridge.pipeline.fronts import register
 from xabridge.pipeline.options import sink_options, source_options
-from xabridge.pipeline.parts import Parts
+from xabridge.pipeline.spark.query_options import QueryOptions
+from xabridge.pipeline.spark.registration import register
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +29,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def parts(*sources: dict[str, str], sink: dict[str, str] | None = None) -> Parts:
-    return Parts(
+def parts(*sources: dict[str, str], sink: dict[str, str] | None = None) -> QueryOptions:
+    return QueryOptions(
         tuple(source_options({**BASE, "queue": "orders", "resource": "a", **source}) for source in sources),
         None if sink is None else sink_options({**BASE, "table": "t", **sink}),
     )

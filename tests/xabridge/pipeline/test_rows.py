@@ -9,7 +9,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegerType, MapType, String
 
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import Messages
-from xabridge.pipeline.rows import batch_of, check_columns, columns_of, messages_of
+from xabridge.pipeline.spark.message_rows import batch_of, check_columns, columns_of, messages_of
 
 TYPES: dict[str, DataType] = {
     "binary": BinaryType(),

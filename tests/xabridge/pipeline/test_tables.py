@@ -14,10 +14,10 @@ import pytest
 
 from xabridge.pipeline import PipelineError
 from xabridge.pipeline.core import TableTarget
-from xabridge.pipeline.core.tabling import csv_rows
+from xabridge.pipeline.core.task.table_writer import csv_rows
 from xabridge.pipeline.options import sink_options
-from xabridge.pipeline.tables import check_rows, csv_of, look_up
-from xabridge.pipeline.writing import layout
+from xabridge.pipeline.spark.postgres_table import check_rows, csv_of, look_up
+from xabridge.pipeline.spark.task_writer import layout
 
 if TYPE_CHECKING:
     from tests.postgres import Postgres

@@ -105,7 +105,7 @@ def database(resource: Resource) -> PostgresResource:
     raise PipelineError(f"resources.{resource.name}: tables are PostgreSQL's, this is {resource.rm.name}")
 
 
-def prepared(resource: Resource, prefix: bytes) -> frozenset[Xid]:
+def prepared_branches(resource: Resource, prefix: bytes) -> frozenset[Xid]:
     """The prepared branches whose gtrid begins with `prefix`."""
 
     def ask() -> frozenset[Xid]:
@@ -114,7 +114,7 @@ def prepared(resource: Resource, prefix: bytes) -> frozenset[Xid]:
         found = resource.rm.recover(resource.rmid, TMSTARTRSCAN | TMENDRSCAN, SCANNED)
         return frozenset(xid for xid in found if xid.gtrid.startswith(prefix))
 
-    return asked(resource, "recover", ask)
+    return call_resource(resource, "recover", ask)
 
 
 def ask_branches(
@@ -125,7 +125,7 @@ def ask_branches(
     return answers
 
 
-def asked(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
+def call_resource(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
     """What `ask` returns of an open resource; asked again where the connection had been lost before it was. XaError."""
     was_open = not resource.suspect
     try:

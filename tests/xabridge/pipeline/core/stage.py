@@ -24,9 +24,12 @@ from xabridge.pipeline.core import (
     SourcePartition,
     TableTarget,
 )
-from xabridge.pipeline.core.driver import Decided, Reader, Writer, bind
+from xabridge.pipeline.core.driver.query_binding import bind
+from xabridge.pipeline.core.driver.sink_coordinator import BatchResult, SinkCoordinator
+from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 from xabridge.pipeline.core.resources import Resources
-from xabridge.pipeline.core.task import SinkTask, read
+from xabridge.pipeline.core.task.sink_task import SinkTask
+from xabridge.pipeline.core.task.source_task import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,7 +58,7 @@ class Stage:
     """Further resources."""
     resources: Resources = field(default_factory=Resources)
     outage_s: float = 60.0
-    _opened: list[Reader | Writer] = field(default_factory=list)
+    _opened: list[SourcePlanner | SinkCoordinator] = field(default_factory=list)
 
     @property
     def settings(self) -> Settings:
@@ -67,16 +70,16 @@ class Stage:
     # --- the driver -------------------------------------------------------------------------------------------------
     def reader(
         self, driver: str = "driver-1", *, streaming: bool = True, query: Query | None = None, **source: Any
-    ) -> Reader:
+    ) -> SourcePlanner:
         """A reader of the queue `orders`, which a query reads that starts now; or a job."""
         wanted = self.source(**source)
         if streaming:
             self.start(wanted, driver=driver, query=query)
         return self.joined(wanted, driver, streaming=streaming)
 
-    def joined(self, source: Source, driver: str = "driver-1", *, streaming: bool = True) -> Reader:
+    def joined(self, source: Source, driver: str = "driver-1", *, streaming: bool = True) -> SourcePlanner:
         """A source of the query that has started, or of a job."""
-        reader = Reader(self.settings, source, driver, streaming=streaming, resources=self.resources)
+        reader = SourcePlanner(self.settings, source, driver, streaming=streaming, resources=self.resources)
         self._opened.append(reader)
         return reader
 
@@ -89,9 +92,9 @@ class Stage:
         start = query or Query("q", f"run-{next(_NUMBERS)}", EVERY)
         bind(self.settings, driver, start, sources, resources=self.resources)
 
-    def writer(self, driver: str = "driver-1") -> Writer:
+    def writer(self, driver: str = "driver-1") -> SinkCoordinator:
         """A writer."""
-        writer = Writer(self.settings, driver, resources=self.resources)
+        writer = SinkCoordinator(self.settings, driver, resources=self.resources)
         self._opened.append(writer)
         return writer
 
@@ -117,13 +120,13 @@ class Stage:
     # --- a whole batch ----------------------------------------------------------------------------------------------
     def batch(
         self,
-        reader: Reader,
+        reader: SourcePlanner,
         start: Offset,
         number: int,
         *,
         driver: str = "driver-1",
         end: Offset | None = None,
-    ) -> tuple[Offset, Decided]:
+    ) -> tuple[Offset, BatchResult]:
         """A micro-batch from its planning to its commit."""
         end = end or reader.latest(start)
         partitions = reader.plan(start, end)

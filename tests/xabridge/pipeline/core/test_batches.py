@@ -10,7 +10,7 @@ from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offs
 
 if TYPE_CHECKING:
     from tests.xabridge.pipeline.core.stage import Stage
-    from xabridge.pipeline.core.driver import Reader
+    from xabridge.pipeline.core.driver.source_planner import SourcePlanner
 
 ROWS = [f"{number}" for number in range(10)]
 
@@ -54,7 +54,7 @@ def test_writers_that_are_kept(stage: Stage) -> None:
     driver has had the pipeline they hear of it."""
     planner, committer = stage.writer(), stage.writer()
 
-    def a_batch(reader: Reader, start: Offset, number: int) -> Offset:
+    def a_batch(reader: SourcePlanner, start: Offset, number: int) -> Offset:
         end = reader.latest(start)
         partitions = reader.plan(start, end)
         plan = planner.plan()

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.xabridge.pipeline.core.stage import ALERTS, TABLE
 from tests.xabridge.pipeline.core.test_counts import counts
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, Messages, Offset, PipelineError
-from xabridge.pipeline.core.isolation import EXCUSED, Isolation
-from xabridge.pipeline.core.task import SinkTask
+from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
+from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,17 +13,17 @@ from tests.simulation.pipeline.book import Book
 from tm.log import Branch, Decision, DecisionRefused
 from tm.log.sql_gtrids import TakenOver
 from xa import FORMAT_ID, Xid
-from xabridge.pipeline.core.entrance import Entrance
 from xabridge.pipeline.core.errors import PipelineTaken
-from xabridge.pipeline.core.identity import driver_id, is_alive, process_id
-from xabridge.pipeline.core.isolation import EXCUSED, Isolation
-from xabridge.pipeline.core.naming import Own
-from xabridge.pipeline.core.ports import run
+from xabridge.pipeline.core.ledger.opener import LedgerOpener
+from xabridge.pipeline.core.process_ids import driver_id, is_alive, process_id
+from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
+from xabridge.pipeline.core.protocol.ports import run
+from xabridge.pipeline.core.xids import Incarnation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xabridge.pipeline.core.ledger import Ledger
+    from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
 
 QUERIES = ("a", "b")
 SOURCES = ("broker: orders", "second: orders")
@@ -38,15 +38,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return made
 
 
-def _entrance(url: str, name: str = "p") -> Entrance:
-    return Entrance(url, name, sleep=lambda _: None)
+def _opener(url: str, name: str = "p") -> LedgerOpener:
+    return LedgerOpener(url, name, sleep=lambda _: None)
 
 
 def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str) -> None:
-    first = _entrance(url).take("driver-1")
-    joined = _entrance(url).join("driver-1")
+    first = _opener(url).take("driver-1")
+    joined = _opener(url).join("driver-1")
     assert joined.log.epoch == first.log.epoch
-    second = _entrance(url).take("driver-2")
+    second = _opener(url).take("driver-2")
     assert second.log.epoch == first.log.epoch + 1
     for fenced in (first, joined):
         with pytest.raises(TakenOver):
@@ -56,28 +56,28 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
         with pytest.raises(TakenOver):
             run(fenced.plan(1, 0, b"g", 1, "broker"))
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
-        _entrance(url).join("driver-1")
+        _opener(url).join("driver-1")
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
-        _entrance(url).join("driver-1", first.log.epoch)
-    again = _entrance(url).take("driver-1")  # a query that is started again, by somebody
+        _opener(url).join("driver-1", first.log.epoch)
+    again = _opener(url).take("driver-1")  # a query that is started again, by somebody
     with pytest.raises(PipelineTaken):
-        _entrance(url).join("driver-2", second.log.epoch)
-    last = _entrance(url).join("driver-1")
+        _opener(url).join("driver-2", second.log.epoch)
+    last = _opener(url).join("driver-1")
     assert last.log.epoch == again.log.epoch
     for ledger in (first, joined, second, again, last):
         ledger.close()
 
 
 def test_a_driver_that_never_had_the_pipeline_takes_it_with_its_first_process(url: str) -> None:
-    first = _entrance(url).take("driver-1")
+    first = _opener(url).take("driver-1")
     with pytest.raises(PipelineTaken):
-        _entrance(url).join("driver-2")  # part of a streaming query: that takes it when it starts
-    writer = _entrance(url).join("driver-2", takes=True)  # a job
+        _opener(url).join("driver-2")  # part of a streaming query: that takes it when it starts
+    writer = _opener(url).join("driver-2", takes=True)  # a job
     assert writer.log.epoch == first.log.epoch + 1
     assert run(writer.row()).driver == "driver-2"
     with pytest.raises(PipelineTaken):
-        _entrance(url).join("driver-3", first.log.epoch, takes=True)  # what was planned by another is not carried on
-    other = _entrance(url, "another").take("driver-2")
+        _opener(url).join("driver-3", first.log.epoch, takes=True)  # what was planned by another is not carried on
+    other = _opener(url, "another").take("driver-2")
     assert (run(other.row()).driver, run(other.allot())) == ("driver-2", 1)
     for ledger in (first, writer, other):
         ledger.close()
@@ -86,22 +86,22 @@ def test_a_driver_that_never_had_the_pipeline_takes_it_with_its_first_process(ur
 def test_it_does_what_its_model_does(url: str) -> None:
     """The same operations, drawn, on both: every answer is the same."""
     random = Random(7)
-    ledger, book, driver = _entrance(url).take("d0"), Book(), "d0"
+    ledger, book, driver = _opener(url).take("d0"), Book(), "d0"
     book.take(driver)
     for number in range(600):
         if random.random() < 0.02:
             ledger.close()
             driver = f"d{random.randrange(3)}"
-            ledger = _entrance(url).take(driver)
+            ledger = _opener(url).take(driver)
             assert book.take(driver) == ledger.log.epoch
         what, told = _both(ledger, book, random)
         assert told[0] == told[1], (number, what)
     ledger.close()
 
 
-def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, Any]]:
+def _both(ledger: SqlLedger, book: Book, random: Random) -> tuple[str, tuple[Any, Any]]:
     """One operation on the ledger and its log, and on the model."""
-    own = Own("p", b"log-id-8", ledger.log.epoch)
+    own = Incarnation("p", b"log-id-8", ledger.log.epoch)
     inc = ledger.log.epoch
     epoch = random.randint(1, max(book.epoch_number, 1))
     known = sorted(book.gtrids)
@@ -193,7 +193,7 @@ def _refused(call: Any) -> str:
     return "done"
 
 
-def _ended(ledger: Ledger, gtrid: bytes) -> None:
+def _ended(ledger: SqlLedger, gtrid: bytes) -> None:
     ledger.log.end(gtrid)
     ledger.log.flush()
 
@@ -203,8 +203,8 @@ def _sorted(decisions: Any) -> list[Decision]:
 
 
 def test_what_is_needed_is_not_purged(url: str) -> None:
-    ledger = _entrance(url).take("d")
-    own = Own("p", ledger.log.log_id, ledger.log.epoch)
+    ledger = _opener(url).take("d")
+    own = Incarnation("p", ledger.log.log_id, ledger.log.epoch)
     gtrids = []
     for epoch in (1, 2, 3):
         assert run(ledger.allot()) == epoch

@@ -11,10 +11,11 @@ import pytest
 from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.pipeline.core.stage import TABLE, Stage, new_stage
-from xabridge.pipeline.core import Attempt, Batch, deciding
-from xabridge.pipeline.core.ports import run
-from xabridge.pipeline.core.shell import BlockingLog
-from xabridge.pipeline.core.task import SinkTask
+from xabridge.pipeline.core import Attempt, Batch
+from xabridge.pipeline.core.driver.open_pipeline import BlockingLog
+from xabridge.pipeline.core.protocol import batch_decision
+from xabridge.pipeline.core.protocol.ports import run
+from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,10 +104,14 @@ def test_a_driver_that_comes_back_to_many_tasks(stage: Stage) -> None:
     writer = stage.writer()
     plan = writer.plan()
     reports = write(stage, plan, 100)
-    shell = writer._shell(plan.incarnation)
-    log = DyingLog(shell.ledger.log)
+    pipeline = writer._opened(plan.incarnation)
+    log = DyingLog(pipeline.ledger.log)
     with pytest.raises(KilledError):
-        run(deciding.commit(replace(shell.ports, log=log), shell.own, plan, Batch("q", 0), reports, shell.names))
+        run(
+            batch_decision.commit(
+                replace(pipeline.ports, log=log), pipeline.own, plan, Batch("q", 0), reports, pipeline.names
+            )
+        )
     writer.close()
     assert len(stage.prepared()) == 100
     stage.start(driver="driver-2")

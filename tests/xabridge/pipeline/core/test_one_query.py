@@ -13,10 +13,11 @@ from tests.rm_amqp.embedded import EmbeddedBroker
 from tm.log.sql_schema import Database
 from xa import FORMAT_ID, Xid
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken, Query
-from xabridge.pipeline.core import planning as planning_module
-from xabridge.pipeline.core.driver import Writer, bind
-from xabridge.pipeline.core.ports import run
-from xabridge.pipeline.core.tables import ISOLATION, QUERY, SOURCE
+from xabridge.pipeline.core.driver.query_binding import bind
+from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
+from xabridge.pipeline.core.ledger.schema import ISOLATION, QUERY, SOURCE
+from xabridge.pipeline.core.protocol import epoch_plan
+from xabridge.pipeline.core.protocol.ports import run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +46,7 @@ def _read(stage: Stage, parts: Sequence[SourcePartition]) -> list[str]:
     return [row for part in parts for row in stage.rows(part)]
 
 
-def _written(stage: Stage, writer: Writer, parts: Sequence[SourcePartition], number: int) -> bool:
+def _written(stage: Stage, writer: SinkCoordinator, parts: Sequence[SourcePartition], number: int) -> bool:
     """A batch of all these parts; whether it had been decided before."""
     plan = writer.plan()
     reports = [stage.write(plan, stage.rows(part), Attempt(index, index)) for index, part in enumerate(parts)]
@@ -129,7 +130,7 @@ def test_a_source_that_was_planned_apart_is_never_written(stage: Stage, second: 
     one, two = (stage.joined(source) for source in sources)
     ends = [reader.latest(Offset()) for reader in (one, two)]
     first = one.plan(Offset(), ends[0])
-    one._shell.ledger.log.abort(first[0].xid.gtrid)
+    one._pipeline.ledger.log.abort(first[0].xid.gtrid)
     two.plan(Offset(), ends[1])
     with pytest.raises(PipelineError, match="not part of what the sink would decide"):
         stage.writer().plan()
@@ -140,7 +141,7 @@ def test_a_source_and_a_sink_of_different_pipelines_do_not_work(stage: Stage) ->
     stage.put(ROWS)
     reader = stage.reader()
     reader.plan(Offset(), reader.latest(Offset()))
-    sink = Writer(replace(stage.settings, pipeline="other"), "driver-1", resources=stage.resources)
+    sink = SinkCoordinator(replace(stage.settings, pipeline="other"), "driver-1", resources=stage.resources)
     with pytest.raises(PipelineTaken, match="is not bound to this start of a query"):
         sink.plan()
     plan = stage.writer().plan()
@@ -180,7 +181,7 @@ def test_a_source_that_nobody_announced_takes_nothing(stage: Stage) -> None:
     with pytest.raises(PipelineTaken, match="does not read broker: another"):
         stage.joined(stage.source(queues=("another",)), "driver-1")
     reader = stage.joined(stage.source(), "driver-1")
-    ledger = reader._shell.ledger
+    ledger = reader._pipeline.ledger
     with pytest.raises(PipelineTaken, match="reads it in process"):
         ledger.claim(str(stage.source()), "another process")
     with pytest.raises(PipelineTaken, match="was taken by driver driver-1"):
@@ -251,7 +252,7 @@ def test_a_checkpoint_one_batch_old_takes_no_message(stage: Stage) -> None:
     with pytest.raises(EpochGone, match="its messages are gone"):
         again.plan(Offset(), end)
     with pytest.raises(EpochGone, match="older than what was decided"):
-        again.plan(Offset(), Offset(run(again._shell.ledger.allot())))
+        again.plan(Offset(), Offset(run(again._pipeline.ledger.allot())))
     following = again.latest(end)
     (part, _) = again.plan(end, following)
     with pytest.raises(EpochGone, match="batch 0 of query q would take new messages, and it is decided"):
@@ -340,7 +341,7 @@ def old(request: pytest.FixtureRequest, stage: Stage, monkeypatch: pytest.Monkey
 
     stage.put(ROWS)
     with monkeypatch.context() as patched:
-        patched.setattr(planning_module, "source_xid", source_xid)
+        patched.setattr(epoch_plan, "source_xid", source_xid)
         reader = stage.reader()
         stage.batch(reader, Offset(), 0)
         reader.close()

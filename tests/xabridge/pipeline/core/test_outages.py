@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from xabridge.pipeline.core import AddressTarget, Attempt, Batch, BatchRefused, Offset, PipelineError, TableTarget
-from xabridge.pipeline.core.outages import Patience, pauses
 from xabridge.pipeline.core.resources import PROCESS
-from xabridge.pipeline.writing import Layout, TaskWriter
+from xabridge.pipeline.core.retry import Backoff, pauses
+from xabridge.pipeline.spark.task_writer import Layout, TaskWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +130,7 @@ def test_pauses_are_as_long_as_the_outage_may_last() -> None:
     assert sum(pauses(120.0)) == pytest.approx(120.0)
     assert list(pauses(0.0)) == []
     now = [0.0]
-    patience = Patience(10.0, lambda seconds: now.__setitem__(0, now[0] + seconds), lambda: now[0])
+    patience = Backoff(10.0, lambda seconds: now.__setitem__(0, now[0] + seconds), lambda: now[0])
     while patience.wait():
         pass
     assert 10.0 <= now[0] <= 15.0

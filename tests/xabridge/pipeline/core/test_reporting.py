@@ -10,7 +10,7 @@ import pytest
 
 from xabridge.cli import main
 from xabridge.pipeline.core import Attempt, Batch, Offset
-from xabridge.pipeline.core.entrance import Entrance
+from xabridge.pipeline.core.ledger.opener import LedgerOpener
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +66,7 @@ def test_orphans_are_told_and_gone_after_the_next_plan(stage: Stage, capsys: Cap
     (partition,) = reader.plan(Offset(), end)
     plan = stage.writer().plan()
     stage.write(plan, stage.rows(partition), Attempt(0, 0))
-    ledger = Entrance(stage.log, "orders", sleep=time.sleep).join("driver-1")
+    ledger = LedgerOpener(stage.log, "orders", sleep=time.sleep).join("driver-1")
     ledger.log.abort(plan.gtrid)  # and nobody told the resource managers
     ledger.close()
     assert status(stage, "orders") == 3

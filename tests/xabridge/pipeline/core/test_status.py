@@ -8,8 +8,8 @@ import pytest
 
 from tm.log import LogMissing
 from xabridge.pipeline.core import Attempt, Batch, Offset
-from xabridge.pipeline.core.identity import process_id
-from xabridge.pipeline.core.status import pipelines, status
+from xabridge.pipeline.core.ledger.status import pipelines, status
+from xabridge.pipeline.core.process_ids import process_id
 
 if TYPE_CHECKING:
     from tests.xabridge.pipeline.core.stage import Stage

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 
 from xabridge.pipeline.core import Attempt, BatchRefused, Offset, PipelineError, SinkPlan, TableTarget
-from xabridge.pipeline.core.driver import Writer
-from xabridge.pipeline.core.tabling import csv_rows
-from xabridge.pipeline.core.task import SinkTask
+from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
+from xabridge.pipeline.core.task.sink_task import SinkTask
+from xabridge.pipeline.core.task.table_writer import csv_rows
 
 if TYPE_CHECKING:
     from tests.xabridge.pipeline.core.stage import Stage
@@ -173,7 +173,7 @@ def test_what_a_table_does_not_take_refuses_the_attempt(stage: Stage) -> None:
 
 def test_a_server_that_can_not_prepare_every_task_is_refused_at_the_start(stage: Stage) -> None:
     opened = stage.resources.of(stage.settings.resources)
-    Writer.checked(opened, 90)
+    SinkCoordinator.checked(opened, 90)
     with pytest.raises(PipelineError, match="max_prepared_transactions"):
-        Writer.checked(opened, 200)
+        SinkCoordinator.checked(opened, 200)
     assert stage.reader().latest(Offset()) == Offset()

@@ -11,7 +11,7 @@ from tests.xabridge.pipeline.core.stage import bodies
 from xa import TMSUCCESS
 from xabridge.pipeline.core import BatchRefused, Offset
 from xabridge.pipeline.core.resources import Resources
-from xabridge.pipeline.core.task import read
+from xabridge.pipeline.core.task.source_task import read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,98 @@
+"""Binding: which query has a pipeline, and when another one may have it. Decided without I/O.
+
+A streaming query is known by the id that stands in its checkpoint. When it starts, its driver binds the pipeline to it
+(`xabridge.pipeline.core.driver.query_binding.bind`), with every source that it reads, before anything of it is planned:
+
+1. The pipeline is the query's already: its checkpoint has to know every batch that is decided. The state of a query
+   has the number of its last batch as its version, so the number is enough.
+2. Nobody has it: the query gets it. So it is with a pipeline whose tables do not say who has it yet, where the query
+   is the one that wrote last.
+3. Another query has it, so this one has a new checkpoint, or is another application. It is refused, unless it names the
+   query that it follows (the option `adopt`): the old checkpoint then counts as lost. What it had decided is finished,
+   and what it had not is given back to the queues.
+
+A query that has another pipeline is refused, so that renaming one loses nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xabridge.pipeline.core.errors import EpochGone, PipelineError
+from xabridge.pipeline.core.protocol.epoch_plan import OLDER
+from xabridge.pipeline.core.protocol.recovery import DECIDED, SweepResult, carry_out, resolve, scan, settle
+from xabridge.pipeline.core.xids import epoch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from xabridge.pipeline.core.ledger.rows import BatchRow, PipelineOwnership
+    from xabridge.pipeline.core.protocol.ports import Ports
+    from xabridge.pipeline.core.values import Query
+    from xabridge.pipeline.core.xids import Incarnation
+
+
+def check(pipeline: str, query: Query, known: PipelineOwnership) -> None:
+    """PipelineError: the query can't have the pipeline."""
+    owner = _owner(known)
+    if owner not in {None, query.id, query.adopt or None}:
+        raise PipelineError(
+            f"pipeline {pipeline!r} belongs to query {owner}, which has another checkpoint than this one ({query.id}). "
+            "Use that checkpoint. Where it is lost, or older than what was decided, start with this new one and the "
+            f'option adopt = "{owner}": nothing is read twice, and the state of a stateful query begins anew. For '
+            "another query, use a pipeline of its own"
+        )
+    if known.elsewhere:
+        raise PipelineError(
+            f"query {query.id} has pipeline {known.elsewhere[0]!r}, and its checkpoint names what that one has read "
+            f"and decided: start it as that pipeline again. Pipeline {pipeline!r} needs a checkpoint of its own"
+        )
+    last = known.decided.get(query.id)
+    if last is not None and last.batch > query.planned:
+        raise EpochGone(
+            f"pipeline {pipeline!r}: batch {last.batch} of query {query.id} is decided, and the checkpoint has none "
+            f"behind {query.planned}: {OLDER}"
+        )
+
+
+async def bind(
+    ports: Ports, own: Incarnation, query: Query, sources: Sequence[str], resources: Collection[str]
+) -> None:
+    """Binds the pipeline to this start of the query, as the module's docstring says. PipelineError: it can't."""
+    known = await ports.ledger.known(query.id)
+    check(own.pipeline, query, known)
+    if known.bound is None:
+        await _named(ports, known.decided)
+    if _owner(known) not in {None, query.id}:
+        await _give_up(ports, own, resources)
+    await ports.ledger.bind_query(query.id, query.run, tuple(sources))
+
+
+def _owner(known: PipelineOwnership) -> str | None:
+    """The query that has the pipeline, or that wrote last where that is not said."""
+    if known.bound is not None:
+        return known.bound.query
+    return max(known.decided, key=lambda query: epoch_of(known.decided[query].gtrid), default=None)
+
+
+async def _named(ports: Ports, decided: Mapping[str, BatchRow]) -> None:
+    """Tables of before do not say which query has read an epoch; those that a decided batch follows are known."""
+    for query, last in decided.items():
+        planned = await ports.ledger.planned(last.gtrid)
+        rows = await ports.ledger.unlogged(planned.epoch if planned.epochs else 0)
+        await ports.ledger.name_epochs(query, tuple({row.epoch for row in (*rows, *planned.epochs)}))
+
+
+async def _give_up(ports: Ports, own: Incarnation, resources: Collection[str]) -> None:
+    """No checkpoint of before comes back: what is decided is finished, everything else is rolled back."""
+    waiting = await ports.ledger.waiting(None)
+    for gtrid in sorted({row.gtrid for row in waiting}):
+        swept = SweepResult()
+        found = await scan(ports, resources, swept)
+        await settle(ports, gtrid, found.get(gtrid, ()), resources, swept)
+        planned = await ports.ledger.planned(gtrid)
+        entry = await ports.log.entry(gtrid)
+        await ports.ledger.mark_logged(tuple(row.epoch for row in planned.epochs))
+        if entry is not None and entry.state in DECIDED and entry.decision is not None:
+            await carry_out(ports, entry.decision, planned.as_logged(), resources)
+    await resolve(ports, own, resources, None)
