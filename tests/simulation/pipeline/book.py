@@ -231,7 +231,7 @@ class Book:
         if known.state is not S.ACTIVE or known.incarnation != incarnation:
             raise DecisionRefused("known")
 
-    def decide(self, incarnation: int, decision: Decision) -> None:
+    def force(self, incarnation: int, decision: Decision) -> None:
         """As SqlLog."""
         self.check(incarnation)
         entry = self.gtrids.get(decision.gtrid)

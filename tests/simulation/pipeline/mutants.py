@@ -73,7 +73,7 @@ def _no_scan_after_the_decision() -> Bend:
 
     async def bend(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
         nonlocal decided
-        decided = decided or name == "decide"
+        decided = decided or name == "force"
         if decided and name == "prepared":
             return frozenset()
         return await call(port, name, arguments)

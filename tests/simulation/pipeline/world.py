@@ -730,7 +730,7 @@ class World:
         try:
             answer = self._book(call)
         except TakenOver as error:
-            if call.name == "decide":
+            if call.name == "force":
                 return error
             raise
         except DecisionRefused as error:
@@ -740,7 +740,7 @@ class World:
     @staticmethod
     def _in_doubt(call: DriverCall) -> LogStopped:
         error = LogStopped("the database can't be reached")
-        if call.name == "decide":
+        if call.name == "force":
             return error
         raise error
 

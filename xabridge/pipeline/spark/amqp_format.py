@@ -52,20 +52,17 @@ class AmqpSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As Spark knows it."""
         return "amqp"
 
     def schema(self) -> StructType | str:
-        """The columns of a message. What is wrong with the options is told here, when the query is built."""
+        # Spark asks for the schema when the query is built, so that wrong options are refused there.
         columns = columns_of(source_options(self.options).body)
         return ", ".join(f"{name} {type_}" for name, type_ in columns.items())
 
     def streamReader(self, schema: StructType) -> AmqpStream:
-        """As Spark calls it."""
         return AmqpStream(self._checked(schema), schema)
 
     def reader(self, schema: StructType) -> AmqpBatch:
-        """As Spark calls it."""
         return AmqpBatch(self._checked(schema), schema)
 
     def _checked(self, schema: StructType) -> SourceOptions:
@@ -93,20 +90,17 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:
-        """As Spark calls it."""
         return Offset().as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option maxRowsPerBatch."""
         return ReadMaxRows(self._options.source.rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """As Spark calls it: no more messages are read than there are when the first offset is asked for."""
+        # No more messages are read than there are when the first offset is asked for.
         self._counts = True
         self._left = None
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """As Spark calls it."""
         reader, begin, rows = self._reader, Offset.from_json(start), _rows(limit)
         if not self._counts:
             return reader.latest(begin, rows).as_json()
@@ -117,22 +111,21 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return (reader.latest(begin, rows) if rows else begin).as_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """As Spark calls it: twice where the query uses the stream twice, and both times it is the same epoch."""
+        # Spark calls this twice where the query uses the stream twice; both times it has to be the same epoch.
         if self._planned is None or self._planned[:2] != (start, end):
             parts = [EpochPartition(part) for part in self._reader.plan(Offset.from_json(start), Offset.from_json(end))]
             self._planned = start, end, parts
         return self._planned[2]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """As Spark calls it, in a task."""
         return rows_of(partition, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """As Spark calls it: everything up to `end` stands in its commit log."""
+        # Everything up to `end` stands in Spark's commit log now.
         self._reader.logged(Offset.from_json(end))
 
     def stop(self) -> None:
-        """As Spark calls it; nothing relies on that."""
+        # Nothing may rely on this call: Spark does not always make it.
         if self._planner is not None:
             self._planner.close()
             self._planner = None
@@ -146,7 +139,7 @@ class AmqpBatch(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """As Spark calls it, whenever it plans the query."""
+        # Spark calls this whenever it plans the query.
         reader = SourcePlanner(self._options.settings, self._options.source, driver_id(), streaming=False)
         try:
             return [EpochPartition(part) for part in reader.plan_job()] or [EpochPartition(None)]
@@ -154,7 +147,6 @@ class AmqpBatch(DataSourceReader):
             reader.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """As Spark calls it, in a task."""
         return rows_of(partition, self._schema)
 
 

@@ -42,7 +42,6 @@ class QueryListener(StreamingQueryListener):
         self._spark = spark
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """As Spark calls it."""
         ours = False
         execution = execution_of(self._spark, str(event.id))
         try:
@@ -58,10 +57,10 @@ class QueryListener(StreamingQueryListener):
                 refuse(self._spark, execution, f"{type(error).__name__}: {error}")
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """As Spark calls it."""
+        pass
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """As Spark calls it."""
+        pass
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """As Spark calls it."""
+        pass

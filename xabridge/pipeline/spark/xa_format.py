@@ -52,18 +52,16 @@ class XaSink(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As Spark knows it."""
         return "xa"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> XaStreamWriter:
-        """As Spark calls it, for each micro-batch, and again to commit or abort. `overwrite`: output mode complete."""
+        # Spark calls this for each micro-batch, and again to commit or abort. `overwrite` means output mode complete.
         options = sink_options(self.options)
         if overwrite:
             check_mode(options, COMPLETE)
         return XaStreamWriter(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> XaBatchWriter:
-        """As Spark calls it."""
         if overwrite:
             raise PipelineError("format xa: a table is never emptied; write with mode('append')")
         return XaBatchWriter(sink_options(self.options), schema)
@@ -121,15 +119,14 @@ class XaStreamWriter(_Planned, DataSourceStreamArrowWriter):
     """The writer of one micro-batch."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
-        """As Spark calls it, in a task."""
         return self.run(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 — Spark's
-        """As Spark calls it when every task has written: the micro-batch is decided here."""
+        # Every task has written: the micro-batch is decided here.
         decide(self.decider(), messages, batchId)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 — Spark's
-        """As Spark calls it when a task failed for good, and also when `commit` raised."""
+        # A task failed for good, or `commit` raised.
         give_up(self.decider(), messages, batchId)
 
 
@@ -139,15 +136,13 @@ class XaBatchWriter(_Planned, DataSourceArrowWriter):
     streaming = False
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
-        """As Spark calls it, in a task."""
         return self.run(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """As Spark calls it when every task has written: the job is decided here."""
+        # Every task has written: the job is decided here.
         decide(self.decider(), messages, None)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """As Spark calls it when the job failed."""
         give_up(self.decider(), messages, None)
 
 

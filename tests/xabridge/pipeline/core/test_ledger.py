@@ -17,7 +17,7 @@ from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.process_ids import driver_id, is_alive, process_id
 from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
-from xabridge.pipeline.core.protocol.ports import run
+from xabridge.pipeline.core.protocol.ports import drive
 from xabridge.pipeline.core.xids import Incarnation
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str
     assert second.log.epoch == first.log.epoch + 1
     for fenced in (first, joined):
         with pytest.raises(TakenOver):
-            run(fenced.allot())
+            drive(fenced.allot())
         with pytest.raises(TakenOver):
-            run(fenced.row())
+            drive(fenced.row())
         with pytest.raises(TakenOver):
-            run(fenced.plan(1, 0, b"g", 1, "broker"))
+            drive(fenced.plan(1, 0, b"g", 1, "broker"))
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
         _opener(url).join("driver-1")
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
@@ -74,11 +74,11 @@ def test_a_driver_that_never_had_the_pipeline_takes_it_with_its_first_process(ur
         _opener(url).join("driver-2")  # part of a streaming query: that takes it when it starts
     writer = _opener(url).join("driver-2", takes=True)  # a job
     assert writer.log.epoch == first.log.epoch + 1
-    assert run(writer.row()).driver == "driver-2"
+    assert drive(writer.row()).driver == "driver-2"
     with pytest.raises(PipelineTaken):
         _opener(url).join("driver-3", first.log.epoch, takes=True)  # what was planned by another is not carried on
     other = _opener(url, "another").take("driver-2")
-    assert (run(other.row()).driver, run(other.allot())) == ("driver-2", 1)
+    assert (drive(other.row()).driver, drive(other.allot())) == ("driver-2", 1)
     for ledger in (first, writer, other):
         ledger.close()
 
@@ -116,56 +116,62 @@ def _both(ledger: SqlLedger, book: Book, random: Random) -> tuple[str, tuple[Any
     messages = random.choice((EXCUSED, 7))
     isolation = random.choice((Isolation(gtrid, 5, place=1), Isolation(gtrid, 1, 2)))
     operations: dict[str, Any] = {
-        "allot": lambda: (run(ledger.allot()), book.allot(inc)),
+        "allot": lambda: (drive(ledger.allot()), book.allot(inc)),
         "plan": lambda: (
-            run(ledger.plan(epoch, epoch - 1, mine, 1, "broker", query, place)),
+            drive(ledger.plan(epoch, epoch - 1, mine, 1, "broker", query, place)),
             book.plan(inc, epoch, epoch - 1, mine, 1, "broker", query, place),
         ),
         "join": lambda: (
-            run(ledger.plan(epoch, epoch - 1, gtrid, 1, "second", query, place)),
+            drive(ledger.plan(epoch, epoch - 1, gtrid, 1, "second", query, place)),
             book.plan(inc, epoch, epoch - 1, gtrid, 1, "second", query, place),
         ),
         "bind_query": lambda: (
-            run(ledger.bind_query(query, "run", SOURCES)),
+            drive(ledger.bind_query(query, "run", SOURCES)),
             book.bind_query(inc, query, "run", SOURCES),
         ),
-        "name_epochs": lambda: (run(ledger.name_epochs(query, planned[:2])), book.name_epochs(inc, query, planned[:2])),
+        "name_epochs": lambda: (
+            drive(ledger.name_epochs(query, planned[:2])),
+            book.name_epochs(inc, query, planned[:2]),
+        ),
         "claim": lambda: (
             _refused(lambda: ledger.claim(SOURCES[place], query)),
             _refused(lambda: book.claim(inc, SOURCES[place], query)),
         ),
         "planned": lambda: (
-            [_timeless(row) for row in run(ledger.planned(gtrid)).epochs],
+            [_timeless(row) for row in drive(ledger.planned(gtrid)).epochs],
             list(book.planned(gtrid).epochs),
         ),
         "later": lambda: (
-            [_timeless(row) for row in run(ledger.later(query, place, epoch))],
+            [_timeless(row) for row in drive(ledger.later(query, place, epoch))],
             list(book.later(query, place, epoch)),
         ),
         "waiting": lambda: (
-            [_timeless(row) for row in run(ledger.waiting(waits))],
+            [_timeless(row) for row in drive(ledger.waiting(waits))],
             list(book.waiting(waits)),
         ),
-        "known": lambda: (run(ledger.known()), book.known(inc)),
-        "plan_replay": lambda: (run(ledger.plan_replay(gtrid)), book.plan_replay(inc, gtrid)),
-        "end_replay": lambda: (run(ledger.end_replay()), book.end_replay(inc)),
-        "mark_sink": lambda: (run(ledger.mark_sink(gtrid)), book.mark_sink(inc, gtrid)),
-        "bind_batch": lambda: (run(ledger.bind_batch(query, epoch, gtrid)), book.bind_batch(inc, query, epoch, gtrid)),
-        "mark_logged": lambda: (run(ledger.mark_logged(planned[:1])), book.mark_logged(inc, planned[:1])),
-        "row": lambda: tuple(replace(row, reader="", taken_at=0.0) for row in (run(ledger.row()), book.row(inc))),
-        "epoch": lambda: (_timeless(run(ledger.epoch(epoch))), book.epoch(epoch)),
-        "unlogged": lambda: ([_timeless(row) for row in run(ledger.unlogged(epoch))], list(book.unlogged(epoch))),
-        "last_batch": lambda: (run(ledger.last_batch(query)), book.last_batch(query)),
-        "isolation": lambda: (run(ledger.isolation()), book.isolation),
-        "set_isolation": lambda: (run(ledger.set_isolation(isolation)), book.set_isolation(inc, isolation)),
+        "known": lambda: (drive(ledger.known()), book.known(inc)),
+        "plan_replay": lambda: (drive(ledger.plan_replay(gtrid)), book.plan_replay(inc, gtrid)),
+        "end_replay": lambda: (drive(ledger.end_replay()), book.end_replay(inc)),
+        "mark_sink": lambda: (drive(ledger.mark_sink(gtrid)), book.mark_sink(inc, gtrid)),
+        "bind_batch": lambda: (
+            drive(ledger.bind_batch(query, epoch, gtrid)),
+            book.bind_batch(inc, query, epoch, gtrid),
+        ),
+        "mark_logged": lambda: (drive(ledger.mark_logged(planned[:1])), book.mark_logged(inc, planned[:1])),
+        "row": lambda: tuple(replace(row, reader="", taken_at=0.0) for row in (drive(ledger.row()), book.row(inc))),
+        "epoch": lambda: (_timeless(drive(ledger.epoch(epoch))), book.epoch(epoch)),
+        "unlogged": lambda: ([_timeless(row) for row in drive(ledger.unlogged(epoch))], list(book.unlogged(epoch))),
+        "last_batch": lambda: (drive(ledger.last_batch(query)), book.last_batch(query)),
+        "isolation": lambda: (drive(ledger.isolation()), book.isolation),
+        "set_isolation": lambda: (drive(ledger.set_isolation(isolation)), book.set_isolation(inc, isolation)),
         "note_failure": lambda: (
-            run(ledger.note_failure(gtrid, messages, 1)),
+            drive(ledger.note_failure(gtrid, messages, 1)),
             book.note_failure(inc, gtrid, messages, 1),
         ),
         "begin": lambda: (_refused(lambda: ledger.log.begin(gtrid)), _refused(lambda: book.begin(inc, gtrid))),
         "decide": lambda: (
             _refused(lambda: ledger.log.decide(decision)),
-            _refused(lambda: book.decide(inc, decision)),
+            _refused(lambda: book.force(inc, decision)),
         ),
         "abort": lambda: (ledger.log.abort(gtrid), book.abort(inc, gtrid)),
         "end": lambda: (_ended(ledger, gtrid), book.end(gtrid)),
@@ -174,7 +180,7 @@ def _both(ledger: SqlLedger, book: Book, random: Random) -> tuple[str, tuple[Any
     }
     if planned:
         operations["mark_finished"] = lambda: (
-            run(ledger.mark_finished(book.epochs[planned[-1]].gtrid, words)),
+            drive(ledger.mark_finished(book.epochs[planned[-1]].gtrid, words)),
             book.mark_finished(inc, book.epochs[planned[-1]].gtrid, words),
         )
     what = random.choice(sorted(operations))
@@ -207,15 +213,15 @@ def test_what_is_needed_is_not_purged(url: str) -> None:
     own = Incarnation("p", ledger.log.log_id, ledger.log.epoch)
     gtrids = []
     for epoch in (1, 2, 3):
-        assert run(ledger.allot()) == epoch
+        assert drive(ledger.allot()) == epoch
         gtrids.append(own.gtrid(epoch, 1))
-        run(ledger.plan(epoch, epoch - 1, gtrids[-1], 1, "broker"))
+        drive(ledger.plan(epoch, epoch - 1, gtrids[-1], 1, "broker"))
         ledger.log.begin(gtrids[-1])
-        run(ledger.bind_batch("q", epoch, gtrids[-1]))
+        drive(ledger.bind_batch("q", epoch, gtrids[-1]))
         ledger.log.decide(Decision(gtrids[-1], ()))
         ledger.log.end(gtrids[-1])
     ledger.log.flush()
-    run(ledger.mark_logged([1, 3]))
+    drive(ledger.mark_logged([1, 3]))
     assert ledger.purge(0.0) == 1
     assert [entry.gtrid for entry in ledger.log.entries()] == gtrids[1:]  # 2 is not logged, 3 is the query's last
     ledger.close()

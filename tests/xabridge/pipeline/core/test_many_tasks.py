@@ -14,7 +14,7 @@ from tests.xabridge.pipeline.core.stage import TABLE, Stage, new_stage
 from xabridge.pipeline.core import Attempt, Batch
 from xabridge.pipeline.core.driver.open_pipeline import BlockingLog
 from xabridge.pipeline.core.protocol import batch_decision
-from xabridge.pipeline.core.protocol.ports import run
+from xabridge.pipeline.core.protocol.ports import drive
 from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class KilledError(Exception):
 class DyingLog(BlockingLog):
     """The driver is killed when its decision is durable."""
 
-    async def decide(self, decision: Decision) -> LogError | None:
-        assert await super().decide(decision) is None
+    async def force(self, decision: Decision) -> LogError | None:
+        assert await super().force(decision) is None
         raise KilledError
 
 
@@ -107,7 +107,7 @@ def test_a_driver_that_comes_back_to_many_tasks(stage: Stage) -> None:
     pipeline = writer._opened(plan.incarnation)
     log = DyingLog(pipeline.ledger.log)
     with pytest.raises(KilledError):
-        run(
+        drive(
             batch_decision.commit(
                 replace(pipeline.ports, log=log), pipeline.own, plan, Batch("q", 0), reports, pipeline.names
             )

@@ -17,7 +17,7 @@ from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
 from xabridge.pipeline.core.ledger.schema import ISOLATION, QUERY, SOURCE
 from xabridge.pipeline.core.protocol import epoch_plan
-from xabridge.pipeline.core.protocol.ports import run
+from xabridge.pipeline.core.protocol.ports import drive
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -252,7 +252,7 @@ def test_a_checkpoint_one_batch_old_takes_no_message(stage: Stage) -> None:
     with pytest.raises(EpochGone, match="its messages are gone"):
         again.plan(Offset(), end)
     with pytest.raises(EpochGone, match="older than what was decided"):
-        again.plan(Offset(), Offset(run(again._pipeline.ledger.allot())))
+        again.plan(Offset(), Offset(drive(again._pipeline.ledger.allot())))
     following = again.latest(end)
     (part, _) = again.plan(end, following)
     with pytest.raises(EpochGone, match="batch 0 of query q would take new messages, and it is decided"):

@@ -72,7 +72,7 @@ class BlockingLog:
             return error
         return None
 
-    async def decide(self, decision: Decision) -> LogError | None:
+    async def force(self, decision: Decision) -> LogError | None:
         return self._performer.force(Force(decision))
 
     async def abort(self, gtrid: bytes) -> GtridState:

@@ -10,7 +10,7 @@ from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_e
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.protocol import ownership
-from xabridge.pipeline.core.protocol.ports import run
+from xabridge.pipeline.core.protocol.ports import drive
 from xabridge.pipeline.core.resources import PROCESS
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def bind(
         ledger = opener.take(driver)
         try:
             pipeline = OpenPipeline(ledger, resources.of(settings.resources), sleep)
-            run(
+            drive(
                 ownership.bind(pipeline.ports, pipeline.own, query, [str(source) for source in sources], pipeline.names)
             )
             ledger.log.flush()

@@ -15,7 +15,7 @@ from xabridge.pipeline.core.errors import PipelineError, PipelineTaken
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.ledger.refusals import not_bound
 from xabridge.pipeline.core.protocol import batch_decision, epoch_plan
-from xabridge.pipeline.core.protocol.ports import run
+from xabridge.pipeline.core.protocol.ports import drive
 from xabridge.pipeline.core.resources import PROCESS, call_resource
 from xabridge.pipeline.core.values import SinkPlan
 
@@ -71,7 +71,7 @@ class SinkCoordinator:
         with pipeline_errors():
             pipeline = self._opened(None, takes=not streaming)
             query = self._query(pipeline) if streaming else ""
-            gtrid, epoch, decided = run(epoch_plan.plan_sink(pipeline.ports, pipeline.own, query, pipeline.names))
+            gtrid, epoch, decided = drive(epoch_plan.plan_sink(pipeline.ports, pipeline.own, query, pipeline.names))
         return SinkPlan(
             self._settings.pipeline,
             gtrid,
@@ -84,7 +84,7 @@ class SinkCoordinator:
         )
 
     def _query(self, pipeline: OpenPipeline) -> str:
-        bound = run(pipeline.ledger.known()).bound
+        bound = drive(pipeline.ledger.known()).bound
         if bound is None or bound.incarnation != pipeline.own.incarnation:
             raise PipelineTaken(not_bound(self._settings.pipeline))
         return bound.query
@@ -117,7 +117,7 @@ class SinkCoordinator:
         told = [report for report in reports if report is not None]
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)
-            outcome = run(batch_decision.commit(pipeline.ports, pipeline.own, plan, batch, told, pipeline.names))
+            outcome = drive(batch_decision.commit(pipeline.ports, pipeline.own, plan, batch, told, pipeline.names))
             pipeline.ledger.log.flush()
         decided = BatchResult(
             outcome.decision.gtrid,
@@ -139,7 +139,7 @@ class SinkCoordinator:
         written = bool(reports) and None not in reports
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)
-            if not run(batch_decision.abort(pipeline.ports, plan, pipeline.names, written=written)):
+            if not drive(batch_decision.abort(pipeline.ports, plan, pipeline.names, written=written)):
                 logger.warning("epoch %d of pipeline %s is decided: it is not rolled back", plan.epoch, plan.pipeline)
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class SinkCoordinator:
     def _still(self, ledger: SqlLedger, incarnation: int | None) -> bool:
         """Whether what was joined before is what would be joined now."""
         try:
-            run(ledger.row())
+            drive(ledger.row())
         except TakenOver:
             return False
         return incarnation is None or ledger.log.epoch == incarnation

@@ -13,7 +13,7 @@ from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.process_ids import process_id
 from xabridge.pipeline.core.protocol import epoch_plan
 from xabridge.pipeline.core.protocol.epoch_plan import Origin
-from xabridge.pipeline.core.protocol.ports import run
+from xabridge.pipeline.core.protocol.ports import drive
 from xabridge.pipeline.core.protocol.recovery import resolve
 from xabridge.pipeline.core.resources import PROCESS, broker, call_resource
 from xabridge.pipeline.core.retry import Backoff, is_outage
@@ -81,7 +81,7 @@ class SourcePlanner:
         self._resolve()
         source = self._source
         with pipeline_errors():
-            epoch = run(
+            epoch = drive(
                 epoch_plan.latest(
                     self._pipeline.ports,
                     self._origin,
@@ -92,7 +92,7 @@ class SourcePlanner:
                 )
             )
             if epoch == start.epoch:  # who has lost the pipeline hears of it, and does not wait for messages for ever
-                run(self._pipeline.ledger.row())
+                drive(self._pipeline.ledger.row())
         if limit is not None:
             self._limits = {epoch: limit}
         return Offset(epoch)
@@ -117,7 +117,7 @@ class SourcePlanner:
         if self._resolved:
             return
         with pipeline_errors():
-            run(resolve(self._pipeline.ports, self._pipeline.own, self._pipeline.names, None))
+            drive(resolve(self._pipeline.ports, self._pipeline.own, self._pipeline.names, None))
         self._resolved = True
 
     def plan(self, start: Offset, end: Offset) -> Sequence[SourcePartition]:
@@ -129,7 +129,7 @@ class SourcePlanner:
         source, pipeline = self._source, self._pipeline
         rows = min(source.rows, self._limits.get(end.epoch, source.rows))
         with pipeline_errors():
-            planned = run(
+            planned = drive(
                 epoch_plan.plan(
                     pipeline.ports,
                     pipeline.own,
@@ -152,7 +152,7 @@ class SourcePlanner:
 
     def _decided(self, *, again: bool) -> int:
         """The batch up to which those of the query are decided; but for the last one, where that is read again."""
-        last = run(self._pipeline.ledger.known()).decided.get(self._origin.query)
+        last = drive(self._pipeline.ledger.known()).decided.get(self._origin.query)
         return -1 if last is None else last.batch - again
 
     def _partition(self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int) -> SourcePartition:
@@ -180,7 +180,7 @@ class SourcePlanner:
     def plan_job(self) -> Sequence[SourcePartition]:
         """`latest` and `plan` for a job without streaming: an epoch of its own, whatever there is to read."""
         with pipeline_errors():
-            epoch = run(self._pipeline.ports.ledger.allot())
+            epoch = drive(self._pipeline.ports.ledger.allot())
         return self.plan(Offset(), Offset(epoch))
 
     def logged(self, end: Offset) -> None:
@@ -189,7 +189,7 @@ class SourcePlanner:
         if end.epoch == self._logged:
             return
         with pipeline_errors():
-            run(epoch_plan.logged(self._pipeline.ports, end.epoch, self._pipeline.names))
+            drive(epoch_plan.logged(self._pipeline.ports, end.epoch, self._pipeline.names))
             # In the other processes, too, what has ended must not be anybody's work any more.
             self._pipeline.ledger.log.flush()
             self._batches += 1

@@ -107,7 +107,7 @@ async def _commit(
     await _note_unproven(ports, plan.gtrid, decision.branches)
     if batch is not None:
         await ports.ledger.bind_batch(batch.query, batch.number, plan.gtrid, batch.offsets)
-    refused = await ports.log.decide(decision)
+    refused = await ports.log.force(decision)
     if refused is not None:
         raise undecidable(_name(plan, batch), refused) from refused
     outcome = Outcome(decision, before=False)

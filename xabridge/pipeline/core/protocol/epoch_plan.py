@@ -121,7 +121,7 @@ async def _without_a_sink(
         ours = sorted((xid for xid in told if xid.gtrid == gtrid), key=lambda xid: xid.bqual)
         prepared += [Branch(resource, xid) for xid in ours]
     decision = Decision(gtrid, tuple(branch for branch in prepared if is_source(branch.xid)))
-    refused = await ports.log.decide(decision)
+    refused = await ports.log.force(decision)
     if refused is not None:
         raise PipelineError(f"epoch {planned.epoch} can't be decided: {refused}") from refused
     await fence(ports, gtrid, planned.sources)

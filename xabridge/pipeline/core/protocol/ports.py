@@ -4,7 +4,7 @@ The algorithms (which query has the pipeline, what a micro-batch reads, its comm
 without I/O. They await the methods of these ports and nothing else:
 
 - in a driver the ports block (`xabridge.pipeline.core.driver.open_pipeline`), so that a coroutine never suspends, and
-  `run` runs it to its end on the caller's thread;
+  `drive` runs it to its end on the caller's thread;
 - in a simulation each port call suspends the coroutine. So every call is a point where the process may die, and where
   somebody else may act (`tests/simulation/pipeline`).
 
@@ -139,7 +139,7 @@ class LogPort(Protocol):
         """Begins a global transaction; or the refusal."""
         ...
 
-    async def decide(self, decision: Decision) -> LogError | None:
+    async def force(self, decision: Decision) -> LogError | None:
         """Makes the decision durable: the commit point; or the error. After LogStopped the outcome is unknown."""
         ...
 
@@ -205,7 +205,7 @@ class Ports:
     """Waits for so many seconds."""
 
 
-def run(steps: Coroutine[Any, Any, T]) -> T:
+def drive(steps: Coroutine[Any, Any, T]) -> T:
     """Runs a coroutine whose ports block, and returns its result."""
     try:
         steps.send(None)

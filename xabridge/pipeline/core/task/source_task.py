@@ -13,7 +13,7 @@ from tm.verdicts import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
 from xabridge.pipeline.core.protocol import partition_read
-from xabridge.pipeline.core.protocol.ports import run
+from xabridge.pipeline.core.protocol.ports import drive
 from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource
 from xabridge.pipeline.core.task.excuse import excuse
 from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
@@ -107,7 +107,7 @@ class BlockingPartition:
         partition = self._partition
         waits = round(partition.outage_s / partition_read.PAUSE_S) + 1
         try:
-            return run(partition_read.take(self, partition.xid, partition.queues, partition.share, waits)) is not None
+            return drive(partition_read.take(self, partition.xid, partition.queues, partition.share, waits)) is not None
         except BaseException:
             self._leave(partition)
             raise
