@@ -1,5 +1,5 @@
 """A Spark driver in a process of its own: it does what lines on its standard input ask for
-(`tests.xabridge.pipeline.stage`).
+(`tests.xabridge.pipeline.environment`).
 
 python -m tests.xabridge.pipeline.spark_driver <descriptor of the answers> <settings as JSON>
 """

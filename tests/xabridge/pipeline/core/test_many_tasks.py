@@ -10,7 +10,7 @@ import pytest
 
 from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.pipeline.core.stage import TABLE, Stage, new_stage
+from tests.xabridge.pipeline.core.environment import TABLE, CoreEnvironment, new_environment
 from xabridge.pipeline.core import Attempt, Batch
 from xabridge.pipeline.core.driver.open_pipeline import BlockingLog
 from xabridge.pipeline.core.protocol import batch_decision
@@ -37,22 +37,22 @@ def roomy() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, roomy: Postgres) -> Iterator[Stage]:
-    """A stage over it."""
+def env(tmp_path: Path, roomy: Postgres) -> Iterator[CoreEnvironment]:
+    """An environment over it."""
     broker = EmbeddedBroker(tmp_path)
-    stage = new_stage(broker, roomy, tmp_path)
+    env = new_environment(broker, roomy, tmp_path)
     try:
-        yield stage
+        yield env
     finally:
-        stage.close()
+        env.close()
         broker.stop()
 
 
-def write(stage: Stage, plan: SinkPlan, tasks: int, attempt: int = 0) -> list[SinkReport]:
+def write(env: CoreEnvironment, plan: SinkPlan, tasks: int, attempt: int = 0) -> list[SinkReport]:
     """What so many tasks write: a row each."""
     reports = []
     for index in range(tasks):
-        with SinkTask(plan, Attempt(index, index + attempt * tasks), resources=stage.resources) as task:
+        with SinkTask(plan, Attempt(index, index + attempt * tasks), resources=env.resources) as task:
             task.write_rows(TABLE, ("body",), [(str(index),)])
             reports.append(task.prepare())
     return reports
@@ -67,22 +67,22 @@ def write(stage: Stage, plan: SinkPlan, tasks: int, attempt: int = 0) -> list[Si
         pytest.param(2000, "", id="2000 tasks", marks=pytest.mark.slow),
     ],
 )
-def test_every_task_of_a_batch_is_committed(stage: Stage, tasks: int, settings: str) -> None:
+def test_every_task_of_a_batch_is_committed(env: CoreEnvironment, tasks: int, settings: str) -> None:
     """Also what attempts have left that Spark did not take: as many again are swept."""
-    database, stage.database = stage.database, stage.database + settings
-    stage.start()
-    writer = stage.writer()
+    database, env.database = env.database, env.database + settings
+    env.start()
+    writer = env.writer()
     plan = writer.plan()
-    reports = write(stage, plan, tasks)
-    orphans = write(stage, plan, min(tasks, 200), attempt=1)
+    reports = write(env, plan, tasks)
+    orphans = write(env, plan, min(tasks, 200), attempt=1)
     decided = writer.commit(plan, Batch("q", 0), reports)
     assert (decided.left, decided.before) == (0, False)
     writer.close()
-    stage.database = database
+    env.database = database
     with psycopg.connect(database) as connection:
         found = sorted(int(body) for (body,) in connection.execute("SELECT body FROM orders"))
     assert found == list(range(tasks))
-    assert stage.prepared() == []
+    assert env.prepared() == []
     assert len(orphans) == min(tasks, 200)
 
 
@@ -98,12 +98,12 @@ class DyingLog(BlockingLog):
         raise KilledError
 
 
-def test_a_driver_that_comes_back_to_many_tasks(stage: Stage) -> None:
+def test_a_driver_that_comes_back_to_many_tasks(env: CoreEnvironment) -> None:
     """It was killed right after the decision: the next one carries all of it out before it plans."""
-    stage.start()
-    writer = stage.writer()
+    env.start()
+    writer = env.writer()
     plan = writer.plan()
-    reports = write(stage, plan, 100)
+    reports = write(env, plan, 100)
     pipeline = writer._opened(plan.incarnation)
     log = DyingLog(pipeline.ledger.log)
     with pytest.raises(KilledError):
@@ -113,10 +113,10 @@ def test_a_driver_that_comes_back_to_many_tasks(stage: Stage) -> None:
             )
         )
     writer.close()
-    assert len(stage.prepared()) == 100
-    stage.start(driver="driver-2")
-    again = stage.writer("driver-2")
+    assert len(env.prepared()) == 100
+    env.start(driver="driver-2")
+    again = env.writer("driver-2")
     again.plan()
     again.close()
-    assert stage.prepared() == []
-    assert sorted(map(int, stage.table())) == list(range(100))
+    assert env.prepared() == []
+    assert sorted(map(int, env.table())) == list(range(100))

@@ -1,4 +1,4 @@
-"""The stage of a pipeline: broker, PostgreSQL, drivers that can be killed, and the one checker of all tests."""
+"""The environment of a pipeline in tests: broker, PostgreSQL, drivers that can be killed, and the one checker of all tests."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Driver:
 
 
 @dataclass
-class Stage:
+class SparkEnvironment:
     """Broker and PostgreSQL, with empty queues and tables. `settings` are Spark's for each driver."""
 
     folder: Path

@@ -15,32 +15,32 @@ from xabridge.pipeline.core.ledger.opener import LedgerOpener
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.xabridge.pipeline.core.stage import Stage
+    from tests.xabridge.pipeline.core.environment import CoreEnvironment
 
 Capture = pytest.CaptureFixture[str]
 
 
-def status(stage: Stage, *flags: str) -> int:
-    resources = [f"--resource={name}={url}" for name, url in stage.settings.resources]
-    return main(["pipeline", "status", "--log", stage.log, *resources, *flags])
+def status(env: CoreEnvironment, *flags: str) -> int:
+    resources = [f"--resource={name}={url}" for name, url in env.settings.resources]
+    return main(["pipeline", "status", "--log", env.log, *resources, *flags])
 
 
-def told(stage: Stage, capsys: Capture) -> dict[str, Any]:
+def told(env: CoreEnvironment, capsys: Capture) -> dict[str, Any]:
     capsys.readouterr()
-    status(stage, "orders", "--json")
+    status(env, "orders", "--json")
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
-def test_a_batch_on_its_way_and_decided(stage: Stage, capsys: Capture) -> None:
-    stage.put(["1", "2"])
-    reader = stage.reader(partitions=1)
+def test_a_batch_on_its_way_and_decided(env: CoreEnvironment, capsys: Capture) -> None:
+    env.put(["1", "2"])
+    reader = env.reader(partitions=1)
     end = reader.latest(Offset())
     (partition,) = reader.plan(Offset(), end)
-    writer = stage.writer()
+    writer = env.writer()
     plan = writer.plan()
-    report = stage.write(plan, stage.rows(partition), Attempt(0, 0))
-    assert status(stage) == 0
+    report = env.write(plan, env.rows(partition), Attempt(0, 0))
+    assert status(env) == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == f"pipeline orders, incarnation {plan.incarnation}"
     assert "  query q, reads broker: orders" in shown
@@ -49,61 +49,61 @@ def test_a_batch_on_its_way_and_decided(stage: Stage, capsys: Capture) -> None:
     assert max(map(len, shown)) <= 80
 
     writer.commit(plan, Batch("q", 0), [report])
-    (epoch,) = told(stage, capsys)["epochs"]
+    (epoch,) = told(env, capsys)["epochs"]
     assert (epoch["state"], epoch["logged"], epoch["decided_branches"]) == ("committed", False, 3)
     assert list(epoch["prepared"]) == ["broker"], "the source waits until Spark has logged the batch"
     reader.logged(end)
     reader.close()
-    assert told(stage, capsys)["epochs"][0]["state"] == "done"
-    status(stage, "orders")
+    assert told(env, capsys)["epochs"][0]["state"] == "done"
+    status(env, "orders")
     assert capsys.readouterr().out.splitlines()[-1] == "nothing in doubt"
 
 
-def test_orphans_are_told_and_gone_after_the_next_plan(stage: Stage, capsys: Capture) -> None:
-    stage.put(["1"])
-    reader = stage.reader(partitions=1)
+def test_orphans_are_told_and_gone_after_the_next_plan(env: CoreEnvironment, capsys: Capture) -> None:
+    env.put(["1"])
+    reader = env.reader(partitions=1)
     end = reader.latest(Offset())
     (partition,) = reader.plan(Offset(), end)
-    plan = stage.writer().plan()
-    stage.write(plan, stage.rows(partition), Attempt(0, 0))
-    ledger = LedgerOpener(stage.log, "orders", sleep=time.sleep).join("driver-1")
+    plan = env.writer().plan()
+    env.write(plan, env.rows(partition), Attempt(0, 0))
+    ledger = LedgerOpener(env.log, "orders", sleep=time.sleep).join("driver-1")
     ledger.log.abort(plan.gtrid)  # and nobody told the resource managers
     ledger.close()
-    assert status(stage, "orders") == 3
+    assert status(env, "orders") == 3
     shown = capsys.readouterr().out
     assert "3 of them orphans" in shown
     assert max(map(len, shown.splitlines())) <= 80
-    assert len(told(stage, capsys)["orphans"]) == 1
+    assert len(told(env, capsys)["orphans"]) == 1
     reader.plan(Offset(), end)
-    assert not told(stage, capsys)["orphans"]
+    assert not told(env, capsys)["orphans"]
     reader.close()
 
 
-def test_what_can_not_be_shown(stage: Stage, capsys: Capture, tmp_path: Path) -> None:
-    assert status(stage, "orders") == 1
+def test_what_can_not_be_shown(env: CoreEnvironment, capsys: Capture, tmp_path: Path) -> None:
+    assert status(env, "orders") == 1
     assert "there is no decision log here" in capsys.readouterr().err
-    stage.reader(partitions=1).latest(Offset())
-    assert status(stage, "order") == 1
+    env.reader(partitions=1).latest(Offset())
+    assert status(env, "order") == 1
     assert "there is no pipeline 'order' here" in capsys.readouterr().err
     gone = "--resource=gone=amqp://127.0.0.1:1/?connect_timeout=1&timeout=1"
-    assert status(stage, "orders", gone) == 4
+    assert status(env, "orders", gone) == 4
     assert "gone could not be reached" in capsys.readouterr().out
-    assert main(["pipeline", "status", "orders", "--resource", "shop", "--log", stage.log]) == 2
+    assert main(["pipeline", "status", "orders", "--resource", "shop", "--log", env.log]) == 2
     assert "write NAME=URL" in capsys.readouterr().err
     nowhere = tmp_path / "nowhere.toml"
     assert main(["pipeline", "status", "orders", "--config", str(nowhere)]) == 2
     assert "nowhere.toml" in capsys.readouterr().err
 
 
-def test_recover_shows_a_pipelines_branches_as_such(stage: Stage, capsys: Capture, tmp_path: Path) -> None:
-    stage.put(["1"])
-    reader = stage.reader(partitions=1)
+def test_recover_shows_a_pipelines_branches_as_such(env: CoreEnvironment, capsys: Capture, tmp_path: Path) -> None:
+    env.put(["1"])
+    reader = env.reader(partitions=1)
     end = reader.latest(Offset())
     (partition,) = reader.plan(Offset(), end)
-    plan = stage.writer().plan()
-    stage.write(plan, stage.rows(partition), Attempt(0, 7))
+    plan = env.writer().plan()
+    env.write(plan, env.rows(partition), Attempt(0, 7))
     config = tmp_path / "site.toml"
-    resources = "\n".join(f'{name} = "{url}"' for name, url in stage.settings.resources)
+    resources = "\n".join(f'{name} = "{url}"' for name, url in env.settings.resources)
     config.write_text(f'node = "site"\nlog = "file://{tmp_path}/log"\n[resources]\n{resources}\n')
 
     assert main(["recover", "list", "--config", str(config)]) == 3
@@ -117,7 +117,7 @@ def test_recover_shows_a_pipelines_branches_as_such(stage: Stage, capsys: Captur
     assert "what task 7 wrote as partition 0" in details
     assert "xabridge pipeline status orders" in details
     assert "left alone: belongs to node orders" in _run("recover", "run", "--config", str(config), capsys=capsys)
-    assert len(told(stage, capsys)["epochs"][0]["prepared"]["broker"]) == 2, "left alone"
+    assert len(told(env, capsys)["epochs"][0]["prepared"]["broker"]) == 2, "left alone"
     reader.close()
 
 

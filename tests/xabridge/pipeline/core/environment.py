@@ -1,4 +1,4 @@
-"""Stage: the embedded broker, PostgreSQL and a decision log, and a Spark that does only what the core is for."""
+"""The environment of the core in tests: the embedded broker, PostgreSQL and a decision log, and a Spark that does only what the core is for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ALERTS: Final = AddressTarget("broker", "alerts")
 
 
 @dataclass
-class Stage:
+class CoreEnvironment:
     """The places, and what tests ask of them."""
 
     broker: EmbeddedBroker
@@ -199,10 +199,10 @@ def bodies_of(octets: bytes) -> str:
     )
 
 
-def new_stage(broker: EmbeddedBroker, postgres: Postgres, folder: Path) -> Stage:
-    """A stage with queues, table and log of its own."""
+def new_environment(broker: EmbeddedBroker, postgres: Postgres, folder: Path) -> CoreEnvironment:
+    """An environment with queues, table and log of its own."""
     database = postgres.create_database()
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, body text NOT NULL)")
         connection.execute("CREATE TABLE totals (product text PRIMARY KEY, total bigint, note text)")
-    return Stage(broker, database, f"sqlite:///{folder / 'log.db'}")
+    return CoreEnvironment(broker, database, f"sqlite:///{folder / 'log.db'}")
