@@ -52,14 +52,14 @@ class Book:
 
     # --- who has it -----------------------------------------------------------------------------------------------
     def take(self, driver: str) -> int:
-        """As Entrance.take."""
+        """As LedgerOpener.take."""
         self.incarnation += 1
         self.driver = driver
         self.drivers[driver] = self.incarnation
         return self.incarnation
 
     def join(self, driver: str, incarnation: int | None = None, *, takes: bool = False) -> int:
-        """As Entrance.join."""
+        """As LedgerOpener.join."""
         if self.driver != driver:
             if not takes or incarnation is not None or driver in self.drivers:
                 raise PipelineTaken("another driver has it")

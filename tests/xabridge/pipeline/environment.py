@@ -1,4 +1,5 @@
-"""The environment of a pipeline in tests: broker, PostgreSQL, drivers that can be killed, and the one checker of all tests."""
+"""The environment of a pipeline in tests: broker, PostgreSQL, drivers that can be killed, and the checker of all
+tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The environment of the core in tests: the embedded broker, PostgreSQL and a decision log, and a Spark that does only what the core is for."""
+"""The environment of the core in tests: the embedded broker, PostgreSQL, a decision log, and what Spark would do with
+the core."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Deciding: commit and abort of a micro-batch. Coroutines over ports.
+"""The commit and the abort of a micro-batch.
 
 Commit:
 
- 1. What was decided before is not decided again: this attempt is rolled back.
- 2. Rows that tasks have staged by key are upserted, and their branches prepared.
- 3. Every branch that a task reported must be prepared; what the source took is what its prepared branches hold.
+ 1. A batch that was decided before is not decided again: this attempt at it is rolled back.
+ 2. The rows that tasks have staged by key are upserted, and the branches of these upserts are prepared.
+ 3. Every branch that a task reported must be prepared. What the sources took is what their prepared branches hold.
  4. The batch is bound to its global transaction, durably.
- 5. The decision, with all of these branches, is forced into the log: the commit point. From here on nothing is raised.
+ 5. The decision, which names all of these branches, is forced into the log: the commit point. Nothing is raised after
+    it.
  6. The sinks are committed, the global transaction is fenced, and its other branches are rolled back. The sources wait
     until Spark has logged the batch.
 """
@@ -24,9 +25,17 @@ from tm.log.sql_states import GtridState
 from tm.verdicts import Verb
 from xa import XaError
 from xabridge.pipeline.core.errors import BatchRefused, EpochGone, PipelineError
-from xabridge.pipeline.core.protocol.epoch_plan import OLDER, check_whole, undecidable
+from xabridge.pipeline.core.protocol.epoch_plan import OLDER, check_one_gtrid, decision_error
 from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
-from xabridge.pipeline.core.protocol.recovery import DECIDED, SweepResult, carry_out, fence, scan, settle, tell
+from xabridge.pipeline.core.protocol.recovery import (
+    DECIDED,
+    SweepResult,
+    carry_out,
+    fence,
+    finish_branches,
+    scan,
+    settle,
+)
 from xabridge.pipeline.core.retry import retried
 from xabridge.pipeline.core.xids import is_excuse, is_source, source_epoch
 
@@ -45,7 +54,8 @@ logger: Final = logging.getLogger("xabridge.pipeline")
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a batch: its decision, whether it was decided before, and what was left to recovery."""
+    """What became of a batch: its decision; whether it was decided `before`; how many orphans were rolled back
+    (`swept`), and how many branches are left to recovery (`left`)."""
 
     decision: Decision
     before: bool
@@ -61,11 +71,11 @@ async def commit(
     reports: Sequence[SinkReport],
     resources: Collection[str],
 ) -> Outcome:
-    """As the module's docstring says. BatchRefused: it is not decided, and has to be run again."""
+    """Commits the batch, as the module's docstring says. BatchRefused: it is not decided, and has to be run again."""
     try:
         return await _commit(ports, own, plan, batch, reports, resources)
     except PipelineError as error:
-        with suppress(LogError):  # then nothing is noted of this try, or nothing is noted any more by this driver
+        with suppress(LogError):  # the failure is not noted then: the log is away, or another driver has the pipeline
             if isinstance(error, BatchRefused) and error.of_rows:
                 found = await scan(ports, resources, SweepResult())
                 await _note_failed(ports, plan.gtrid, found.get(plan.gtrid, []))
@@ -84,7 +94,7 @@ async def _commit(
 ) -> Outcome:
     if batch is not None and batch.query != plan.query:
         raise PipelineError(
-            f"{_name(plan, batch)} was planned for query {plan.query}, and query {batch.query} wrote it"
+            f"{_batch_name(plan, batch)} was planned for query {plan.query}, and query {batch.query} wrote it"
         )
     before = await _decided_before(ports, plan, batch)
     if before is not None:
@@ -99,22 +109,24 @@ async def _commit(
         or standing.gtrid != plan.gtrid
         or not planned.epochs
     ):
-        raise _not_at_work(plan, batch, entry, standing)
-    await check_whole(ports, own, plan.query, plan.gtrid)
+        raise _refusal(plan, batch, entry, standing)
+    await check_one_gtrid(ports, own, plan.query, plan.gtrid)
     reported = [branch for report in reports for branch in report.branches]
-    reported += await _upserted(ports, plan, reports, resources)
-    decision = Decision(plan.gtrid, await _prepared(ports, plan, planned, reported, resources))
-    await _note_unproven(ports, plan.gtrid, decision.branches)
+    reported += await _upsert_staged(ports, plan, reports, resources)
+    decision = Decision(plan.gtrid, await _branches_to_decide(ports, plan, planned, reported, resources))
+    await _reset_unproven_isolation(ports, plan.gtrid, decision.branches)
     if batch is not None:
         await ports.ledger.bind_batch(batch.query, batch.number, plan.gtrid, batch.offsets)
     refused = await ports.log.force(decision)
     if refused is not None:
-        raise undecidable(_name(plan, batch), refused) from refused
+        raise decision_error(_batch_name(plan, batch), refused) from refused
     outcome = Outcome(decision, before=False)
     try:
-        await _after(ports, plan, planned, outcome, resources, logged=batch is None or not planned.sources)
+        await _finish(ports, plan, planned, outcome, resources, logged=batch is None or not planned.sources)
     except LogError as error:
-        logger.warning("%s is decided; what could not be finished is left to recovery: %s", _name(plan, batch), error)
+        logger.warning(
+            "%s is decided; what could not be finished is left to recovery: %s", _batch_name(plan, batch), error
+        )
     return outcome
 
 
@@ -131,7 +143,7 @@ async def _decided_before(ports: Ports, plan: SinkPlan, batch: Batch | None) -> 
         if bound is None or bound.batch != batch.number:
             return None
         gtrid, offsets = bound.gtrid, bound.offsets
-        if gtrid != plan.gtrid:  # an earlier attempt at it: it never will be decided, unless it is
+        if gtrid != plan.gtrid:  # an earlier attempt at this batch: unless it is decided already, it never will be
             await ports.log.abort(gtrid)
     entry = await ports.log.entry(gtrid)
     if entry is None or entry.decision is None or entry.state not in DECIDED:
@@ -142,8 +154,9 @@ async def _decided_before(ports: Ports, plan: SinkPlan, batch: Batch | None) -> 
 
 
 async def _check_same(ports: Ports, plan: SinkPlan, batch: Batch, decision: Decision, offsets: str) -> None:
-    """The batch was decided before under another global transaction, which is right for one that reads nothing of ours:
-    it is planned anew each time. EpochGone: this one or that one has, or it reads something else of others."""
+    """The batch was decided before, under another global transaction. That is right for a batch that reads none of our
+    sources, because such a batch gets a new global transaction each time it is planned. EpochGone: one of the two has
+    read from our sources, or the batch reads other offsets of other sources now."""
     planned = await ports.ledger.planned(plan.gtrid)
     ours = planned.sources or any(is_source(branch.xid) for branch in decision.branches)
     if ours or (offsets and batch.offsets and offsets != batch.offsets):
@@ -152,8 +165,8 @@ async def _check_same(ports: Ports, plan: SinkPlan, batch: Batch, decision: Deci
         )
 
 
-def _not_at_work(plan: SinkPlan, batch: Batch | None, entry: Entry | None, standing: PipelineRow) -> PipelineError:
-    name = _name(plan, batch)
+def _refusal(plan: SinkPlan, batch: Batch | None, entry: Entry | None, standing: PipelineRow) -> PipelineError:
+    name = _batch_name(plan, batch)
     if plan.decided:
         return PipelineError(
             f"{name}: epoch {plan.epoch} was decided, and not as this batch: the checkpoint was copied, or another "
@@ -166,21 +179,22 @@ def _not_at_work(plan: SinkPlan, batch: Batch | None, entry: Entry | None, stand
     return BatchRefused(f"{name}: its global transaction is {entry.state.value if entry else 'unknown'}")
 
 
-async def _note_unproven(ports: Ports, gtrid: bytes, branches: Sequence[Branch]) -> None:
-    """Where messages are set aside and there were no others, the decision proves nothing: all sources have their turn
-    again."""
+async def _reset_unproven_isolation(ports: Ports, gtrid: bytes, branches: Sequence[Branch]) -> None:
+    """Where messages were set aside and the batch had no others, its decision proves nothing about them. So every
+    source may be suspected again."""
     known = await ports.ledger.isolation()
     if known is None or known.gtrid != gtrid or not known.aside:
         return
-    messages = await _taken(ports, gtrid, branches)
+    messages = await _message_counts(ports, gtrid, branches)
     if messages.get(known.place, 0) <= known.aside:
         await ports.ledger.set_isolation(Isolation(gtrid, place=known.place))
 
 
-async def _upserted(
+async def _upsert_staged(
     ports: Ports, plan: SinkPlan, reports: Sequence[SinkReport], resources: Collection[str]
 ) -> Sequence[Branch]:
-    """The branches of the rows that tasks have staged; BatchRefused: they could not be upserted."""
+    """Upserts the rows that tasks have staged, and returns the prepared branches. BatchRefused: they could not be
+    upserted."""
     staged = tuple(one for report in reports for one in report.staged)
     if not staged:
         return ()
@@ -199,10 +213,10 @@ def _check_configured(name: str, resources: Collection[str]) -> None:
         raise PipelineError(f"resource {name!r} is not configured for the sink's commit")
 
 
-async def _prepared(
+async def _branches_to_decide(
     ports: Ports, plan: SinkPlan, planned: PlannedEpochs, reported: Sequence[Branch], resources: Collection[str]
 ) -> tuple[Branch, ...]:
-    """What the decision names; BatchRefused where it is not all prepared."""
+    """The branches that the decision names. BatchRefused: not all of them are prepared."""
     prepared: dict[str, frozenset[Xid]] = {}
     for resource in sorted({branch.resource for branch in reported} | set(planned.sources)):
         _check_configured(resource, resources)
@@ -225,10 +239,10 @@ async def _prepared(
     return (*sources, *reported)
 
 
-async def _after(
+async def _finish(
     ports: Ports, plan: SinkPlan, planned: PlannedEpochs, outcome: Outcome, resources: Collection[str], *, logged: bool
 ) -> None:
-    """Step 6; `logged`: there is nothing to wait for."""
+    """Step 6. `logged`: the sources need not wait for Spark."""
     if logged:
         await ports.ledger.mark_logged(tuple(row.epoch for row in planned.epochs))
         planned = planned.as_logged()
@@ -243,7 +257,7 @@ async def _after(
 async def _discard(
     ports: Ports, own: Incarnation, plan: SinkPlan, decision: Decision, resources: Collection[str]
 ) -> Outcome:
-    """The batch was decided before: what this attempt has prepared goes, and what that one left is finished."""
+    """The batch was decided before: rolls back what this attempt has prepared, and finishes what that one has left."""
     outcome = Outcome(decision, before=True)
     if plan.gtrid != decision.gtrid:
         swept = SweepResult()
@@ -259,8 +273,8 @@ async def _discard(
 
 
 async def abort(ports: Ports, plan: SinkPlan, resources: Collection[str], *, written: bool = False) -> bool:
-    """Rolls the batch back; False: it is decided, and was left alone. `written`: every task had written, and it is the
-    commit that failed: it has noted itself what its messages have to do with that."""
+    """Rolls the batch back. False: it is decided, and was left alone. `written`: every task had written, so that it was
+    the commit that failed; the commit has noted itself whether a message may be to blame."""
     if plan.decided:
         return False
     state = await ports.log.abort(plan.gtrid)
@@ -271,13 +285,13 @@ async def abort(ports: Ports, plan: SinkPlan, resources: Collection[str], *, wri
     mine = (await scan(ports, resources, swept)).get(plan.gtrid, [])
     if not written and not swept.unreachable and not any(is_excuse(branch.xid) for branch in mine):
         await _note_failed(ports, plan.gtrid, mine)
-    await tell(ports, Verb.ROLLBACK, mine)
+    await finish_branches(ports, Verb.ROLLBACK, mine)
     return True
 
 
 async def _note_failed(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -> None:
-    """One of the messages that the batch has read may be what made it fail."""
-    messages = await _taken(ports, gtrid, prepared)
+    """Notes that one of the messages that the batch has read may have made it fail."""
+    messages = await _message_counts(ports, gtrid, prepared)
     if any(messages.values()):
         known = await ports.ledger.isolation()
         tried = known if known is not None else Isolation(gtrid)
@@ -285,8 +299,9 @@ async def _note_failed(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -
         await ports.ledger.note_failure(gtrid, messages.get(place, 0), place)
 
 
-async def _taken(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -> dict[int, int]:
-    """How many messages of each source the batch has read, as far as can be told."""
+async def _message_counts(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -> dict[int, int]:
+    """How many messages the batch has read from each source, by the source's place. Empty where a broker can't be
+    asked."""
     planned = await ports.ledger.planned(gtrid)
     places = {row.epoch: row.place for row in planned.epochs}
     messages: dict[int, int] = {}
@@ -300,6 +315,6 @@ async def _taken(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -> dict
     return messages
 
 
-def _name(plan: SinkPlan, batch: Batch | None) -> str:
+def _batch_name(plan: SinkPlan, batch: Batch | None) -> str:
     name = f"pipeline {plan.pipeline!r}, epoch {plan.epoch}"
     return name if batch is None else f"{name} (batch {batch.number})"

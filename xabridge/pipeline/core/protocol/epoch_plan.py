@@ -1,7 +1,8 @@
-"""Planning: what a micro-batch reads, and under which global transaction. Coroutines over ports.
+"""The plan of a micro-batch: what it reads, and under which global transaction.
 
-An epoch is planned under a new global transaction until one is decided. From then on its source branches, which stay
-prepared until Spark has logged the batch, are read again: the same messages in the same order.
+Each try at an epoch is planned under a new global transaction, until one of them is decided. From then on the epoch is
+replayed: its source branches, which stay prepared until Spark has logged the batch, are read again and yield the same
+messages in the same order.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ OLDER: Final = (
 
 
 def state_of(row: EpochRow | None, entry: Entry | None) -> EpochState:
-    """Where an epoch stands, by its row and the log's entry of its global transaction."""
+    """The state of an epoch, by its row and by the log's entry of its global transaction."""
     if row is None:
         return EpochState.ALLOTTED
     if entry is None or entry.state in {GtridState.ACTIVE, GtridState.UNKNOWN}:
@@ -55,7 +56,7 @@ def state_of(row: EpochRow | None, entry: Entry | None) -> EpochState:
 
 
 async def has_messages(ports: Ports, resource: str, queues: tuple[str, ...], outage_s: float) -> bool:
-    """Whether there is something to read. PipelineError: the resource can't be reached."""
+    """Whether one of the queues has a message. PipelineError: the resource can't be reached."""
     told = await retried(ports, partial(ports.branches.has_messages, resource, queues), outage_s)
     if isinstance(told, XaError):
         raise PipelineError(f"{resource} can't be read: {told.message}")
@@ -63,7 +64,7 @@ async def has_messages(ports: Ports, resource: str, queues: tuple[str, ...], out
 
 
 async def allotted(ports: Ports, epoch: int) -> PipelineRow:
-    """The pipeline's row. PipelineError: it never gave the epoch that a checkpoint names."""
+    """The pipeline's row. PipelineError: the checkpoint names an epoch that this pipeline has never allotted."""
     row = await ports.ledger.row()
     if epoch > row.epoch:
         raise PipelineError(
@@ -75,7 +76,8 @@ async def allotted(ports: Ports, epoch: int) -> PipelineRow:
 
 # --- what Spark has logged --------------------------------------------------------------------------------------------
 async def logged(ports: Ports, upto: int, resources: Collection[str]) -> None:
-    """Spark has logged every batch up to an epoch, of its checkpoint: from now on none of them is read again."""
+    """Spark has logged every batch of its checkpoint up to this epoch, so that none of them is read again: finishes
+    their source branches, and decides what no sink of ours has decided."""
     if upto:
         await allotted(ports, upto)
     rows = await ports.ledger.unlogged(upto)
@@ -88,7 +90,7 @@ async def logged(ports: Ports, upto: int, resources: Collection[str]) -> None:
         entry = await ports.log.entry(row.gtrid)
         state = state_of(row, entry)
         if state is EpochState.ACTIVE:
-            decision = await _without_a_sink(ports, row.gtrid, planned, resources)
+            decision = await _decide_without_sink(ports, row.gtrid, planned, resources)
             state = EpochState.ABORTED if decision is None else EpochState.DECIDED
         else:
             decision = entry.decision if entry is not None else None
@@ -102,11 +104,12 @@ async def logged(ports: Ports, upto: int, resources: Collection[str]) -> None:
         await carry_out(ports, decision, planned.as_logged(), resources)
 
 
-async def _without_a_sink(
+async def _decide_without_sink(
     ports: Ports, gtrid: bytes, planned: PlannedEpochs, resources: Collection[str]
 ) -> Decision | None:
-    """Nobody decided the batch. Where no sink of ours was planned for it, another one has what it yielded, and the
-    sources are decided alone. Else the sink was given up, by code that went on all the same: nothing of it happened."""
+    """Decides a logged batch that nobody has decided. Where no sink of ours was planned for it, a sink of somebody else
+    has its rows, and the sources are decided alone. Otherwise our sink gave up and the user's code went on all the
+    same: then nothing of the batch has happened, and it is rolled back."""
     swept = SweepResult()
     if planned.sunk or not set(planned.sources) <= set(resources):
         found = await scan(ports, resources, swept)
@@ -133,15 +136,15 @@ async def _without_a_sink(
 # --- the source -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who reads: a query, and which of its sources; a job without streaming is none."""
+    """Who reads: a query, and which of its sources. The query is empty for a job without streaming."""
 
     query: str = ""
     place: int = 0
 
 
 async def check_newest(ports: Ports, origin: Origin, start: int, end: int | None = None) -> None:
-    """EpochGone: the checkpoint names `start` as the source's last epoch, and a later one than that is decided, which
-    is not `end`, the one that the checkpoint wants to have read again."""
+    """EpochGone: the checkpoint is too old. It names `start` as the source's last epoch, and a later one is decided
+    which is not `end`, the one that the checkpoint wants to read again."""
     if not origin.query:
         return
     rows = await ports.ledger.later(origin.query, origin.place, start)
@@ -150,14 +153,14 @@ async def check_newest(ports: Ports, origin: Origin, start: int, end: int | None
             continue
         entry = await ports.log.entry(row.gtrid)
         if row.logged or (entry is not None and entry.state in DECIDED):
-            await ports.ledger.row()  # who has lost the pipeline hears of that instead
-            raise _older(row.epoch, f"the checkpoint's last one is {start}")
+            await ports.ledger.row()  # a driver that has lost the pipeline is told that instead
+            raise _too_old(row.epoch, f"the checkpoint's last one is {start}")
 
 
 async def latest(
     ports: Ports, origin: Origin, start: int, resource: str, queues: tuple[str, ...], outage_s: float = OUTAGE_S
 ) -> int:
-    """The epoch that is read next: `start` when there is nothing to read. EpochGone: later ones are decided."""
+    """The epoch to read next; `start` when there is nothing to read. EpochGone: later ones are decided."""
     await check_newest(ports, origin, start)
     if not await has_messages(ports, resource, queues, outage_s):
         return start
@@ -166,8 +169,8 @@ async def latest(
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What an epoch reads: the branches of its partitions, which are to be read `again`, or to take `rows` messages in
-    all, the first `aside` of which are set aside."""
+    """What an epoch reads: the branches of its partitions. Either they are read `again`, or they take `rows` messages
+    in all, the first `aside` of which are set aside."""
 
     xids: tuple[Xid, ...]
     rows: int = 0
@@ -187,52 +190,53 @@ async def plan(
     resources: Collection[str],
     outage_s: float = OUTAGE_S,
 ) -> ReadPlan:
-    """What the epoch reads, with at most so many partitions and rows. EpochGone: it is finished, or later ones are
-    decided.
+    """Plans what the epoch reads, with at most so many partitions and rows. EpochGone: the epoch is finished, or later
+    ones are decided.
 
-    1. Asked twice of one micro-batch, it tells the same.
-    2. An epoch that is decided is read again, as its global transaction says.
-    3. The first source of a micro-batch begins a global transaction, the others join it.
+    1. Planned twice for one micro-batch, an epoch gets the same plan.
+    2. An epoch that is decided is replayed under its global transaction.
+    3. The first source of a micro-batch begins a global transaction, and the others join it.
     """
     standing = await allotted(ports, end)
     await check_newest(ports, origin, start, end)
     row = await ports.ledger.epoch(end)
     if row is None and end <= standing.forgotten:
-        raise _older(end, "it is forgotten")
+        raise _too_old(end, "it is forgotten")
     entry: Entry | None = None
     if row is not None:
         entry = await ports.log.entry(row.gtrid)
         if state_of(row, entry) is EpochState.ACTIVE:
             if row.gtrid == standing.gtrid and own.planned(row.gtrid):
-                return _reading(await _isolated(ports, row.gtrid), origin, end, partitions, rows)
+                return _read_plan(await _next_isolation(ports, row.gtrid), origin, end, partitions, rows)
             await ports.log.abort(row.gtrid)
             entry = await ports.log.entry(row.gtrid)
             await fence(ports, row.gtrid, resources)
     state = state_of(row, entry)
     if EPOCH.refusal(state, EpochVerb.PLAN) is not None:
-        raise _older(end, "its messages are gone")
-    shared = await _shared(ports, own, origin, standing)
+        raise _too_old(end, "its messages are gone")
+    shared = await _shared_gtrid(ports, own, origin, standing)
     await resolve(ports, own, resources, shared)
     if state is EpochState.DECIDED and row is not None and entry is not None and entry.decision is not None:
         if shared is not None:
-            raise _mixed(end)
-        return ReadPlan(tuple(await _again(ports, row, entry.decision, resource, outage_s)), again=True)
+            raise _not_one_batch(end)
+        return ReadPlan(tuple(await _replayed_xids(ports, row, entry.decision, resource, outage_s)), again=True)
     if origin.query and standing.gtrid is not None and standing.again == own.incarnation:
         replayed = await ports.ledger.planned(standing.gtrid)
         if not replayed.logged:
-            raise _mixed(end)
+            raise _not_one_batch(end)
     tries = row.tries + 1 if row is not None else 1
     gtrid = shared or own.gtrid(end, tries)
-    isolation = await _isolated(ports, gtrid)
+    isolation = await _next_isolation(ports, gtrid)
     await ports.ledger.plan(end, start, gtrid, tries, resource, origin.query, origin.place)
     if shared is None:
         await _begin(ports, gtrid)
     advance(EPOCH, state, EpochVerb.PLAN)
-    return _reading(isolation, origin, end, partitions, rows)
+    return _read_plan(isolation, origin, end, partitions, rows)
 
 
-def _reading(isolation: Isolation, origin: Origin, epoch: int, partitions: int, rows: int) -> ReadPlan:
-    """A new try. Where something is suspected of one source, that is read in the order of its queue, and no other."""
+def _read_plan(isolation: Isolation, origin: Origin, epoch: int, partitions: int, rows: int) -> ReadPlan:
+    """The plan of a new try. While messages of one source are suspected, it is read in the order of its queue by one
+    task, and the other sources are not read."""
     if isolation.suspects and isolation.place != origin.place:
         return ReadPlan(())
     share = isolation.share(rows)
@@ -241,9 +245,9 @@ def _reading(isolation: Isolation, origin: Origin, epoch: int, partitions: int, 
     return ReadPlan(xids, share, isolation.aside)
 
 
-async def _isolated(ports: Ports, gtrid: bytes) -> Isolation:
-    """How the try `gtrid` is planned after what came of the last one; noted before it is. Another source of the same
-    query hears the same."""
+async def _next_isolation(ports: Ports, gtrid: bytes) -> Isolation:
+    """How the try `gtrid` is isolated, after what came of the last try. It is noted before the try is planned, so that
+    the other sources of the query get the same answer."""
     before = await ports.ledger.isolation()
     if before is None:
         return Isolation(gtrid)
@@ -266,9 +270,9 @@ async def _isolated(ports: Ports, gtrid: bytes) -> Isolation:
     return following
 
 
-async def _shared(ports: Ports, own: Incarnation, origin: Origin, standing: PipelineRow) -> bytes | None:
-    """The global transaction that another source of the same query has begun for this micro-batch: it is at work, as
-    that of an earlier one is not any more when the next one is planned."""
+async def _shared_gtrid(ports: Ports, own: Incarnation, origin: Origin, standing: PipelineRow) -> bytes | None:
+    """The global transaction that another source of the same query has begun for this micro-batch. It is active; that
+    of an earlier micro-batch is not active any more when the next one is planned."""
     gtrid = standing.gtrid
     if not origin.query or gtrid is None or not own.planned(gtrid):
         return None
@@ -286,7 +290,7 @@ async def _begin(ports: Ports, gtrid: bytes) -> None:
         raise PipelineError(f"no global transaction can be begun: {refused}") from refused
 
 
-async def _again(ports: Ports, row: EpochRow, decision: Decision, resource: str, outage_s: float) -> list[Xid]:
+async def _replayed_xids(ports: Ports, row: EpochRow, decision: Decision, resource: str, outage_s: float) -> list[Xid]:
     sources = [
         branch for branch in decision.branches if is_source(branch.xid) and source_epoch(branch.xid) == row.epoch
     ]
@@ -300,16 +304,16 @@ async def _again(ports: Ports, row: EpochRow, decision: Decision, resource: str,
     if isinstance(told, XaError):
         raise PipelineError(f"{resource} can't be asked what epoch {row.epoch} holds: {told.message}")
     if not {branch.xid for branch in sources} <= told:
-        raise _older(row.epoch, "its messages are gone")
+        raise _too_old(row.epoch, "its messages are gone")
     await ports.ledger.plan_replay(row.gtrid)
     return [branch.xid for branch in sources]
 
 
-def _older(epoch: int, why: str) -> EpochGone:
+def _too_old(epoch: int, why: str) -> EpochGone:
     return EpochGone(f"epoch {epoch} was decided and finished, and {why}: {OLDER}")
 
 
-def _mixed(epoch: int) -> EpochGone:
+def _not_one_batch(epoch: int) -> EpochGone:
     return EpochGone(
         f"epoch {epoch} is not of the same micro-batch as what the query's other sources read: the checkpoint was not "
         f"written as one, so {OLDER}"
@@ -318,8 +322,7 @@ def _mixed(epoch: int) -> EpochGone:
 
 # --- the sink ---------------------------------------------------------------------------------------------------------
 async def plan_sink(ports: Ports, own: Incarnation, query: str, resources: Collection[str]) -> tuple[bytes, int, bool]:
-    """The global transaction that the sink of a query (of a job: "") works under, its epoch, and whether it is
-    decided."""
+    """Plans the sink of a query ("" for a job): its global transaction, the epoch, and whether that is decided."""
     standing = await ports.ledger.row()
     current = standing.gtrid
     entry: Entry | None = None
@@ -332,14 +335,14 @@ async def plan_sink(ports: Ports, own: Incarnation, query: str, resources: Colle
             planned = await ports.ledger.planned(current)
             if planned.epochs and all(row.query == query for row in planned.epochs):
                 _check_sources(planned, resources)
-                await check_whole(ports, own, query, current)
+                await check_one_gtrid(ports, own, query, current)
                 await ports.ledger.mark_sink(current)
                 return current, planned.epoch, False
         if active:
             await ports.log.abort(current)
         elif entry.state in DECIDED and standing.again == own.incarnation:
             return current, epoch_of(current), True
-    await check_whole(ports, own, query, None)
+    await check_one_gtrid(ports, own, query, None)
     epoch = await ports.ledger.allot()
     gtrid = own.gtrid(epoch, 1)
     await ports.ledger.plan(epoch, 0, gtrid, 1, "", query, 0)
@@ -348,9 +351,9 @@ async def plan_sink(ports: Ports, own: Incarnation, query: str, resources: Colle
     return gtrid, epoch, False
 
 
-async def check_whole(ports: Ports, own: Incarnation, query: str, gtrid: bytes | None) -> None:
+async def check_one_gtrid(ports: Ports, own: Incarnation, query: str, gtrid: bytes | None) -> None:
     """BatchRefused: a source of the query was planned for this micro-batch under another global transaction than
-    `gtrid`, so that what it took would not be decided with what is written."""
+    `gtrid`. What it took would not be decided together with what is written."""
     if not query:
         return
     waiting = await ports.ledger.waiting(query)
@@ -369,8 +372,8 @@ def _check_sources(planned: PlannedEpochs, resources: Collection[str]) -> None:
         )
 
 
-def undecidable(what: str, error: LogError) -> PipelineError:
-    """What to raise for a decision that the log did not take."""
+def decision_error(what: str, error: LogError) -> PipelineError:
+    """The error for a decision that the log did not accept."""
     if isinstance(error, LogStopped):
         return PipelineError(f"{what}: whether it is decided is unknown until the log can be reached: {error}")
     return BatchRefused(f"{what} can't be decided: {error}")

@@ -1,17 +1,18 @@
-"""Binding: which query has a pipeline, and when another one may have it. Decided without I/O.
+"""Ownership: which query has a pipeline, and when another query may take it over.
 
-A streaming query is known by the id that stands in its checkpoint. When it starts, its driver binds the pipeline to it
-(`xabridge.pipeline.core.driver.query_binding.bind`), with every source that it reads, before anything of it is planned:
+A streaming query is known by the id that its checkpoint contains. When the query starts, its driver binds the pipeline
+to it (`xabridge.pipeline.core.driver.query_binding.bind`), with every source that it reads, before anything of it is
+planned. There are three cases:
 
-1. The pipeline is the query's already: its checkpoint has to know every batch that is decided. The state of a query
-   has the number of its last batch as its version, so the number is enough.
-2. Nobody has it: the query gets it. So it is with a pipeline whose tables do not say who has it yet, where the query
-   is the one that wrote last.
-3. Another query has it, so this one has a new checkpoint, or is another application. It is refused, unless it names the
-   query that it follows (the option `adopt`): the old checkpoint then counts as lost. What it had decided is finished,
-   and what it had not is given back to the queues.
+1. The pipeline belongs to this query already. Then its checkpoint has to know every batch that is decided. The number
+   of the last batch is enough to tell, because it is also the version of the query's state.
+2. The pipeline belongs to nobody. Then the query gets it. The same holds for a pipeline whose tables, of an earlier
+   version, do not say whose it is, if this query was the last one to write.
+3. The pipeline belongs to another query, so this one has a new checkpoint or is another application. It is refused,
+   unless it names the query that it follows (the option `adopt`). The old checkpoint counts as lost then: what it had
+   decided is finished, and what it had not decided goes back to the queues.
 
-A query that has another pipeline is refused, so that renaming one loses nothing.
+A query that has another pipeline is refused, so that renaming a pipeline loses nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 def check(pipeline: str, query: Query, known: PipelineOwnership) -> None:
     """PipelineError: the query can't have the pipeline."""
-    owner = _owner(known)
+    owner = _owner_of(known)
     if owner not in {None, query.id, query.adopt or None}:
         raise PipelineError(
             f"pipeline {pipeline!r} belongs to query {owner}, which has another checkpoint than this one ({query.id}). "
@@ -62,21 +63,22 @@ async def bind(
     known = await ports.ledger.known(query.id)
     check(own.pipeline, query, known)
     if known.bound is None:
-        await _named(ports, known.decided)
-    if _owner(known) not in {None, query.id}:
+        await _name_old_epochs(ports, known.decided)
+    if _owner_of(known) not in {None, query.id}:
         await _give_up(ports, own, resources)
     await ports.ledger.bind_query(query.id, query.run, tuple(sources))
 
 
-def _owner(known: PipelineOwnership) -> str | None:
+def _owner_of(known: PipelineOwnership) -> str | None:
     """The query that has the pipeline, or that wrote last where that is not said."""
     if known.bound is not None:
         return known.bound.query
     return max(known.decided, key=lambda query: epoch_of(known.decided[query].gtrid), default=None)
 
 
-async def _named(ports: Ports, decided: Mapping[str, BatchRow]) -> None:
-    """Tables of before do not say which query has read an epoch; those that a decided batch follows are known."""
+async def _name_old_epochs(ports: Ports, decided: Mapping[str, BatchRow]) -> None:
+    """Names the query of old epochs. Tables of earlier versions do not say which query has read an epoch, but it is
+    known of the epochs that a decided batch follows."""
     for query, last in decided.items():
         planned = await ports.ledger.planned(last.gtrid)
         rows = await ports.ledger.unlogged(planned.epoch if planned.epochs else 0)
@@ -84,7 +86,7 @@ async def _named(ports: Ports, decided: Mapping[str, BatchRow]) -> None:
 
 
 async def _give_up(ports: Ports, own: Incarnation, resources: Collection[str]) -> None:
-    """No checkpoint of before comes back: what is decided is finished, everything else is rolled back."""
+    """No earlier checkpoint will come back: finishes what is decided, and rolls back everything else."""
     waiting = await ports.ledger.waiting(None)
     for gtrid in sorted({row.gtrid for row in waiting}):
         swept = SweepResult()

@@ -1,4 +1,4 @@
-"""One attempt at a source partition, as a coroutine over ports.
+"""One attempt at a source partition: it takes the messages and prepares them, or finds that it was done before.
 
  1. Start the branch, which is the same in every attempt. Take messages up to the share, end the branch and prepare it,
     also where it took nothing: it is durable before the first message is yielded. Messages that nobody can read, or

@@ -1,11 +1,11 @@
-"""Finishing: phase two, and the sweep of what nobody decided. Coroutines over ports, as `tm.recovery`.
+"""Recovery: phase two of what is decided, and the rollback of what nobody decided.
 
-1. Decisions that have not ended are carried out: sinks at once, sources when Spark has logged the batch.
-2. Every resource manager tells its prepared branches of this log.
-3. Of each global transaction that is not the one at work, the log gives its final word: what isn't decided never will
-   be (presumed abort), before anything is rolled back.
-4. Branches of what is not decided are rolled back, and those of what is decided that the decision does not name:
-   attempts that Spark did not take.
+1. Every decision that has not ended is carried out: its sinks at once, its sources when Spark has logged the batch.
+2. Every resource manager is asked for its prepared branches of this log.
+3. The log gives its final word on the global transaction of each of them, except the one at work: what is not decided
+   by then never will be (presumed abort). This comes before anything is rolled back.
+4. The branches of an undecided global transaction are rolled back. So are those of a decided one that its decision does
+   not name: they belong to attempts that Spark did not accept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 AT_ONCE: Final = 256
-"""How many branches are asked of at a time."""
+"""How many branches are finished at a time."""
 PAUSES_S: Final = (0.05, 0.2, 0.8)
 """How long to wait before each further try."""
 DECIDED: Final = frozenset({GtridState.COMMITTED, GtridState.DONE})
@@ -39,16 +39,17 @@ _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Mean
 
 @dataclass(slots=True)
 class SweepResult:
-    """What a sweep did: branches rolled back, branches that could not be now, resources that could not be asked."""
+    """What a sweep did: how many branches it rolled back, how many are left for the next sweep, and which resources
+    could not be asked, with the reason."""
 
     rolled_back: int = 0
     left: int = 0
     unreachable: dict[str, str] = field(default_factory=dict)
 
 
-async def tell(ports: Ports, verb: Verb, branches: Iterable[Branch]) -> list[Branch]:
-    """Commits (COMMIT_AGAIN) or rolls back branches; those that are left to another time. What was completed on its own
-    is noted in the log, and forgotten where that agrees."""
+async def finish_branches(ports: Ports, verb: Verb, branches: Iterable[Branch]) -> list[Branch]:
+    """Commits (COMMIT_AGAIN) or rolls back branches. Returns those that could not be finished now. A branch that was
+    completed heuristically is forgotten where its outcome agrees with the decision, and noted in the log otherwise."""
     left = list(branches)
     for pause_s in (*PAUSES_S, None):
         asked, left = left, []
@@ -74,8 +75,9 @@ async def tell(ports: Ports, verb: Verb, branches: Iterable[Branch]) -> list[Bra
 
 
 async def carry_out(ports: Ports, decision: Decision, planned: PlannedEpochs, resources: Collection[str]) -> int:
-    """Commits what the decision names at these resources and is not finished: sinks, and sources where Spark has logged
-    the batch. Ends it when nothing is left. How many branches are left to another time."""
+    """Commits the branches that the decision names at these resources and that are not finished: sinks, and sources
+    once Spark has logged the batch. Ends the decision when nothing is left. Returns how many branches could not be
+    finished now."""
     finished = planned.finished
     due = [
         branch
@@ -84,7 +86,7 @@ async def carry_out(ports: Ports, decision: Decision, planned: PlannedEpochs, re
         and word(branch) not in finished
         and (planned.logged or not is_source(branch.xid))
     ]
-    left = await tell(ports, Verb.COMMIT_AGAIN, due)
+    left = await finish_branches(ports, Verb.COMMIT_AGAIN, due)
     done = {word(branch) for branch in due} - {word(branch) for branch in left}
     if done and planned.epochs:
         finished = await ports.ledger.mark_finished(decision.gtrid, done)
@@ -94,20 +96,20 @@ async def carry_out(ports: Ports, decision: Decision, planned: PlannedEpochs, re
 
 
 async def scan(ports: Ports, resources: Collection[str], swept: SweepResult) -> dict[bytes, list[Branch]]:
-    """The prepared branches of this log, by global transaction."""
+    """The prepared branches of this log, by global transaction. Resources that can't be asked are noted in `swept`."""
     found: dict[bytes, list[Branch]] = {}
     for resource in resources:
-        told = await ports.branches.prepared(resource)
-        if isinstance(told, XaError):
-            swept.unreachable[resource] = told.message
+        prepared = await ports.branches.prepared(resource)
+        if isinstance(prepared, XaError):
+            swept.unreachable[resource] = prepared.message
             continue
-        for xid in sorted(told, key=lambda xid: (xid.gtrid, xid.bqual)):
+        for xid in sorted(prepared, key=lambda xid: (xid.gtrid, xid.bqual)):
             found.setdefault(xid.gtrid, []).append(Branch(resource, xid))
     return found
 
 
 async def sweep(ports: Ports, own: Incarnation, resources: Collection[str], keep: bytes | None) -> SweepResult:
-    """Steps 2 to 4 of the module's docstring; `keep` is at work."""
+    """Steps 2 to 4 of the module's docstring. `keep` is the global transaction at work, which is left alone."""
     swept = SweepResult()
     found = await scan(ports, resources, swept)
     for gtrid in sorted(found):
@@ -125,24 +127,25 @@ async def settle(
     if state in DECIDED:
         entry = await ports.log.entry(gtrid)
         if entry is None or entry.decision is None:
-            return  # purged meanwhile: the next sweep says what it is then
+            return  # it was purged in the meantime: the next sweep finds what it is then
         named = {branch.xid for branch in entry.decision.branches}
         orphans = [branch for branch in prepared if branch.xid not in named]
     else:
         await fence(ports, gtrid, resources)
-    left = await tell(ports, Verb.ROLLBACK, orphans)
+    left = await finish_branches(ports, Verb.ROLLBACK, orphans)
     swept.rolled_back += len(orphans) - len(left)
     swept.left += len(left)
 
 
 async def fence(ports: Ports, gtrid: bytes, resources: Collection[str]) -> None:
-    """Late attempts can neither start nor prepare any more. Where it can't be put up now, a later sweep finds them."""
+    """Fences the global transaction, so that late attempts can neither start nor prepare branches. Where that fails
+    now, a later sweep finds what they have prepared."""
     for resource in resources:
         await ports.branches.fence(resource, gtrid)
 
 
 async def resolve(ports: Ports, own: Incarnation, resources: Collection[str], keep: bytes | None) -> SweepResult:
-    """All steps of the module's docstring."""
+    """Steps 1 to 4 of the module's docstring."""
     undone = await ports.log.decisions()
     left = 0
     for decision in undone:
