@@ -1,4 +1,4 @@
-"""What `xabridge recover` says of a pipeline's branches (`xabridge.cli.origins`)."""
+"""What `xabridge recover` says about the branches of a pipeline (`xabridge.cli.origins`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states of an epoch, as a table: they follow from what the ledger and the decision log say of it."""
+"""The states of an epoch, as a table. The state follows from the ledger's row and the decision log's entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who a process is: named so that no other process ever has the same name, and so that it can be told dead."""
+"""The name of a process: no other process ever has the same one, and from it follows whether the process still
+lives."""
 
 from __future__ import annotations
 

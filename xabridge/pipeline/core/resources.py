@@ -1,4 +1,4 @@
-"""Resources: a process's resource managers, opened by name and kept, and what a pipeline asks of them beyond XA.
+"""The resource managers of one process, by name, and what a pipeline asks of them beyond XA.
 
 Brokers of `rm_amqp` have fences, browse and bulk work; databases are asked by XA alone.
 """
@@ -44,7 +44,7 @@ class _NoRegistrar:
 
 
 class Resources:
-    """The resource managers of one process, by name. A resource that was asked for stays open for whoever asks next."""
+    """The resource managers of one process, by name. A resource stays open for the next task that asks for it."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], Resource] = {}
@@ -75,7 +75,7 @@ class Resources:
 
 
 PROCESS: Final = Resources()
-"""Those of this process: Spark uses its workers again, and opening is the most expensive part of a small task."""
+"""Those of this process. Spark reuses its workers, and opening is the most expensive part of a small task."""
 
 
 def _made(name: str, url: str) -> Resource:
@@ -126,7 +126,8 @@ def ask_branches(
 
 
 def call_resource(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
-    """What `ask` returns of an open resource; asked again where the connection had been lost before it was. XaError."""
+    """Calls `ask` on an open resource, and returns its result. It is called again where the connection turned out to
+    have been lost before. XaError."""
     was_open = not resource.suspect
     try:
         return _once(resource, routine, ask)

@@ -1,4 +1,4 @@
-"""Outages: what could not be reached is asked again, for as long as an outage may last."""
+"""Retries during an outage: what could not be reached is asked again, for as long as an outage may last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pauses(outage_s: float) -> Iterator[float]:
 
 
 def is_outage(answer: object) -> bool:
-    """Whether an answer says that something could not be reached."""
+    """Whether an answer means that something could not be reached."""
     if isinstance(answer, XaError):
         return answer.code in OUTAGE_CODES
     return isinstance(answer, BatchRefused) and answer.outage
@@ -49,7 +49,8 @@ async def retried(ports: Ports, ask: Callable[[], Awaitable[T]], outage_s: float
 
 
 class Backoff:
-    """Bounds an outage for code that waits itself: `wait` waits a moment, and says whether the outage may go on."""
+    """Pauses between the tries of blocking code: `wait` waits a moment, longer each time. It returns whether to try
+    again, which is False once the outage has lasted too long."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class Backoff:
         self._pause_s = _FIRST_S
 
     def wait(self) -> bool:
-        """False: it has lasted too long."""
+        """Waits; False, without waiting: the outage has lasted too long."""
         now = self._clock()
         if self._began is None:
             self._began = now

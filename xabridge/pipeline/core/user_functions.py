@@ -1,4 +1,4 @@
-"""Functions that an option names: `module:function`, to be imported where they are called."""
+"""The user's functions that an option names as `module:function`. They are imported where they are called."""
 
 from __future__ import annotations
 

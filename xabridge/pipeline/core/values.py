@@ -1,4 +1,4 @@
-"""What driver, executors and Spark's own files exchange: values that are pickled, or stand in a checkpoint."""
+"""The values that driver and executors exchange, and that Spark keeps in its checkpoint: all of them can be pickled."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The names of a pipeline's branches: what its gtrids and bquals say.
+"""The xids of a pipeline: what its gtrids and bquals mean.
 
 gtrid   a `Gtrid` of the pipeline's log: the pipeline's name, the log, the incarnation, and as sequence the epoch in
         the upper 48 bits and in the lower 16 which try at it this is
 bqual   src/EPOCH/INDEX                what a source partition took: the same in each attempt at it. The sources of a
-                                       query have epochs of their own in one global transaction. (Before: src/INDEX,
-                                       for the one source that there was.)
+                                       query have epochs of their own in one global transaction. (Earlier versions had
+                                       src/INDEX, and one source only.)
         snk/PARTITION/TASK/RANDOM      what one attempt of a task writes: no other attempt ever has it
         snk/key/0/RANDOM               rows by key, which the driver upserts for all tasks
         exc/RANDOM                     nothing: it stands for a failure that is not the messages' fault
@@ -29,7 +29,8 @@ _UPSERT: Final = b"snk/key/0/"
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """Whose branches a process of the pipeline may resolve: those of this log, up to its incarnation."""
+    """One incarnation of a pipeline: it makes gtrids, and knows which gtrids a process of it may resolve: those of this
+    log, up to this incarnation."""
 
     pipeline: str
     log_id: bytes

@@ -35,11 +35,11 @@ QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 """The local property with the number of the micro-batch."""
 ALL: Final = 1_000_000_000
-"""As many rows as nobody has."""
+"""More rows than there can be: no limit."""
 
 
 class EpochPartition(InputPartition):
-    """A partition of an epoch, for one task. Without `part` there is nothing to read."""
+    """A partition of an epoch, for one task. `part` is None where there is nothing to read."""
 
     def __init__(self, part: SourcePartition | None) -> None:
         super().__init__(None if part is None else part.index)
@@ -84,7 +84,7 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _reader(self) -> SourcePlanner:
-        """Asks which query the source belongs to, the first time."""
+        """The planner, made when it is first needed: that asks which query the source belongs to."""
         if self._planner is None:
             self._planner = SourcePlanner(self._options.settings, self._options.source, driver_id())
         return self._planner

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core.driver.sink_coordinator import BatchResult
 
 WRITES: Final = 1 << 20
-"""So many partitions has a write at most: the partitions of an epoch's writes are told apart by it."""
+"""The most partitions that one write of an epoch may have: their numbers begin at a multiple of it."""
 REPORT: Final = "report binary"
 
 _DECIDED: Final[dict[str, tuple[str, int]]] = {}
-"""The last micro-batch of each query that an epoch in this process has decided, with the start of the query."""
+"""Query → the start of it and the last micro-batch that an epoch in this process has decided."""
 
 
 class Epoch:
-    """What one micro-batch writes, from as many DataFrames as one likes: all of it is decided when the block is left,
-    and rolled back when it is left by an exception.
+    """What one micro-batch writes, from any number of DataFrames. All of it is decided together when the block ends,
+    and rolled back when the block ends with an exception.
 
         def write(rows, batch_id):
             with pipeline.epoch(rows.sparkSession, batch_id, options) as epoch:
@@ -58,7 +58,7 @@ class Epoch:
         self._writes = 0
         self._run = ""
         self.decided: BatchResult | None = None
-        """What became of it; None as long as it is not decided."""
+        """What became of the micro-batch; None before it is decided."""
 
     def __enter__(self) -> Self:
         settings = shared_settings(self._options)
@@ -72,8 +72,8 @@ class Epoch:
         return self
 
     def _bind(self, settings: Settings) -> None:
-        """The query's sources have to be of this pipeline: it was bound to them when the query started. A query that
-        reads none of ours is bound now."""
+        """Checks that the query's sources belong to this pipeline, which was bound to them when the query started. A
+        query without a source of ours is bound now."""
         query = self._batch.query
         execution = execution_of(self._spark, query)
         if execution is None:
@@ -97,7 +97,7 @@ class Epoch:
             bind_query(self._spark, execution, settings, parts)
 
     def write(self, rows: DataFrame, **options: str) -> int:
-        """Runs a job that writes `rows`, and prepares what it wrote; how many rows there were. `options` are those of
+        """Runs a job that writes `rows` and prepares them, and returns how many rows there were. `options` are those of
         the format `xa`."""
         if self._plan is None:
             raise PipelineError("epoch: write inside of its with block")

@@ -1,4 +1,4 @@
-"""A loop over jobs without streaming."""
+"""run_jobs(): a loop over jobs without streaming."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def run_jobs(
     sink: Mapping[str, str],
     transform: Callable[[DataFrame], DataFrame] = lambda rows: rows,
 ) -> int:
-    """Without streaming: reads what there is, writes what `transform` makes of it, decides; again, until there is
-    nothing to read. How many jobs that were. Options are those of the formats `amqp` and `xa`. PipelineError: they do
-    not belong together."""
+    """Runs jobs without streaming, until there is nothing to read: each reads the messages that there are, writes what
+    `transform` makes of them, and decides. Returns how many jobs it ran. The options are those of the formats `amqp`
+    and `xa`. PipelineError: they do not belong together."""
     options = source_options(source)
     QueryOptions((options,), sink_options(sink)).settings()
     reader = SourcePlanner(options.settings, options.source, driver_of(spark), streaming=False)

@@ -1,7 +1,7 @@
 """AMQP messages as rows: the columns of the format `amqp`, their types, and messages ↔ Arrow batches.
 
-Octets and text are exchanged by the rules of `body`; what an AMQP message has and a row can't say comes as text
-(`xabridge.pipeline.core.messages`).
+The option `body` says whether bodies are octets or text. Values of an AMQP message that have no type in Spark come as
+text (`xabridge.pipeline.core.messages`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def columns_of(body: Body) -> dict[str, str]:
 
 
 def check_columns(wanted: Mapping[str, str], body: Body) -> None:
-    """PipelineError: these columns, of a schema that was asked for, are not among a source's."""
+    """PipelineError: a schema was requested that has other columns than the source."""
     known = columns_of(body)
     for name, type_ in wanted.items():
         if name not in known:
@@ -92,7 +92,7 @@ def _bodies(messages: Messages, *, as_text: bool) -> Sequence[object]:
 
 
 def messages_of(batch: pa.RecordBatch) -> Messages:
-    """The messages that the rows of `batch` are. A row whose body is null is none."""
+    """The rows of `batch` as messages. A row whose body is null is left out."""
     bodies = batch.column("body")
     if bodies.null_count:
         batch = batch.filter(bodies.is_valid())

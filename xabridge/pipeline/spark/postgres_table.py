@@ -1,7 +1,7 @@
-"""A table of PostgreSQL as a sink's target: what it takes, and whether the columns of a query fit; rows as CSV.
+"""PostgresTable: a table as the target of a sink, the check whether the columns of a query fit it, and rows as CSV.
 
 The check is made when the query starts. What can't be stored, or would be refused at the first row, is an error that
-names the column and the mend.
+names the column and says what to do.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ GROUP BY i.indexrelid"""
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: its type's name; whether a row needs a value for it; whether PostgreSQL makes it itself."""
+    """A column: the name of its type; whether a row needs a value for it; whether PostgreSQL makes the value itself."""
 
     name: str
     type: str
@@ -74,15 +74,15 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """What PostgreSQL says of a table; `keys` are the columns of each unique constraint or index, sorted."""
+class PostgresTable:
+    """A table as PostgreSQL describes it. `keys` are the columns of each unique constraint or index, sorted."""
 
     name: str
     columns: tuple[Column, ...]
     keys: tuple[tuple[str, ...], ...]
 
 
-def look_up(target: TableTarget, url: str) -> Table:
+def look_up(target: TableTarget, url: str) -> PostgresTable:
     """The table of `target`; PipelineError: it is not there, or the server can't take part."""
     try:
         with psycopg.connect(Address.parse(expanded(target.resource, url)).url, autocommit=True) as connection:
@@ -101,7 +101,9 @@ def look_up(target: TableTarget, url: str) -> Table:
         )
     if not columns:
         raise PipelineError(f"table {target.resource}:{target.table}: there is no such table in this database")
-    return Table(target.table, tuple(Column(*column) for column in columns), tuple(tuple(key[0]) for key in keys))
+    return PostgresTable(
+        target.table, tuple(Column(*column) for column in columns), tuple(tuple(key[0]) for key in keys)
+    )
 
 
 def _make_staging(target: TableTarget, url: str) -> None:
@@ -114,7 +116,7 @@ def _make_staging(target: TableTarget, url: str) -> None:
         ) from error
 
 
-def check_rows(target: TableTarget, table: Table, rows: Mapping[str, str]) -> None:
+def check_rows(target: TableTarget, table: PostgresTable, rows: Mapping[str, str]) -> None:
     """PipelineError: rows with these columns (name → Spark type) can't be written to `target`."""
     where = f"table {target.resource}:{target.table}"
     known = {column.name: column for column in table.columns}
@@ -163,7 +165,8 @@ def csv_of(batch: pa.RecordBatch, columns: Sequence[str]) -> bytes:
 
 
 def _printable(array: pa.Array) -> pa.Array:
-    """The array, as text where `write_csv` does not know it: bytea's hexadecimal form, and JSON."""
+    """The array; as text where `write_csv` can't write its type: octets in bytea's hexadecimal form, the others as
+    JSON."""
     kind = array.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array([None if value is None else f"\\x{value.hex()}" for value in array.to_pylist()], pa.string())
@@ -177,7 +180,7 @@ def _json(value: Any, kind: pa.DataType) -> str:
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
-    """What JSON knows: maps come from Arrow as pairs."""
+    """The value in types that JSON has. Arrow's maps are pairs."""
     if value is None:
         return None
     if pa.types.is_map(kind):

@@ -1,9 +1,10 @@
-"""Listener: binds a pipeline to the query that starts, in the driver, and refuses what does not belong together.
+"""QueryListener: binds a pipeline to a query that starts, and refuses sources and sinks that do not belong together.
 
-Spark calls it inside of `start()`, before it makes the query's sources and before it plans anything: the plan tells
-every source with its options, the query its sink, its checkpoint and its id. What is refused fails the query before
-its first micro-batch, and nothing is written into its checkpoint. Sources and sinks that no listener has announced
-refuse to work (`xabridge.pipeline.core.ledger.sql_ledger.unannounced`), so nothing depends on its being called.
+Spark calls it in the driver, inside of `start()`, before it makes the query's sources and before it plans anything. The
+plan names every source with its options; the query names its sink, its checkpoint and its id. A query that is refused
+fails before its first micro-batch, and nothing is written into its checkpoint. Safety does not depend on the listener:
+sources and sinks refuse to work for a query that the pipeline is not bound to
+(`xabridge.pipeline.core.ledger.refusals.not_bound`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _EXECUTION: Final = "MicroBatchExecution"
 
 
 class QueryListener(StreamingQueryListener):
-    """The listener of one session."""
+    """The listener of one Spark session."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
@@ -53,7 +54,7 @@ class QueryListener(StreamingQueryListener):
             refuse(self._spark, execution, str(error))
         except Exception as error:
             logger.exception("query %s could not be bound to a pipeline", event.id)
-            if ours:  # a query that is not keeps out of it; parts of ours refuse to work by themselves
+            if ours:  # an error about anybody else's query is not its business
                 refuse(self._spark, execution, f"{type(error).__name__}: {error}")
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:

@@ -1,7 +1,7 @@
-"""Parts: the sources and the sink of one query, as their options say, and whether they belong together.
+"""QueryOptions: the options of the sources and the sink of one query, and the check that they belong together.
 
-All of them share one decision for each micro-batch, so they have to be of one pipeline and one log, and whoever decides
-has to know every resource that something is read from.
+All of them share one decision for each micro-batch. So they have to name one pipeline and one log, and each has to know
+every resource that something is read from, because whoever decides asks it what was taken.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QueryOptions:
-    """What one query reads by the format `amqp`, in the order of its sources, and what it writes by `xa`, if so."""
+    """The options of a query's sources of the format `amqp`, in their order, and of its sink of the format `xa`, if it
+    has one."""
 
     sources: tuple[SourceOptions, ...]
     sink: SinkOptions | None
 
     def settings(self) -> Settings:
-        """The settings of all of them, with every resource that one of them knows. PipelineError: they do not belong
-        together, or there are none."""
+        """The settings that all of them share, with every resource that one of them knows. PipelineError: they do not
+        belong together, or there are none."""
         named = list(self._named())
         if not named:
             raise PipelineError("the query has no part of the formats amqp and xa")

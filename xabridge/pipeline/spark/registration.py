@@ -1,4 +1,4 @@
-"""Makes the formats `amqp` and `xa` known to a Spark session."""
+"""register(): makes the formats `amqp` and `xa` known to a Spark session."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 LISTENER: Final = "_xabridge_listener"
-"""The attribute of a session that keeps its listener."""
+"""The attribute of a Spark session that holds its listener."""
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the formats `amqp` and `xa` known to `spark`, has a listener say which pipeline a query belongs to, and
-    `start()` check queries that write `xa`. PipelineError: a session of Spark Connect."""
+    """Makes the formats `amqp` and `xa` known to `spark`. From then on a listener binds pipelines to the queries that
+    start, and `start()` checks queries that write `xa`. PipelineError: it is a session of Spark Connect."""
     jvm_of(spark)
     spark.dataSource.register(AmqpSource)
     spark.dataSource.register(XaSink)

@@ -1,4 +1,4 @@
-"""What Spark's driver knows of a query: its sources and its sink with their options, its checkpoint, its id."""
+"""A query that Spark runs: its sources and its sink with their options, its checkpoint, its id."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _EXECUTION: Final = "MicroBatchExecution"
 
 
 def driver_of(spark: SparkSession) -> str:
-    """The driver that `spark` is: its Java process. PipelineError: a session of Spark Connect, whose driver is
-    somewhere else."""
+    """The name of the driver of this session: its Java process. PipelineError: it is a session of Spark Connect, whose
+    driver is somewhere else."""
     return process_id(int(jvm_of(spark).java.lang.ProcessHandle.current().pid()))
 
 
 def jvm_of(spark: SparkSession) -> Any:
-    """Spark's Java. PipelineError: it is somewhere else."""
+    """The JVM of the driver. PipelineError: it is somewhere else."""
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
         raise PipelineError(
@@ -44,13 +44,13 @@ def jvm_of(spark: SparkSession) -> Any:
 
 
 def execution_of(spark: SparkSession, query: str) -> Any:
-    """Spark's StreamExecution of the query that runs now, whichever session of the driver started it; None: none."""
+    """Spark's StreamExecution of a query, whichever session of the driver started it. None: the query does not run."""
     identity = jvm_of(spark).java.util.UUID.fromString(query)
     return spark._jsparkSession.sharedState().activeStreamingQueries().get(identity)  # noqa: SLF001 — no other way
 
 
 def options_of(spark: SparkSession, execution: Any) -> QueryOptions:
-    """What the query reads and writes by our formats. PipelineError: their options can't be used."""
+    """The options of the query's sources and sink of our formats. PipelineError: they can't be used."""
     leaves = execution.analyzedPlan().collectLeaves()
     streams: list[Any] = []
     for leaf in (leaves.apply(number) for number in range(leaves.size())):
@@ -75,7 +75,8 @@ def options_of(spark: SparkSession, execution: Any) -> QueryOptions:
 
 
 def offsets_of(spark: SparkSession, execution: Any, batch: int) -> str:
-    """A digest of what the checkpoint says that a micro-batch reads. It is written once, and never changed."""
+    """A digest of the offsets that the checkpoint has of a micro-batch. Spark writes them once, and never changes
+    them."""
     path = jvm_of(spark).org.apache.hadoop.fs.Path(execution.resolvedCheckpointRoot(), f"offsets/{batch}")
     stream = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).open(path)  # noqa: SLF001
     try:
@@ -102,7 +103,7 @@ def bind_query(spark: SparkSession, execution: Any, settings: Settings, parts: Q
 
 
 def refuse(spark: SparkSession, execution: Any, why: str) -> None:
-    """Fails the query with these words, in front of its first micro-batch."""
+    """Fails the query with this message, before its first micro-batch."""
     execution.errorNotifier().markError(jvm_of(spark).java.lang.IllegalStateException(why))
 
 

@@ -1,9 +1,10 @@
-"""Start: what is asked of a query that writes the format `xa` when `start()` is called.
+"""The check of a query that writes the format `xa`, when `start()` is called.
 
-Spark has no place for a data source of Python's in `start()`: it looks at the sink when it plans the first micro-batch,
-in another process, and has no output mode `update` for it. So `DataStreamWriter.start` asks here first:
+Spark does not call a Python data source in `start()`. It looks at the sink only when it plans the first micro-batch, in
+another process, and it refuses the output mode `update` there. So `DataStreamWriter.start` is replaced in this process,
+and calls this check first:
 
- - What does not fit is refused by `start()` itself: options, columns, types, keys, too few prepared transactions.
+ - `start()` itself refuses what can't work: options, columns, types, keys, too few prepared transactions.
  - In output mode `update` each micro-batch is written by an epoch, as with `foreachBatch`.
 """
 
@@ -54,7 +55,7 @@ _SHUFFLING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """What a DataStreamWriter was told: names of options are in lower case."""
+    """What the user has told a DataStreamWriter. The names of options are in lower case."""
 
     format: str
     mode: str
@@ -62,7 +63,7 @@ class WriteRequest:
 
 
 def intercept(epoch: Callable[..., Epoch]) -> None:
-    """From now on `start()` asks here first, in this process. `epoch` makes the epoch of a micro-batch."""
+    """Replaces `start()` in this process, so that it checks first. `epoch` makes the epoch of a micro-batch."""
     original: Start = DataStreamWriter.start
     if hasattr(original, _MARK):
         return
@@ -115,7 +116,7 @@ def _field(owner: Any, name: str) -> Any:
 
 
 def check(rows: DataFrame, asked: WriteRequest) -> None:
-    """PipelineError: the query can't be written so."""
+    """PipelineError: the rows can't be written as requested."""
     options = sink_options(asked.options)
     fitting = layout(options, {field.name: field.dataType.simpleString() for field in rows.schema.fields})
     check_mode(options, asked.mode)
@@ -124,7 +125,7 @@ def check(rows: DataFrame, asked: WriteRequest) -> None:
 
 
 def check_mode(options: SinkOptions, mode: str) -> None:
-    """PipelineError: the output mode gives rows again that the table has, and nothing says which."""
+    """PipelineError: the output mode repeats rows that the table has already, and no key tells which ones."""
     if mode in {UPDATE, COMPLETE} and options.table is not None and not options.table.key:
         which = "every row again with each micro-batch" if mode == COMPLETE else "a row again whenever it has changed"
         raise PipelineError(
@@ -144,7 +145,7 @@ def _check_prepares(options: SinkOptions, fitting: Layout, tasks: int) -> None:
 
 
 def tasks_of(rows: DataFrame) -> int:
-    """How many tasks write a micro-batch, as far as the plan tells."""
+    """How many tasks write a micro-batch, as far as the plan shows."""
     plan = rows._jdf.queryExecution().analyzed()  # noqa: SLF001 — Spark tells it nowhere else
     if any(name in plan.toString() for name in _SHUFFLING):
         return int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 0)

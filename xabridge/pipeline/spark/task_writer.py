@@ -1,7 +1,8 @@
-"""What a task writes: the columns of its rows into the table, or the messages that they are to the address, or both.
+"""TaskWriter: writes the rows of a task into the table, as messages to the address, or both.
 
-`Layout` says which column goes where; it is made, and checked, when the query starts. `TaskWriter` is pickled to the
-tasks with it, and writes the rows of one attempt on branches of its own, which are prepared when it returns.
+A `Layout` says which column goes where; it is made, and checked, when the query starts. A `TaskWriter` with its layout
+is pickled to the tasks. It writes the rows of one attempt under branches of its own, which are prepared when it
+returns.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
     from xabridge.pipeline.core import AddressTarget, SinkPlan, TableTarget
     from xabridge.pipeline.options import SinkOptions
-    from xabridge.pipeline.spark.postgres_table import Table
+    from xabridge.pipeline.spark.postgres_table import PostgresTable
 
 
 logger: Final = logging.getLogger("xabridge.pipeline")
 
 KEPT: Final = 128 << 20
-"""Octets of a task's rows that are kept."""
+"""How many octets of a task's rows are kept at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Layout:
     address: AddressTarget | None
 
 
-def layout(options: SinkOptions, rows: Mapping[str, str], *, table: Table | None = None) -> Layout:
+def layout(options: SinkOptions, rows: Mapping[str, str], *, table: PostgresTable | None = None) -> Layout:
     """The layout of rows with these columns (name → Spark type). `table` is what the database says of the table, which
     is looked up otherwise. PipelineError: the rows don't fit."""
     columns: tuple[str, ...] = ()
@@ -90,8 +91,8 @@ def _list(rows: Mapping[str, str]) -> str:
 
 
 class _Rows:
-    """The rows of a task: they come once, and are kept, as far as there is room, to be written again after an
-    outage."""
+    """The rows of a task. Spark yields them only once, so they are kept, as far as there is room, to be written again
+    after an outage."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = iter(batches)
@@ -111,7 +112,7 @@ class _Rows:
             yield batch
 
     def again(self) -> bool:
-        """Whether they can be had again, from the first one on."""
+        """Whether all of them are kept, so that they can be read again from the first one."""
         return self._octets <= KEPT
 
 
@@ -123,13 +124,13 @@ class TaskWriter:
     plan: SinkPlan
 
     def write(self, batches: Iterable[pa.RecordBatch], attempt: Attempt) -> SinkReport:
-        """Writes and prepares. Where the micro-batch is decided already, its rows are read and nothing is written:
-        what Spark keeps as state comes of reading them."""
+        """Writes and prepares. Where the micro-batch is decided already, its rows are read and nothing is written: they
+        have to be read because Spark computes its state from them."""
         if self.plan.decided:
             for _ in batches:
                 pass
             return SinkReport(attempt.partition, attempt.task, self.plan.gtrid, ())
-        patience = Backoff(self.plan.outage_s)
+        backoff = Backoff(self.plan.outage_s)
         rows = _Rows(batches)
         while True:
             try:
@@ -138,7 +139,7 @@ class TaskWriter:
                         self._write(task, batch)
                     return task.prepare()
             except BatchRefused as error:
-                if not error.outage or not rows.again() or not patience.wait():
+                if not error.outage or not rows.again() or not backoff.wait():
                     raise
                 logger.warning("partition %d is written again: %s", attempt.partition, error)
 

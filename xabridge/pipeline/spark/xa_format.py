@@ -1,8 +1,8 @@
 """The Spark format `xa`: rows into a table and to an address, decided with what was read for them.
 
-Spark makes a writer where it plans the sink, pickles it to the tasks, and makes another one in another process to
-commit or abort. The plan is therefore made when a writer is pickled, which happens in the planning process alone; it
-comes back to the driver with what the tasks report.
+Spark makes a writer where it plans the sink, and pickles it to the tasks. It makes another writer, in another process,
+to commit or abort. So the sink is planned when a writer is pickled, which happens in the planning process only. The
+plan comes back to the driver with the tasks' reports.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport(WriterCommitMessage):
-    """What a task tells the driver: its report, and for which query and plan."""
+    """What a task reports to the driver, with the plan and the query that it worked for."""
 
     report: SinkReport
     plan: SinkPlan
@@ -69,18 +69,19 @@ class XaSink(DataSource):
 
 @lru_cache(maxsize=64)
 def _fitting(options: SinkOptions, rows: tuple[tuple[str, str], ...]) -> Layout:
-    """The layout, checked once in each planning process: Spark plans every micro-batch. What does not fit is checked
-    again whenever it is asked for."""
+    """The layout. It is checked only once in each planning process, although Spark plans every micro-batch there. Rows
+    that do not fit are checked again each time."""
     return layout(options, dict(rows))
 
 
 @cache
 def _writer(settings: Settings, driver: str) -> SinkCoordinator:
-    """Spark plans and commits each in a process that it keeps, and that does one thing at a time."""
+    """The coordinator, kept for the next micro-batch: Spark keeps the processes in which it plans and commits, and each
+    does one thing at a time."""
     return SinkCoordinator(settings, driver)
 
 
-class _Planned:
+class _PlannedWriter:
     """A writer that makes its plan when it is pickled."""
 
     streaming = True
@@ -98,7 +99,7 @@ class _Planned:
         return {"_options": self._options, "_schema": self._schema, "_tasks": self._tasks}
 
     def decider(self) -> SinkCoordinator:
-        """The core's writer, on the driver's host."""
+        """The coordinator of the sink, on the driver's host."""
         return _writer(self._options.settings, driver_id())
 
     def run(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
@@ -115,7 +116,7 @@ class _Planned:
         return TaskReport(report, self._tasks.plan, query)
 
 
-class XaStreamWriter(_Planned, DataSourceStreamArrowWriter):
+class XaStreamWriter(_PlannedWriter, DataSourceStreamArrowWriter):
     """The writer of one micro-batch."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
@@ -130,7 +131,7 @@ class XaStreamWriter(_Planned, DataSourceStreamArrowWriter):
         give_up(self.decider(), messages, batchId)
 
 
-class XaBatchWriter(_Planned, DataSourceArrowWriter):
+class XaBatchWriter(_PlannedWriter, DataSourceArrowWriter):
     """The writer of a job without streaming."""
 
     streaming = False
@@ -156,8 +157,8 @@ def decide(writer: SinkCoordinator, messages: Sequence[WriterCommitMessage | Non
 
 
 def give_up(writer: SinkCoordinator, messages: Sequence[WriterCommitMessage | None], number: int | None) -> None:
-    """Rolls back what the tasks have written, unless it is decided. Where no task has come so far, what is planned now
-    is what failed."""
+    """Rolls back what the tasks have written, unless it is decided. Where no task has reported, the sink that is
+    planned now is the one that failed."""
     written = [message for message in messages if isinstance(message, TaskReport)]
     plan = written[0].plan if written else writer.plan(streaming=number is not None)
     reports = [one.report if isinstance(one, TaskReport) else None for one in messages]

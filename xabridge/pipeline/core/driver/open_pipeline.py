@@ -1,4 +1,4 @@
-"""The ports of a driver's process: its ledger, its decision log and its resource managers, by calls that block."""
+"""OpenPipeline: a pipeline that a process of the driver has open, and the ports to it, which block."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class BlockingBranches:
 
 @contextmanager
 def pipeline_errors() -> Iterator[None]:
-    """What goes wrong with the log, as pipelines have it."""
+    """Raises errors of the decision log as errors of the pipeline."""
     try:
         yield
     except TakenOver as error:

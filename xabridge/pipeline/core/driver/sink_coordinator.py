@@ -32,8 +32,8 @@ logger: Final = logging.getLogger("xabridge.pipeline")
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a micro-batch, for metrics and logs. `before`: it had been decided before, and this attempt was
-    discarded. `swept`: orphans that were rolled back; `left`: branches that are left to recovery."""
+    """What became of a micro-batch, for metrics and logs. `before`: it had been decided before, so that this attempt
+    was discarded. `swept`: how many orphans were rolled back. `left`: how many branches are left to recovery."""
 
     gtrid: bytes
     before: bool
@@ -46,8 +46,8 @@ class BatchResult:
 
 
 class SinkCoordinator:
-    """The sink of one pipeline: made where Spark plans the sink, and again where it commits or aborts. It may be kept
-    from batch to batch: opening the log takes longer than deciding a small one."""
+    """Coordinates the sink of one pipeline. One is made where Spark plans the sink, and another one where it commits or
+    aborts. It may be kept from batch to batch, because opening the log takes longer than deciding a small batch."""
 
     def __init__(
         self,
@@ -65,9 +65,10 @@ class SinkCoordinator:
         self._ledger: SqlLedger | None = None
 
     def plan(self, *, streaming: bool = True) -> SinkPlan:
-        """The global transaction of the micro-batch that is being planned: the one that was planned last, or one of its
-        own for a batch that reads nothing new. Sweeps orphans. `streaming`: for the query that the pipeline is bound
-        to; else for a job. PipelineTaken: it is bound to none."""
+        """Plans the sink of the micro-batch that is being planned, and sweeps orphans. Its global transaction is the
+        one that was planned last, or a new one for a batch that reads nothing new. With `streaming` the sink belongs to
+        the query that the pipeline is bound to, otherwise to a job. PipelineTaken: the pipeline is not bound to a
+        query."""
         with pipeline_errors():
             pipeline = self._opened(None, takes=not streaming)
             query = self._query(pipeline) if streaming else ""
@@ -91,8 +92,8 @@ class SinkCoordinator:
 
     @staticmethod
     def checked(resources: Mapping[str, Resource], tasks: int) -> None:
-        """For the start: PipelineError where a database can't prepare the branches of so many tasks. What attempts may
-        leave over needs as many again."""
+        """For the start of a query: PipelineError where a database can't prepare the branches of so many tasks. Orphans
+        of failed attempts may need as many again."""
         for name, resource in resources.items():
             rm = resource.rm
             if not isinstance(rm, PostgresResource):
@@ -111,8 +112,8 @@ class SinkCoordinator:
                 logger.warning("%s, may need %d", told, 2 * tasks)
 
     def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> BatchResult:
-        """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. Once it is, nothing is
-        raised any more: what can't be finished now is left to recovery. `batch`: None for a job without streaming."""
+        """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. After the decision nothing
+        is raised: what can't be finished now is left to recovery. `batch` is None for a job without streaming."""
         began = time.perf_counter()
         told = [report for report in reports if report is not None]
         with pipeline_errors():
@@ -133,9 +134,10 @@ class SinkCoordinator:
         return decided
 
     def abort(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> None:
-        """Rolls the micro-batch back, unless it is decided. Spark calls it right after a commit that raised, too. A
-        task that failed has reported None: only then may a message be to blame, as a commit notes that itself."""
-        del batch  # the log and the resource managers know better
+        """Rolls the micro-batch back, unless it is decided. Spark calls this also right after a commit that raised. A
+        task that failed has reported None. Only then may a message be to blame here, because a commit notes that
+        itself."""
+        del batch  # what matters stands in the log and at the resource managers
         written = bool(reports) and None not in reports
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)
@@ -143,7 +145,7 @@ class SinkCoordinator:
                 logger.warning("epoch %d of pipeline %s is decided: it is not rolled back", plan.epoch, plan.pipeline)
 
     def close(self) -> None:
-        """Closes what this process has open for it."""
+        """Closes the ledger."""
         ledger, self._ledger = self._ledger, None
         if ledger is not None:
             ledger.close()
@@ -157,7 +159,7 @@ class SinkCoordinator:
         return OpenPipeline(self._ledger, self._resources, self._sleep)
 
     def _still(self, ledger: SqlLedger, incarnation: int | None) -> bool:
-        """Whether what was joined before is what would be joined now."""
+        """Whether the ledger that is open is the one that would be joined now."""
         try:
             drive(ledger.row())
         except TakenOver:

@@ -32,12 +32,13 @@ PURGE_EVERY: Final = 100
 
 
 class SourcePlanner:
-    """A source of one pipeline: the process that plans.
+    """Plans one source of a pipeline.
 
-    `driver` names the driver: the same in all of its processes, and never given to another (`identity.driver_id`).
-    `streaming`: a source of the query that the pipeline was bound to (`bind`); this process plans it from now on.
-    PipelineTaken: it is not bound to a query that reads this, or another process reads it. Else it is the source of a
-    job without streaming, which takes the pipeline where its driver never had it.
+    `driver` names the driver: the same name in all of its processes, and never that of another driver
+    (`process_ids.driver_id`). With `streaming` it is a source of the query that the pipeline was bound to (`bind`), and
+    this process plans it from now on. PipelineTaken: the pipeline is not bound to a query that reads this source, or
+    another process plans it. Without `streaming` it is the source of a job, which takes the pipeline where its driver
+    never had it.
     """
 
     def __init__(
@@ -69,14 +70,14 @@ class SourcePlanner:
         self._planned_rows = 0
 
     def planned_rows(self) -> int:
-        """How many messages were planned to be taken since this was last asked: fewer than they might be, where batches
-        have failed."""
+        """How many messages were planned to be taken since the last call of this. Fewer than the limits allow, while a
+        failed batch is being isolated."""
         rows, self._planned_rows = self._planned_rows, 0
         return rows
 
     def latest(self, start: Offset, limit: int | None = None) -> Offset:
-        """How far the next micro-batch reads: `start` when there is nothing to read. Spark has logged `start`.
-        `limit`: no more rows than that (Spark's read limit), remembered for `plan`."""
+        """The end of the next micro-batch; `start` when there is nothing to read. Spark has logged `start`. `limit` is
+        Spark's read limit, the most rows that the batch may have; `plan` keeps to it."""
         self.logged(start)
         self._resolve()
         source = self._source
@@ -91,7 +92,7 @@ class SourcePlanner:
                     self._settings.outage_s,
                 )
             )
-            if epoch == start.epoch:  # who has lost the pipeline hears of it, and does not wait for messages for ever
+            if epoch == start.epoch:  # a driver that has lost the pipeline must not wait for messages for ever
                 drive(self._pipeline.ledger.row())
         if limit is not None:
             self._limits = {epoch: limit}
@@ -102,18 +103,18 @@ class SourcePlanner:
         self._resolve()
         resource = self._pipeline.resources[self._source.resource]
         rm = broker(resource)
-        patience = Backoff(self._settings.outage_s)
+        backoff = Backoff(self._settings.outage_s)
         while True:
             try:
                 return call_resource(
                     resource, "browse", lambda: sum(rm.count(one, resource.rmid) for one in self._source.queues)
                 )
             except XaError as error:
-                if not is_outage(error) or not patience.wait():
+                if not is_outage(error) or not backoff.wait():
                     raise PipelineError(f"{resource.name} can't be read: {error}") from error
 
     def _resolve(self) -> None:
-        """What others have left over is finished, once: messages that it holds are there to be read again."""
+        """Finishes what earlier drivers have left over, once, so that the messages that it holds can be read again."""
         if self._resolved:
             return
         with pipeline_errors():
@@ -121,8 +122,8 @@ class SourcePlanner:
         self._resolved = True
 
     def plan(self, start: Offset, end: Offset) -> Sequence[SourcePartition]:
-        """The partitions of the epoch `end`, begun as a new global transaction, or of one that is decided, to be read
-        again; [] when `start` is `end`. EpochGone, PipelineTaken."""
+        """The partitions of the epoch `end`: it begins a new global transaction, or is replayed where it is decided. []
+        when `start` is `end`. EpochGone, PipelineTaken."""
         if start == end:
             return []
         self.logged(start)
@@ -151,7 +152,7 @@ class SourcePlanner:
         return [self._partition(end.epoch, index, planned, decided) for index in range(count)]
 
     def _decided(self, *, again: bool) -> int:
-        """The batch up to which those of the query are decided; but for the last one, where that is read again."""
+        """The last batch of the query that is decided; the one before it where the last one is read again."""
         last = drive(self._pipeline.ledger.known()).decided.get(self._origin.query)
         return -1 if last is None else last.batch - again
 
@@ -178,14 +179,14 @@ class SourcePlanner:
         )
 
     def plan_job(self) -> Sequence[SourcePartition]:
-        """`latest` and `plan` for a job without streaming: an epoch of its own, whatever there is to read."""
+        """`latest` and `plan` for a job without streaming: it gets an epoch of its own, whatever there is to read."""
         with pipeline_errors():
             epoch = drive(self._pipeline.ports.ledger.allot())
         return self.plan(Offset(), Offset(epoch))
 
     def logged(self, end: Offset) -> None:
-        """Spark has logged every batch up to `end`: nothing of them will be read again. An epoch that was not decided
-        (its sink is not ours) is decided now, with its source alone; source branches are finished."""
+        """Spark has logged every batch up to `end`, so that none of them will be read again: finishes their source
+        branches. An epoch whose sink is not ours is decided now, with its sources alone."""
         if end.epoch == self._logged:
             return
         with pipeline_errors():
@@ -198,5 +199,5 @@ class SourcePlanner:
         self._logged = end.epoch
 
     def close(self) -> None:
-        """Lets go of the pipeline; nothing is lost by not calling it."""
+        """Closes the ledger. Nothing is lost where this is not called."""
         self._pipeline.ledger.close()

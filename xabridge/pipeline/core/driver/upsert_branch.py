@@ -1,4 +1,4 @@
-"""Upserts: the driver's branch for the rows that tasks have staged, from its start to its vote."""
+"""The driver's branch for the rows that tasks have staged by key, from its start to its vote."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tm.verdicts import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
 from xabridge.pipeline.core.errors import BatchRefused
 from xabridge.pipeline.core.resources import ask_branches, call_resource, database, prepared_branches
-from xabridge.pipeline.core.task.staging_table import RowsGone, is_loss, is_of_rows, upsert
+from xabridge.pipeline.core.task.staging_table import RowsGone, is_connection_loss, is_row_error, upsert
 from xabridge.pipeline.core.xids import is_upsert, upsert_xid
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def upsert_staged_rows(
     entropy: Callable[[int], bytes] = os.urandom,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Branch | None:
-    """The prepared branch; None where nothing had to be changed. BatchRefused: there is none. `pipeline`: what its
-    gtrids begin with."""
+    """Upserts the rows under a branch, and prepares it. Returns the branch; None where nothing had to be changed.
+    BatchRefused: the rows could not be upserted, and no branch is left. `pipeline` is the prefix of its gtrids."""
     for pause_s in (*PAUSES_S, None):
         branch = Branch(resource.name, upsert_xid(gtrid, entropy(8)))
         try:
@@ -64,7 +64,7 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[StagedRows], 
     mine = {resource.name: resource}
     try:
         earlier = [one for one in prepared_branches(resource, xid.gtrid) if one.gtrid == xid.gtrid and is_upsert(one)]
-        if earlier:  # of a try whose connection was lost: it has the locks that this one needs
+        if earlier:  # a try whose connection was lost has prepared one: it has the locks that this one needs
             ask_branches(mine, Verb.ROLLBACK, [Branch(resource.name, one) for one in earlier])
         call_resource(resource, "start", lambda: rm.start(xid, resource.rmid))
     except XaError as error:
@@ -78,9 +78,11 @@ def _prepared(resource: Resource, branch: Branch, staged: Sequence[StagedRows], 
         if isinstance(error, XaError):
             resource.failed(error)
         if isinstance(error, (psycopg.Error, XaError, RowsGone)) and not isinstance(error, _IN_THE_WAY):
-            of_rows = is_of_rows(error) if isinstance(error, psycopg.Error) else _is_integrity(error)
+            of_rows = is_row_error(error) if isinstance(error, psycopg.Error) else _is_integrity(error)
             raise BatchRefused(
-                f"{resource.name}: rows by key can't be written: {error}", of_rows=of_rows, outage=is_loss(error)
+                f"{resource.name}: rows by key can't be written: {error}",
+                of_rows=of_rows,
+                outage=is_connection_loss(error),
             ) from error
         raise
     return None if vote is Code.XA_RDONLY else branch

@@ -1,9 +1,9 @@
-"""Entrance: taking a pipeline, and joining whoever has it.
+"""LedgerOpener: opens the ledger of a pipeline, by taking the pipeline or by joining the driver that has it.
 
-Taking a pipeline takes the node of its log, which fences off whoever had it. A driver takes it when it starts a
-streaming query, and further processes of the driver join it by the driver's name; one of a driver that was fenced off
-hears who has the pipeline now. For jobs without streaming nothing is started: a driver that never had the pipeline
-takes it by the first process that joins, whichever that is.
+Who takes a pipeline takes the node of its log, and thereby fences off the driver that had it. A driver takes the
+pipeline when it starts a streaming query. Its other processes join it by the driver's name. A process of a driver that
+was fenced off is refused, and the message says who has the pipeline now. A job without streaming is not started by
+anybody, so a driver that never had the pipeline takes it with its first process that joins.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class LedgerOpener:
-    """Opens ledgers."""
+    """Opens the ledgers of one pipeline."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class LedgerOpener:
         self._clock = clock
 
     def look(self, query: str) -> tuple[PipelineRow | None, PipelineOwnership]:
-        """Who has the pipeline, and what is known of it when this query asks; nobody is disturbed."""
+        """The row of the pipeline, and what is known of it when this query asks for it. Changes nothing."""
 
         def read(database: Database) -> tuple[PipelineRow | None, PipelineOwnership]:
             try:
@@ -60,12 +60,12 @@ class LedgerOpener:
         return self._open(read, joins=True)
 
     def take(self, driver: str) -> SqlLedger:
-        """Takes the pipeline for `driver`. PipelineTaken: another one took it at the same moment. LogError: the log
+        """Takes the pipeline for `driver`. PipelineTaken: another driver took it at the same moment. LogError: the log
         can't be opened."""
         return self._open(lambda database: self._take(database, driver), joins=False)
 
     def join(self, driver: str, incarnation: int | None = None, *, takes: bool = False) -> SqlLedger:
-        """The ledger under the driver's incarnation, which has to be `incarnation` where that is given. `takes`: a
+        """The ledger under the driver's incarnation, which has to be `incarnation` where that is given. With `takes`, a
         driver that never had the pipeline takes it. PipelineTaken: another driver has it, or has had it since."""
 
         def enter(database: Database) -> SqlLedger:
@@ -87,7 +87,8 @@ class LedgerOpener:
         return self._open(enter, joins=True)
 
     def _open(self, enter: Callable[[Database], T], *, joins: bool) -> T:
-        """Who joins looks no closer at tables that another process has made: `foreachBatch` joins for every batch."""
+        # A process that joins does not check the tables, which another process has made: `foreachBatch` joins for every
+        # batch.
         database = Database(self._url, self._clock)
         try:
             if not joins or not inspect(database.engine).has_table(ISOLATION.name):  # the newest one

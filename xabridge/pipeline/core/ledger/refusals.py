@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def not_bound(pipeline: str) -> str:
-    """What a part of a query is told that its driver has said nothing of."""
+    """For a source or a sink of a query that the pipeline was not bound to."""
     return (
         f"pipeline {pipeline!r} is not bound to this start of a query: its driver has not said which sources and which "
         "sink belong together. Call pipeline.register(spark) in the driver, with the session that starts the query, "
@@ -19,6 +19,7 @@ def not_bound(pipeline: str) -> str:
 
 
 def read_by_another(pipeline: str, query: str, what: str) -> str:
+    """For a source that is not the one that the pipeline is bound to."""
     return (
         f"pipeline {pipeline!r} is read by another query of this driver ({query}), which {what}: stop that query "
         "first, or give this one a pipeline of its own"
@@ -26,7 +27,7 @@ def read_by_another(pipeline: str, query: str, what: str) -> str:
 
 
 def taken(pipeline: str, row: PipelineRow | None, why: str) -> str:
-    """What whoever has lost the pipeline is told."""
+    """For a driver that has lost the pipeline."""
     if row is None:
         return f"pipeline {pipeline!r} was removed from its log"
     at = datetime.fromtimestamp(row.taken_at, UTC).isoformat(sep=" ", timespec="seconds")

@@ -43,14 +43,14 @@ class EpochRow:
 
 @dataclass(frozen=True, slots=True)
 class PlannedEpochs:
-    """What was planned under one global transaction: the epochs that it has now, one for each source that is read, or
-    one that reads nothing. None of them: they are forgotten."""
+    """The epochs that one global transaction has: one for each source that is read, or one that reads nothing. Empty
+    once their rows are removed."""
 
     epochs: tuple[EpochRow, ...]
 
     @property
     def epoch(self) -> int:
-        """The number that people are told."""
+        """The number of the epoch that messages to people name."""
         return self.epochs[0].epoch
 
     @property
@@ -65,16 +65,16 @@ class PlannedEpochs:
 
     @property
     def logged(self) -> bool:
-        """Whether Spark is known to have logged it; so it is with what is forgotten."""
+        """Whether Spark is known to have logged it, as of everything whose rows are removed."""
         return all(row.logged for row in self.epochs)
 
     @property
     def finished(self) -> frozenset[str]:
-        """Whose branches are finished."""
+        """The words that say whose branches are finished."""
         return frozenset().union(*(row.finished for row in self.epochs))
 
     def as_logged(self) -> PlannedEpochs:
-        """The same, now that Spark has logged it."""
+        """The same after Spark has logged it."""
         return PlannedEpochs(tuple(replace(row, logged=True) for row in self.epochs))
 
 
@@ -98,8 +98,8 @@ class QueryRow:
 
 @dataclass(frozen=True, slots=True)
 class PipelineOwnership:
-    """What is known of a pipeline when a query asks for it: the query that has it, the last micro-batch of each query
-    that ever wrote under its name (of those that are decided), and the other pipelines that this query has."""
+    """Who owns a pipeline, as a query has to know when it asks for it: the query that it is bound to; the last decided
+    micro-batch of each query that ever wrote under its name; and the other pipelines that the asking query has."""
 
     bound: QueryRow | None
     decided: Mapping[str, BatchRow]

@@ -1,6 +1,6 @@
-"""Ledger: who has a pipeline, its epochs and its last batches, beside the decisions in its log.
+"""SqlLedger: the ledger of a pipeline in the database of its log.
 
-It is opened by `xabridge.pipeline.core.ledger.opener`.
+It is opened by `xabridge.pipeline.core.ledger.opener`. The tables are in `xabridge.pipeline.core.ledger.schema`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SqlLedger:
         self.log.close()
         self._database.engine.dispose()
 
-    # --- what is told -------------------------------------------------------------------------------------------
+    # --- questions -------------------------------------------------------------------------------------------
     async def row(self) -> PipelineRow:
         row = self._read(lambda: read_pipeline(self._database, self.pipeline))
         if row is None or row.incarnation != self.log.epoch:
@@ -101,7 +101,7 @@ class SqlLedger:
         rows = self._read(lambda: self._rows(found))
         return _isolation_row(rows[0]) if rows else None
 
-    # --- what is changed ----------------------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------------
     async def allot(self) -> int:
 
         def change(connection: Connection) -> int:
@@ -167,8 +167,8 @@ class SqlLedger:
         self._changes("a query's epochs", naming.values(query=query))
 
     def claim(self, source: str, process: str) -> tuple[str, int]:
-        """The query that reads this source now, and the source's place in it; from now on `process` plans it.
-        PipelineTaken: the pipeline is not bound to a query that reads it, or another process plans it."""
+        """Claims a source for `process`, which plans it from now on. Returns the query that reads it, and its place
+        there. PipelineTaken: the pipeline is not bound to a query that reads it, or another process plans it."""
 
         def change(connection: Connection) -> tuple[str, int]:
             row = connection.execute(select(QUERY).where(QUERY.c.pipeline == self.pipeline)).one_or_none()
@@ -231,7 +231,7 @@ class SqlLedger:
         return self._change("what is finished", change)
 
     def purge(self, older_than_s: float = KEEP_S) -> int:
-        """Removes gtrids that nobody asks for any more; how many."""
+        """Removes the gtrids that nobody needs any more, and returns how many these were."""
         needed = select(EPOCH.c.gtrid).where(
             EPOCH.c.pipeline == self.pipeline, EPOCH.c.logged.is_(False), EPOCH.c.source != ""
         )
@@ -273,7 +273,7 @@ class SqlLedger:
 
 @contextmanager
 def changing(database: Database, pipeline: str, incarnation: int) -> Iterator[Connection]:
-    """A transaction in which the pipeline's log is, and stays, under this incarnation. TakenOver: it is not."""
+    """A transaction during which the pipeline stays under this incarnation. TakenOver: it is under another one."""
     with database.writing(), database.engine.connect() as connection:
         connection.execute(text("BEGIN IMMEDIATE" if database.is_sqlite else "BEGIN"))
         try:
@@ -286,7 +286,7 @@ def changing(database: Database, pipeline: str, incarnation: int) -> Iterator[Co
 
 
 def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
-    """Keeps the pipeline from being taken until the transaction is over. TakenOver: it was."""
+    """Locks the pipeline, so that nobody takes it until the transaction is over. TakenOver: somebody has."""
     held = select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == pipeline).with_for_update(read=True)
     row = connection.execute(held).one_or_none()
     if row is None or row.epoch != incarnation:
@@ -297,7 +297,7 @@ def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
 
 
 def read_ownership(database: Database, pipeline: str, query: str) -> PipelineOwnership:
-    """What is known of a pipeline when this query asks for it."""
+    """Who owns a pipeline, as this query has to know when it asks for it."""
     asked = select(QUERY.c.query, QUERY.c.run, QUERY.c.incarnation).where(QUERY.c.pipeline == pipeline)
     states = (GtridState.COMMITTED.value, GtridState.DONE.value)
     batches = (
@@ -338,7 +338,7 @@ def _isolation_row(row: Any) -> Isolation:
 
 
 def read_pipeline(database: Database, pipeline: str) -> PipelineRow | None:
-    """The row of a pipeline, if there is one."""
+    """The row of a pipeline; None where there is none."""
     with database.engine.connect() as connection:
         row = connection.execute(select(PIPELINE).where(PIPELINE.c.pipeline == pipeline)).one_or_none()
     return None if row is None else PipelineRow(*row)

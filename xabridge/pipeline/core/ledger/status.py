@@ -1,4 +1,4 @@
-"""What a pipeline is doing, for people: nothing is changed, and nobody who is at work is disturbed."""
+"""The status of a pipeline, for people. Reading it changes nothing and disturbs nobody."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EpochStatus:
-    """A global transaction of the pipeline, as the log has it: the present one of its epoch, or one that was given up.
+    """A global transaction of the pipeline, as the log has it: the present one of its epoch, or an earlier one that was
+    given up.
 
     `state`: active, committed, aborted or done. `logged`: Spark is known to have logged the epoch.
     """

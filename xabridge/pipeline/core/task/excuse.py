@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from rm_amqp import AmqpResource
 from xa import TMSUCCESS, XaError
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
     from xabridge.pipeline.core.resources import Resources
 
-T = TypeVar("T")
-
 logger: Final = logging.getLogger("xabridge.pipeline")
 
 
 def excuse(urls: Iterable[tuple[str, str]], gtrid: bytes, resources: Resources) -> None:
-    """The attempt failed, and its messages are not to blame: says so to the driver, by a branch at a broker."""
+    """Prepares a branch at one of the brokers, which says to the driver that the attempt failed and that its messages
+    are not to blame."""
     xid = excuse_xid(gtrid, os.urandom(8))
     for name, url in urls:
         try:

@@ -1,6 +1,8 @@
-"""Decoding: AMQP messages into columns, by the hundred thousand: what is frequent is read without detour over values.
+"""The decoder of a source: AMQP messages into columns.
 
-A message that nobody can read, or that a function of the user's names bad, is left out, and its place is noted.
+It reads hundreds of thousands of messages at a time, so frequent sections are read directly from the octets, without
+making AMQP values of them. A message that can't be read, or that the user's function `bad_records` names bad, is left
+out, and its place is noted.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _KEPT: Final = tuple((place, name) for place, name in enumerate(_FIELDS) if name
 
 
 class _Columns:
-    """Columns that are made when the first message has something for them."""
+    """The columns of a chunk. A column is made when the first message has a value for it."""
 
     def __init__(self) -> None:
         self.body: list[bytes | str | None] = []
@@ -88,8 +90,8 @@ class _Columns:
 
 @dataclass(slots=True)
 class Sorting:
-    """Which messages are left out: those at the first `aside` places; those that can't be read (with `text`, those
-    whose body is no UTF-8 either); and those of which `is_bad` says why. `bad`: place → why, of the latter two."""
+    """Which messages are left out: those at the first `aside` places; those that can't be read (with `text`, also those
+    whose body is not UTF-8); and those that `is_bad` gives a reason for. `bad`: place → reason, of the latter two."""
 
     aside: int = 0
     text: bool = False
@@ -117,7 +119,7 @@ def decode_messages(
 
 
 def _named_bad(messages: Messages, places: Sequence[int], sorting: Sorting) -> frozenset[int]:
-    """The messages of which the function says why they are bad."""
+    """The places of the messages for which the function gives a reason."""
     names = [one.name for one in fields(messages) if getattr(messages, one.name) is not None]
     columns = zip(*(getattr(messages, name) for name in names), strict=True)
     bad = set()

@@ -1,4 +1,4 @@
-"""Encoding: columns into AMQP messages, by the hundred thousand. All of them are durable."""
+"""The encoder of a sink: columns into AMQP messages. All messages are durable."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self
 
 import psycopg
 
@@ -20,8 +20,8 @@ from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call
 from xabridge.pipeline.core.secrets import expanded
 from xabridge.pipeline.core.task.excuse import excuse
 from xabridge.pipeline.core.task.message_encoder import encode_messages
-from xabridge.pipeline.core.task.staging_table import StagingTable, is_loss, is_of_rows
-from xabridge.pipeline.core.task.table_writer import Table, csv_rows
+from xabridge.pipeline.core.task.staging_table import StagingTable, is_connection_loss, is_row_error
+from xabridge.pipeline.core.task.table_writer import TableWriter, csv_rows
 from xabridge.pipeline.core.values import SinkReport
 from xabridge.pipeline.core.xids import sink_prefix, sink_xid
 
@@ -34,15 +34,13 @@ if TYPE_CHECKING:
     from xabridge.pipeline.core.resources import Resources
     from xabridge.pipeline.core.values import AddressTarget, Attempt, SinkPlan, TableTarget
 
-T = TypeVar("T")
-
 logger: Final = logging.getLogger("xabridge.pipeline")
 
 
 class SinkTask:
-    """What one attempt of one task writes: a branch for each resource manager, begun when it is first needed.
+    """Writes for one attempt of one task, under one branch for each resource manager, started when it is first needed.
 
-    As context manager it rolls back what was not prepared.
+    As a context manager it rolls back what was not prepared.
     """
 
     def __init__(
@@ -58,15 +56,16 @@ class SinkTask:
         self._resources = resources
         self._random = entropy(8)
         self._used: dict[str, Resource] = {}
-        self._tables: dict[TableTarget, Table] = {}
+        self._tables: dict[TableTarget, TableWriter] = {}
         self._staged: dict[str, StagingTable] = {}
         self._ended = False
         self._rows = 0
         self._messages = 0
 
     def write_csv(self, target: TableTarget, columns: Sequence[str], octets: bytes, rows: int) -> None:
-        """Writes rows in PostgreSQL's CSV form (`COPY … FORMAT csv`: what is empty and not quoted is null): the fast
-        way, `pyarrow.csv` writes it. With a key the driver upserts them, after those of earlier partitions."""
+        """Writes rows in PostgreSQL's CSV form (`COPY … FORMAT csv`: an empty cell without quotes is null). This is the
+        fast way, because `pyarrow.csv` writes that form. Rows with a key are staged, and the driver upserts them after
+        those of earlier partitions."""
         if self._plan.decided:
             return
         if target.key:
@@ -98,18 +97,20 @@ class SinkTask:
         try:
             write()
         except psycopg.Error as error:
-            raise BatchRefused(f"{target.table}: {error}", of_rows=is_of_rows(error), outage=is_loss(error)) from error
+            raise BatchRefused(
+                f"{target.table}: {error}", of_rows=is_row_error(error), outage=is_connection_loss(error)
+            ) from error
         except XaError as error:
             raise self._refusal(target.resource, error) from error
         self._rows += rows
 
-    def _table(self, target: TableTarget) -> Table:
+    def _table(self, target: TableTarget) -> TableWriter:
         table = self._tables.get(target)
         if table is None:
             resource = self._branch(target.resource)
             rm = database(resource)
             connection = rm.session(resource.rmid).psycopg
-            table = self._tables[target] = Table(connection, target, lambda: self._roll_back_orphans(resource))
+            table = self._tables[target] = TableWriter(connection, target, lambda: self._roll_back_orphans(resource))
         return table
 
     def send(self, target: AddressTarget, messages: Messages) -> None:
@@ -124,14 +125,14 @@ class SinkTask:
         self._messages += len(messages)
 
     def prepare(self) -> SinkReport:
-        """Prepares every branch; durable when it returns. BatchRefused: the batch was given up meanwhile, or what was
-        written can't be."""
+        """Prepares every branch, durably. BatchRefused: the batch was given up in the meantime, or what was written
+        can't be prepared."""
         began = time.perf_counter()
         branches = tuple(Branch(name, self._xid) for name in self._used)
         try:
             staged = tuple(one for rows in self._staged.values() for one in rows.commit())
         except psycopg.Error as error:
-            raise BatchRefused(f"rows by key can't be staged: {error}", outage=is_loss(error)) from error
+            raise BatchRefused(f"rows by key can't be staged: {error}", outage=is_connection_loss(error)) from error
         self._ended = True
         answers = ask_branches(self._used, Verb.END, branches, TMSUCCESS)
         if not any(isinstance(answer, XaError) for answer in answers):
@@ -141,7 +142,7 @@ class SinkTask:
             ask_branches(self._used, Verb.ROLLBACK, branches)
             told = "; ".join(error.message for error in wrong)
             of_rows = any(error.code is Code.XA_RBINTEGRITY for error in wrong)
-            outage = any(map(is_loss, wrong))
+            outage = any(map(is_connection_loss, wrong))
             raise BatchRefused(f"the attempt could not be prepared: {told}", of_rows=of_rows, outage=outage)
         kept = tuple(
             branch for branch, answer in zip(branches, answers, strict=True) if code_of(answer) is not Code.XA_RDONLY
@@ -194,11 +195,12 @@ class SinkTask:
         if name in self._used:
             self._used[name].failed(error)
         too_long = error.code is Code.XAER_INVAL
-        return BatchRefused(f"{name}: {error}", of_rows=too_long, outage=is_loss(error))
+        return BatchRefused(f"{name}: {error}", of_rows=too_long, outage=is_connection_loss(error))
 
     def _roll_back_orphans(self, resource: Resource) -> int:
-        """What earlier attempts at this task have prepared and Spark did not take; or, at a copy that runs beside this
-        one, what it did: the driver then finds it missing, and the batch is run again."""
+        """Rolls back what earlier attempts at this task have prepared and Spark did not accept, and returns how many
+        branches these were. A copy of the task that runs at the same time may be hit as well: then the driver finds its
+        branch missing, and the batch is run again."""
         mine = sink_prefix(self._attempt.partition)
         gtrid = self._plan.gtrid
         orphans = [

@@ -43,8 +43,8 @@ def read(
     resources: Resources = PROCESS,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Messages]:
-    """The messages of the partition, at most `chunk` at a time: the same ones in the same order in every attempt.
-    They are prepared, durably, before the first one is yielded. BatchRefused: the epoch was given up meanwhile."""
+    """The messages of the partition, at most `chunk` at a time: the same ones in the same order in every attempt. They
+    are prepared, durably, before the first one is yielded. BatchRefused: the epoch was given up in the meantime."""
     try:
         resource = resources.get(partition.resource, partition.url)
         taker = BlockingPartition(resource, partition, sleep, chunk)
@@ -62,7 +62,8 @@ def _with_queues(taken: TakenMessages) -> Iterator[tuple[str | None, bytes]]:
 
 
 def _read_again(resource: Resource, partition: SourcePartition, chunk: int) -> Iterator[Messages]:
-    """What the prepared branch tells. Of an attempt that came no further than its end, it tells the bad ones too."""
+    """Reads the prepared branch again. A branch of an attempt that came only as far as its end holds the bad messages
+    too, and is refused."""
     sorting = _sorting(partition)
     sorting.aside = 0
     for messages in decode_messages(_held_messages(resource, partition), chunk, sorting):
@@ -78,7 +79,7 @@ def _sorting(partition: SourcePartition) -> Sorting:
 
 
 def _held_messages(resource: Resource, partition: SourcePartition) -> Iterator[tuple[str | None, bytes]]:
-    """What the prepared branch holds."""
+    """The messages that the prepared branch holds."""
     try:
         for page in broker(resource).retired(partition.xid, resource.rmid):
             for octets in page:
@@ -89,7 +90,7 @@ def _held_messages(resource: Resource, partition: SourcePartition) -> Iterator[t
 
 
 class BlockingPartition:
-    """The `PartitionPort` of one attempt, by calls that block. `rows`: what was taken, and is yielded."""
+    """A `PartitionPort` that blocks, for one attempt. `rows` are the messages that it has taken and yields."""
 
     def __init__(
         self, resource: Resource, partition: SourcePartition, sleep: Callable[[float], None], chunk: int = CHUNK

@@ -1,16 +1,18 @@
-"""Rows by key: staged by the tasks, and upserted by the driver, as if they were written one after the other.
+"""The staging table: rows by key are staged by the tasks and upserted by the driver, as if they were written one after
+the other.
 
-Two tasks that upsert under branches of their own can't have the same key: the second one would wait for the row lock of
-the first, which is prepared and keeps it until the decision. So no task upserts:
+Tasks can't upsert the same key under branches of their own: the second task would wait for the row lock of the first,
+whose branch is prepared and keeps the lock until the decision. So no task upserts:
 
- 1. Each attempt copies its rows into a table beside the target's, in a transaction of its own, which it commits.
- 2. When every task has reported, the driver upserts the rows of the reported attempts under one branch for each
-    database, in the order of the tasks and of the rows in each, and prepares it. Then it decides.
- 3. That branch also deletes what its pipeline has staged, for this global transaction and for earlier ones, of
-    attempts that nobody took.
+ 1. Each attempt copies its rows into the staging table, in the database of the target. It does so in a transaction of
+    its own, which it commits.
+ 2. When every task has reported, the driver upserts the rows of the reported attempts, in the order of the tasks and of
+    the rows of each. It does so under one branch for each database, which it prepares. Then it decides.
+ 3. That branch also deletes what its pipeline has staged for this global transaction and for earlier ones, including
+    the rows of attempts that Spark did not accept.
 
-    xabridge_staged           unlogged: what a crash of the server takes away is missed by the driver, and refuses the
-                              batch
+    xabridge_staged           unlogged: where a crash of the server empties it, the driver finds rows missing and
+                              refuses the batch
         gtrid, attempt        whose rows they are; `attempt` is random
         place, number         the order: which task's, and which of its rows
         cells                 the values as text, in the order of the columns that the attempt reports
@@ -46,7 +48,7 @@ DDL: Final = (
     f"CREATE INDEX IF NOT EXISTS {NAME}_gtrid ON {NAME} (gtrid, attempt)"
 )
 _LOCK: Final = 0x78616272
-"""The advisory lock under which the table is made: several who make it at once would be in each other's way."""
+"""The advisory lock under which the table is made, so that several processes that make it at once don't fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def make_table(url: str) -> None:
 
 
 class StagingTable:
-    """What one attempt stages in one database. As context manager it drops what was not committed."""
+    """The rows that one attempt stages in one database."""
 
     def __init__(self, url: str, gtrid: bytes, place: int, attempt: str) -> None:
         self._url = url
@@ -104,7 +106,7 @@ class StagingTable:
         return self._connection
 
     def commit(self) -> tuple[StagedRows, ...]:
-        """Makes the rows durable; what was staged. psycopg.Error."""
+        """Makes the rows durable, and returns what was staged. psycopg.Error."""
         if self._connection is not None:
             self._connection.commit()
         self.close()
@@ -114,7 +116,7 @@ class StagingTable:
         )
 
     def close(self) -> None:
-        """Lets go of the database; what is not committed is gone."""
+        """Closes the connection. What is not committed is gone."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(psycopg.Error):
@@ -122,14 +124,14 @@ class StagingTable:
 
 
 # --- the driver's side ------------------------------------------------------------------------------------------------
-def is_of_rows(error: psycopg.Error) -> bool:
-    """Whether a row can't be written, now and ever: it is no value of its column, or a constraint refuses it."""
+def is_row_error(error: psycopg.Error) -> bool:
+    """Whether a row can never be written: a value does not fit its column, or a constraint refuses it."""
     state = error.sqlstate or ""
     return state[:2] in {"22", "23", "44"} or state == "P0001"
 
 
-def is_loss(error: Exception) -> bool:
-    """Whether the database could not be reached, or went away meanwhile."""
+def is_connection_loss(error: Exception) -> bool:
+    """Whether the database could not be reached, or the connection was lost."""
     if isinstance(error, XaError):
         return error.code in OUTAGE_CODES
     if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
@@ -139,7 +141,7 @@ def is_loss(error: Exception) -> bool:
 
 
 class RowsGone(Exception):
-    """Rows that were reported are not staged any more: the server was started again, or the batch was given up."""
+    """Rows that were reported are not staged any more: the server has crashed, or the batch was given up."""
 
 
 def upsert(connection: Any, gtrid: bytes, staged: Sequence[StagedRows], pipeline: bytes) -> None:
@@ -150,7 +152,7 @@ def upsert(connection: Any, gtrid: bytes, staged: Sequence[StagedRows], pipeline
     for (target, columns), group in groupby(ordered, key=lambda one: (one.target, one.columns)):
         some = list(group)
         _Upsert(cursor, gtrid, target, columns, some).run()
-    # Rows that another branch deletes, one that is decided and not committed yet, are that one's.
+    # Rows that another branch is about to delete are skipped: it is decided, and not committed yet.
     cursor.execute(
         f"DELETE FROM {NAME} WHERE ctid = ANY (ARRAY (SELECT ctid FROM {NAME} "  # noqa: S608 — a constant
         "WHERE gtrid >= %s AND gtrid < %s FOR UPDATE SKIP LOCKED))",
@@ -173,7 +175,7 @@ class _Upsert:
         self._where = sql.SQL("gtrid = {} AND attempt = ANY ({})").format(gtrid, attempts)
 
     def run(self) -> None:
-        """One statement for all rows; where a key comes twice, which PostgreSQL refuses of one, row by row."""
+        """Upserts all rows by one statement. PostgreSQL refuses that where a key occurs twice; then row by row."""
         self._check()
         self._cursor.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(round(self._target.lock_timeout_s * 1000)))
         types = self._types()
@@ -199,7 +201,7 @@ class _Upsert:
         self._cursor.execute("RELEASE SAVEPOINT xabridge")
 
     def _check(self) -> None:
-        """As the table is unlogged, nobody else would notice."""
+        """RowsGone: rows are missing. The table is unlogged, so nothing else would notice that."""
         self._cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(sql.Identifier(NAME), self._where))
         (found,) = self._cursor.fetchone()
         if found != self._rows:
@@ -224,7 +226,7 @@ class _Upsert:
         return sql.SQL(", ").join(map(sql.Identifier, self._columns))
 
     def _order(self, types: Sequence[str]) -> sql.Composed:
-        """Rows of a key in their order; keys in that of the index, so that two who write them don't deadlock."""
+        """Rows of one key in their own order; keys in the order of the index, so that two writers don't deadlock."""
         keys = [self._columns.index(name) for name in self._target.key]
         cells = (sql.SQL("cells[{}]::{}").format(place + 1, sql.SQL(types[place])) for place in keys)
         return sql.SQL(", ").join([*cells, sql.SQL("place"), sql.SQL("number")])
@@ -244,8 +246,8 @@ class _Upsert:
         return sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(pairs))
 
     def _types(self) -> list[str]:
-        """The types of the columns, without their lengths: assigned to the column, not cast to it, a text that is too
-        long is refused."""
+        """The types of the columns, without their lengths. A text that is too long is refused then, because it is
+        assigned to the column; a cast to the full type would cut it off."""
         self._cursor.execute(
             "SELECT attname, format_type(atttypid, -1) FROM pg_attribute "
             "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",

@@ -1,9 +1,9 @@
-"""Tabling: rows into a table of PostgreSQL, under a branch, by COPY. (Rows by key:
+"""TableWriter: writes rows into a table of PostgreSQL, under a branch, by COPY. (For rows by key see
 `xabridge.pipeline.core.task.staging_table`.)
 
-An attempt that is gone may have left rows behind, prepared, that this one's would wait for. Each write stands behind a
-savepoint and waits for locks a bounded time; then what earlier attempts at the same task have prepared is rolled back,
-and the write is made again.
+An attempt that died may have prepared rows whose locks this attempt would wait for. So each write has a savepoint and
+waits for locks a bounded time. After that, the branches that earlier attempts at the same task have prepared are rolled
+back, and the write is repeated.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ _CELL: Final = re.compile(r'(?:"((?:[^"]|"")*)"|([^",\r\n]*))(,|\r?\n|\Z)')
 
 
 class Connection(Protocol):
-    """What is needed of psycopg's connection."""
+    """What a TableWriter needs of psycopg's connection."""
 
     def cursor(self) -> Any:
         """A cursor."""
         ...
 
 
-class Table:
-    """One table under one branch. `orphans` rolls back what earlier attempts have prepared, and tells how many."""
+class TableWriter:
+    """Writes one table under one branch. `orphans` rolls back the branches that earlier attempts have prepared, and
+    returns how many these were."""
 
     def __init__(self, connection: Connection, target: TableTarget, orphans: Callable[[], int]) -> None:
         self._connection = connection
