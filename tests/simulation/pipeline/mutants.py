@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.pipeline.world import Cores
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 from xabridge.pipeline.core.ledger.rows import PlannedEpochs
 from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read

@@ -25,7 +25,7 @@ from tests.simulation.pipeline.book import UNCHECKED, Book
 from tests.simulation.pipeline.places import NOT_JUDGED, Place
 from tests.simulation.pipeline.ports import DriverCall, SimulatedPort, TaskCall, driver_ports
 from tm.log import Branch, DecisionRefused, LogError, LogStopped
-from tm.log.sql_gtrids import TakenOver
+from tm.log.sql.gtrids import TakenOver
 from tm.verdicts import Verb
 from xa import Code, XaError, Xid, log_prefix, xa_error
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError

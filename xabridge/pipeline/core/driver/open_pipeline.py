@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from rm_amqp import AmqpResource
 from tm.effects import End, Force, Note
 from tm.log import DecisionRefused, LogError
-from tm.log.sql_gtrids import TakenOver
+from tm.log.sql.gtrids import TakenOver
 from tm.performer import Performer
 from tm.verdicts import Verb
 from xa import XaError, log_prefix
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tm.effects import Answer
     from tm.log import Branch, Decision, Heuristic
     from tm.log.sql import SqlLog
-    from tm.log.sql_gtrids import Entry
-    from tm.log.sql_states import GtridState
+    from tm.log.sql.gtrids import Entry
+    from tm.log.sql.states import GtridState
     from tm.resources import Resource
     from xa import Xid
     from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger

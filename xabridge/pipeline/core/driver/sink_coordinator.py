@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from rm_db import PostgresResource
-from tm.log.sql_gtrids import TakenOver
+from tm.log.sql.gtrids import TakenOver
 from xa import XaError
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
 from xabridge.pipeline.core.errors import PipelineError, PipelineTaken

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import delete, func, select, text, update
 
-from tm.log.sql_gtrids import TakenOver
-from tm.log.sql_schema import GTRIDS, NODE, Database
-from tm.log.sql_states import GtridState
-from tm.log.sql_trouble import persistently, told
+from tm.log.sql import retry
+from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.states import GtridState
+from tm.log.sql.tables import GTRIDS, NODE
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.refusals import not_bound, read_by_another, taken
 from xabridge.pipeline.core.ledger.rows import (
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Executable
 
     from tm.log.sql import SqlLog
+    from tm.log.sql.database import Database
 
 T = TypeVar("T")
 
@@ -265,10 +266,10 @@ class SqlLedger:
             with changing(self._database, self.pipeline, self.log.epoch) as connection:
                 return change(connection)
 
-        return persistently(attempt, f"{what} in {self._database}", self._sleep)
+        return retry.change(attempt, f"{what} in {self._database}", self._sleep)
 
     def _read(self, action: Callable[[], T]) -> T:
-        return told(action, f"reading {self._database}", self._sleep)
+        return retry.read(action, f"reading {self._database}", self._sleep)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tm.log import Branch, Decision, LogError
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from tm.verdicts import Verb
 from xa import XaError
 from xabridge.pipeline.core.errors import BatchRefused, EpochGone, PipelineError
@@ -42,7 +42,7 @@ from xabridge.pipeline.core.xids import is_excuse, is_source, source_epoch
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from tm.log.sql_gtrids import Entry
+    from tm.log.sql.gtrids import Entry
     from xa import Xid
     from xabridge.pipeline.core.ledger.rows import PipelineRow, PlannedEpochs
     from xabridge.pipeline.core.protocol.ports import Ports

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tm.log import Branch, Decision, LogStopped
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from xa import XaError
 from xa.machine import Result, advance
 from xabridge.pipeline.core.epoch_states import EPOCH, EpochState, EpochVerb
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from tm.log import LogError
-    from tm.log.sql_gtrids import Entry
+    from tm.log.sql.gtrids import Entry
     from xa import Xid
     from xabridge.pipeline.core.ledger.rows import EpochRow, PipelineRow, PlannedEpochs
     from xabridge.pipeline.core.protocol.ports import Ports

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from tm.effects import Answer
     from tm.log import Branch, Decision, Heuristic, LogError
-    from tm.log.sql_gtrids import Entry
-    from tm.log.sql_states import GtridState
+    from tm.log.sql.gtrids import Entry
+    from tm.log.sql.states import GtridState
     from tm.verdicts import Verb
     from xa import XaError, Xid
     from xabridge.pipeline.core.errors import BatchRefused

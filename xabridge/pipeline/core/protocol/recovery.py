@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from tm.effects import code_of
 from tm.log import Branch, Heuristic
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import XaError
 from xabridge.pipeline.core.xids import is_source, word
