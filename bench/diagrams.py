@@ -35,7 +35,7 @@ MACHINES: Final = (
     ("dtx.broker.transactions.state_tables", "LOCAL", "AMQP 1.0, transactions: a local transaction"),
     ("tm.log.sql.states", "GTRID", "design: a transaction in the decision log that is a table"),
     ("tm.log.incarnations", "INCARNATION", "design: what a decision log knows of each opening"),
-    ("xabridge.pipeline.core.states", "EPOCH", "design: what one micro-batch of a pipeline reads"),
+    ("xabridge.pipeline.core.epoch_states", "EPOCH", "design: what one micro-batch of a pipeline reads"),
 )
 """Module, name of the machine in it, and whose table it is."""
 
