@@ -91,7 +91,7 @@ def _diagram(machine: Machine[Any, Any]) -> list[str]:
     lines += [f'    state "{_plain(state.value)}" as {state.name}' for state in machine.states]
     lines.append(f"    [*] --> {machine.initial.name}")
     for (state, target), verbs in arrows.items():
-        label = r"\n".join(f"{verb} → {', '.join(results)}" if results else verb for verb, results in verbs.items())
+        label = "<br/>".join(f"{verb} → {', '.join(results)}" if results else verb for verb, results in verbs.items())
         lines.append(f"    {state.name} --> {target.name}: {_plain(label)}")
     return lines
 
