@@ -28,8 +28,8 @@ class Block:
 
 def pages() -> list[Path]:
     """Every page that people read."""
-    top = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "tests" / "README.md"]
-    return [*top, *sorted((ROOT / "docs").rglob("*.md"))]
+    top = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md")
+    return [*(ROOT / name for name in top), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:
