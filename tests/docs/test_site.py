@@ -31,6 +31,8 @@ def test_the_site_is_whole() -> None:
         entry["location"].split("#")[0] for entry in json.loads((site.SITE / "search.json").read_text())["items"]
     }
     assert {"start.html", "recover.html", "glossary.html", "reference/tm.html"} <= searched
+    unparsed = [page.name for page in site.SITE.rglob("*.html") if "```" in page.read_text(encoding="utf-8")]
+    assert unparsed == []
     assert "begin" in (site.SITE / "reference" / "tm.html").read_text(encoding="utf-8")
 
 
