@@ -44,10 +44,11 @@ _INTRODUCTION: Final = """\
 `make docs` writes this page from the tables in the code, and a test fails if the two differ. Change the table, not this
 page.
 
-A diagram shows what leads from one state to another. The table under it has every entry, also those that don't change the
-state, and the source of each entry. "6-2" is a table of the X/Open XA specification (C193, chapter 6), "text" is the
-description of a routine in its chapter 5, "7-1" is the table of the X/Open TX specification (C504), and "design" is our own
-design. What has no entry is refused with the code in the second table, and leaves the state as it was.
+A diagram shows what leads from one state to another. The table under it has every entry, also those that don't
+change the state, and the source of each entry. "6-2" is a table of the X/Open XA specification (C193, chapter 6),
+"text" is the description of a routine in its chapter 5, "7-1" is the table of the X/Open TX specification (C504), and
+"design" is our own design. What has no entry is refused with the code in the second table, and leaves the state as it
+was.
 """
 
 
