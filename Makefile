@@ -46,11 +46,12 @@ check: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow"
 
 bench: setup
-	$(BIN)/xabridge bench all --out .bench
+	$(BIN)/python -m bench all --out .bench
 	$(BIN)/python -m bench.report .bench docs
 
 docs: setup
 	$(BIN)/python -m bench.diagrams docs/state-machines.md
+	$(BIN)/python -m bench.packages --into docs/architecture.md
 
 site: setup
 	$(BIN)/python -m bench.site

@@ -21,10 +21,10 @@ VIOLATIONS = {
     "contract": ("xa.planted", "tm"),
     "layers": ("rm_db.planted", "tm"),
     "no-amqp": ("tm.planted", "dtx.protocol"),
-    "no-broker": ("rm_amqp.planted", "dtx.resource"),
+    "no-broker": ("rm_amqp.planted", "dtx.broker"),
     "dtx": ("dtx.protocol.planted", "dtx.store"),
     "pyspark": ("tm.planted", "pyspark"),
-    "core": ("pipeline.core.planted", "pyarrow"),
+    "core": ("xabridge.pipeline.core.planted", "pyarrow"),
     "proton": ("dtx.store.planted", "proton"),
 }
 

@@ -22,9 +22,9 @@ from typing import Any
 from bench.crash.disk import SLOW_S, Health
 from bench.crash.points import Gate, tell
 from bench.crash.worker import NEVER
-from dtx.resource.broker import Broker, SystemClock
-from dtx.resource.config import Address, BrokerConfig
-from dtx.resource.settings import QueueSettings, Settings
+from dtx.broker.broker import Broker, SystemClock
+from dtx.broker.config import Address, BrokerConfig
+from dtx.broker.settings import QueueSettings, Settings
 from dtx.store.contract import Step
 
 

@@ -15,11 +15,11 @@ from proton.utils import BlockingConnection
 
 from bench.client import Nobody
 from dtx.protocol.replies import ACCEPTED, RELEASED
-from pipeline.core import Messages
-from pipeline.core.decoding import decoded
-from pipeline.core.encoding import encoded
 from rm_amqp import AmqpResource
 from xa import TMREGISTER, TMUSEASYNC
+from xabridge.pipeline.core import Messages
+from xabridge.pipeline.core.decoding import decoded
+from xabridge.pipeline.core.encoding import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

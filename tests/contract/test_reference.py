@@ -10,7 +10,7 @@ from tests.contract.harness import Capabilities
 from tests.contract.resource_manager import *  # noqa: F403 — the suite
 from xa import TMNOMIGRATE, TMREGISTER, TMUSEASYNC, Code
 from xa.machine import IllegalTransition
-from xa.reference import ReferenceResource, ReferenceStore
+from xabridge.testing.reference import ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet

@@ -9,7 +9,7 @@ import pytest
 from tests.contract.deciding import TestDeciding
 from tests.contract.harness import Capabilities
 from xa import TMUSEASYNC, Code
-from xa.reference import DecidingStore, Fate, ReferenceDecider
+from xabridge.testing.reference import DecidingStore, Fate, ReferenceDecider
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet

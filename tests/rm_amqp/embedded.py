@@ -8,8 +8,8 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dtx.resource.broker import Broker
-from dtx.resource.config import Address, BrokerConfig
+from dtx.broker.broker import Broker
+from dtx.broker.config import Address, BrokerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

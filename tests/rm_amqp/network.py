@@ -16,11 +16,11 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from dtx.broker.connection import BrokerConnection
+from dtx.broker.node import Node
+from dtx.broker.permissions import EVERYTHING, Permissions
+from dtx.broker.settings import Settings
 from dtx.protocol.sasl import SaslServer, ServerPolicy
-from dtx.resource.connection import BrokerConnection
-from dtx.resource.node import Node
-from dtx.resource.permissions import EVERYTHING, Permissions
-from dtx.resource.settings import Settings
 from dtx.store.memory import Disk, MemoryStore
 from rm_amqp import AmqpResource, DecidingBroker
 from rm_amqp.connecting import connect

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from dtx.resource.settings import Limits, Settings
+from dtx.broker.settings import Limits, Settings
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import FORMAT_ID, TMFAIL, TMONEPHASE, TMSUCCESS, Xid

@@ -28,7 +28,7 @@ from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBac
 from tm.lease import LEASE_S
 from tm.resources import ResourceConfig
 from xa import TMONEPHASE, TMSUCCESS, Owner, XaError
-from xa.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

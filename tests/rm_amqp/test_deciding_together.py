@@ -18,7 +18,7 @@ from tests.tm.wrapped import DECIDER_VERBS, hooked
 from tm import HeuristicOutcomeError, OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
 from xa import TMONEPHASE, TMSUCCESS, XaError
-from xa.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dtx.resource.settings import Settings
+from dtx.broker.settings import Settings
 from rm_amqp import AmqpResource, Message, NoMessage
 from rm_amqp.connecting import connect as connect_line
 from tests.contract.client import ScriptedRegistrar

@@ -28,7 +28,7 @@ from tests.tm.wrapped import VERBS, Wrapped
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
 from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, TMUSEASYNC, XaError
-from xa.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

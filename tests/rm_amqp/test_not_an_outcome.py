@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dtx.broker.credentials import set_password
+from dtx.broker.permissions import Permissions
 from dtx.protocol.commands import Commit, Rollback
 from dtx.protocol.conditions import Condition, Refusal
-from dtx.resource.credentials import set_password
-from dtx.resource.permissions import Permissions
 from rm_amqp import Message
 from rm_amqp.connected import refusal_error
 from rm_amqp.token_log import TokenLog

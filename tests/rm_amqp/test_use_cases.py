@@ -32,7 +32,7 @@ from xa import (
     TryAgain,
     entered,
 )
-from xa.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,7 +21,7 @@ from tm.log import Branch, Decision
 from tm.reaper import Reaper
 from tm.tx import TxInterface
 from xa import FORMAT_ID, Code, Gtrid, Xid
-from xa.reference import (
+from xabridge.testing.reference import (
     DecidingStore,
     Fate,
     ReferenceDeciderFactory,

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import SASL, Event
 
+from dtx.broker.credentials import Credentials
 from dtx.protocol.decoding import decode_from
 from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
@@ -19,7 +20,6 @@ from dtx.protocol.sasl import CLIENT_LEGAL, SERVER_LEGAL, ClientPolicy, SaslClie
 from dtx.protocol.sasl_layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, Frame, SaslError, State
 from dtx.protocol.scram import Verifier
 from dtx.protocol.values import Array, Described, Symbol, Ubyte, Ulong
-from dtx.resource.credentials import Credentials
 from tests.dtx.protocol.engines import Engine, answer
 
 if TYPE_CHECKING:
