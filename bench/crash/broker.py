@@ -65,7 +65,7 @@ class CrashBroker:
         await broker.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, broker.stop)
         threading.Thread(target=self._listen, daemon=True).start()
-        tell("ready", in_doubt=broker.node.registry.in_doubt_count)
+        tell("ready", in_doubt=broker.container.registry.in_doubt_count)
         await broker.run()
 
     def _listen(self) -> None:

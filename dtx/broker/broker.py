@@ -1,6 +1,6 @@
-"""Broker: the asyncio shell around a node. Sockets, TLS, SASL, time, and the store's completions.
+"""Broker: the asyncio shell around a container. Sockets, TLS, SASL, time, and the store's completions.
 
-All of the node runs on the event loop; the store forces in its own thread, and tells what is durable through
+All of the container runs on the event loop; the store forces in its own thread, and tells what is durable through
 `call_soon_threadsafe`, so the loop goes on serving while something is forced. What connections have to say is
 written when what came in has been carried out, be it from a peer or from the store.
 """
@@ -16,12 +16,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from dtx.broker.admission import Admission
-from dtx.broker.connection import BrokerConnection
-from dtx.broker.credentials import Credentials
-from dtx.broker.log_lines import StrangersLines
-from dtx.broker.node import Node
-from dtx.broker.permissions import open_to_this_machine, open_to_users
+from dtx.broker.access.connection_limits import ConnectionLimits
+from dtx.broker.access.credentials import Credentials
+from dtx.broker.access.permissions import open_to_this_machine, open_to_users
+from dtx.broker.access.rate_limited_log import RateLimitedLog
+from dtx.broker.container import Container
+from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.sasl import SaslServer, ServerPolicy
 from dtx.store.sql import SqlStore
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.broker.config import Address, BrokerConfig
-    from dtx.broker.resource import Clock
+    from dtx.broker.transactional_resource import Clock
     from dtx.store.contract import Step, StoreError
 
 LOG: Final = logging.getLogger("xabridge.broker")
@@ -45,11 +45,9 @@ class SystemClock:
     """The machine's time."""
 
     def monotonic(self) -> float:
-        """As Clock says."""
         return time.monotonic()
 
     def wall_ms(self) -> int:
-        """As Clock says."""
         return time.time_ns() // 1_000_000
 
 
@@ -77,14 +75,16 @@ class Broker:
         self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
         self._loop = asyncio.get_running_loop()
         self._store = SqlStore(config.store, self._deliver, hook, self._at_end_of_turn)
-        self.node = Node(self._store, clock, config.settings, permissions, self._store_stopped)
+        self.container = Container(self._store, clock, config.settings, permissions, self._store_stopped)
         self.peers: dict[BrokerConnection, PeerProtocol] = {}
         self.open_peers: set[PeerProtocol] = set()
         self._paused: set[PeerProtocol] = set()
         self._flushing = False
         settings = config.settings
-        self.admission = Admission(self.node.limits, permissions, clock.monotonic, settings.wrong_password_s)
-        self.lines = StrangersLines(clock.monotonic)
+        self.connection_limits = ConnectionLimits(
+            self.container.limits, permissions, clock.monotonic, settings.wrong_password_s
+        )
+        self.lines = RateLimitedLog(clock.monotonic)
         self._servers: list[asyncio.Server] = []
         self._timer: asyncio.TimerHandle | None = None
         self._stop = asyncio.Event()
@@ -93,7 +93,7 @@ class Broker:
     # -- life
     async def start(self) -> None:
         """Opens the store, restores what it holds, and listens."""
-        self.node.open()
+        self.container.open()
         tls = self._tls() if self.config.listen_tls else None
         for address, context in [(one, None) for one in self.config.listen] + [
             (one, tls) for one in self.config.listen_tls
@@ -178,12 +178,12 @@ class Broker:
     def flush(self) -> None:
         """Writes what connections have to say."""
         self._flushing = False
-        while touched := self.node.take_touched():
+        while touched := self.container.take_touched():
             for connection in touched:
                 peer = self.peers.get(connection)
                 if peer is not None:
                     peer.write()
-        if self._paused and not self.node.overloaded:
+        if self._paused and not self.container.overloaded:
             for peer in self._paused:
                 peer.resume_reading()
             self._paused.clear()
@@ -195,17 +195,17 @@ class Broker:
     def left(self, peer: PeerProtocol) -> None:
         """A peer's socket is closed."""
         self.open_peers.discard(peer)
-        self.admission.leaves(peer)
+        self.connection_limits.leaves(peer)
         if not self.open_peers:
             self._gone.set()
 
     def _tick(self) -> None:
         if self.failure is None:
-            delay = self.node.resource.tick()
+            delay = self.container.resource.tick()
             now_ms = int(time.monotonic() * 1000)
             for connection in tuple(self.peers):
                 if connection.tick(now_ms):
-                    self.node.touch(connection)
+                    self.container.touch(connection)
             self.flush()
             self._timer = self._loop.call_later(max(delay, 0.01), self._tick)
 
@@ -230,18 +230,17 @@ class PeerProtocol(asyncio.Protocol):
 
     # -- asyncio
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As asyncio.Protocol says."""
         broker = self._broker
         transport = cast("asyncio.Transport", transport)
         self._transport = transport
         peername = transport.get_extra_info("peername")
         self.address = _shown(peername)
         self.host = str(peername[0]) if isinstance(peername, tuple) and peername else ""
-        if broker.failure is not None or broker.admission.full:
+        if broker.failure is not None or broker.connection_limits.full:
             broker.lines.warn("%s: refused, every connection is taken", self.address)
             transport.abort()
             return
-        goes = broker.admission.comes(self)
+        goes = broker.connection_limits.comes(self)
         if isinstance(goes, PeerProtocol):
             broker.lines.warn("%s: dropped, too many peers have not said who they are", goes.address)
             goes.abort()
@@ -284,13 +283,12 @@ class PeerProtocol(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """As asyncio.Protocol says."""
         if self._connection is not None:
             self._connection.received(data)
             if not self._is_in and self._connection.opened:
                 self._come_in(self._connection)
             self._broker.flush_soon()
-            if self._broker.node.overloaded and self._reading:
+            if self._broker.container.overloaded and self._reading:
                 self.pause_reading()
                 self._broker.pause(self)
         elif self._sasl is not None:
@@ -304,13 +302,12 @@ class PeerProtocol(asyncio.Protocol):
 
     def _come_in(self, connection: BrokerConnection) -> None:
         self._is_in = True
-        told = self._broker.admission.refusal(self, connection.identity)
+        told = self._broker.connection_limits.refusal(self, connection.identity)
         if told is not None:
             self._broker.lines.warn("%s, %s: refused, %s", self.address, connection.identity, told)
             connection.close(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As asyncio.Protocol says."""
         del exc
         self._broker.left(self)
         if self._handshake is not None:
@@ -321,12 +318,10 @@ class PeerProtocol(asyncio.Protocol):
             self._broker.flush_soon()
 
     def pause_writing(self) -> None:
-        """As asyncio.Protocol says."""
         if self._connection is not None:
             self._connection.writable = False
 
     def resume_writing(self) -> None:
-        """As asyncio.Protocol says."""
         if self._connection is not None:
             self._connection.resume()
             self._broker.flush_soon()
@@ -339,7 +334,7 @@ class PeerProtocol(asyncio.Protocol):
         octets = sasl.output()
         if sasl.failed:
             self._broker.lines.warn("%s: %s", self.address, sasl.failure)
-            delay_s = self._broker.admission.failed(self.host) if sasl.mechanism else 0.0
+            delay_s = self._broker.connection_limits.failed(self.host) if sasl.mechanism else 0.0
             self.pause_reading()
             asyncio.get_running_loop().call_later(delay_s, self._say_no, octets)
             return
@@ -351,7 +346,7 @@ class PeerProtocol(asyncio.Protocol):
             future.add_done_callback(self._computed)
         elif sasl.done and sasl.identity is not None:
             self._sasl = None
-            self._connection = BrokerConnection(self._broker.node, sasl.identity, self.address)
+            self._connection = BrokerConnection(self._broker.container, sasl.identity, self.address)
             self._broker.peers[self._connection] = self
             if sasl.rest:
                 self.data_received(sasl.rest)

@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from dtx.broker.access.credentials import CredentialsError, set_password
+from dtx.broker.access.permissions import PermissionsError
 from dtx.broker.broker import Broker
 from dtx.broker.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
-from dtx.broker.credentials import CredentialsError, set_password
-from dtx.broker.permissions import PermissionsError
 from dtx.store.contract import StoreError
-from dtx.store.databases import compact
+from dtx.store.sql import compact
 from xa.secrets import masked
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ async def _serve(config: BrokerConfig) -> int:
     if broker.notice:
         sys.stderr.write(f"xabridge broker: {broker.notice}\n")
     where = ", ".join(map(str, broker.addresses))
-    in_doubt = broker.node.registry.in_doubt_count
+    in_doubt = broker.container.registry.in_doubt_count
     sys.stdout.write(f"xabridge broker: listening on {where} · {masked(config.store)} · {in_doubt} branches in doubt\n")
     sys.stdout.flush()
     await broker.run()

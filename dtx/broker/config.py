@@ -8,7 +8,7 @@
     [broker.limits]                              every field of Limits
     [broker.queue_defaults]                      every field of QueueSettings
     [broker.queues.orders]                       as queue_defaults, for one queue
-    [broker.permissions.NAME]                    as dtx.broker.permissions says
+    [broker.permissions.NAME]                    as dtx.broker.access.permissions says
 
 Whatever is not in these tables, or of another type, is refused with its place in the file.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
 
-from dtx.broker.permissions import Permissions, PermissionsError
+from dtx.broker.access.permissions import Permissions, PermissionsError
 from dtx.broker.settings import Limits, QueueSettings, Settings
 from xa.secrets import expanded, masked
 

@@ -19,9 +19,9 @@ from xa import NULL_XID, Xid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dtx.broker.branches import Branch
-    from dtx.broker.node import Node
-    from dtx.broker.queues import Queue
+    from dtx.broker.container import Container
+    from dtx.broker.queues.queue import Queue
+    from dtx.broker.transactions.branches import Branch
     from dtx.protocol.messages import Request
 
 MAX_PAGE: Final = 1000
@@ -29,7 +29,7 @@ MAX_LOCKS: Final = 100
 """Branches that are named as holding messages of one queue."""
 
 
-def answer(node: Node, request: Request) -> Any:
+def answer(container: Container, request: Request) -> Any:
     """The response's value; WireError for what is no such request."""
     told = request.application_properties
     operation = told.get("operation")
@@ -42,37 +42,37 @@ def answer(node: Node, request: Request) -> Any:
         raise WireError(Condition.INVALID_FIELD, "after is a string, count a number")
     if not 1 <= count <= MAX_PAGE:
         raise WireError(Condition.INVALID_FIELD, f"count is between 1 and {MAX_PAGE}")
-    return found(node, after, int(count))
+    return found(container, after, int(count))
 
 
-def _status(node: Node, _after: str, _count: int) -> dict[str, Any]:
-    resource = node.resource
+def _status(container: Container, _after: str, _count: int) -> dict[str, Any]:
+    resource = container.resource
     return {
-        "container": node.settings.container,
+        "container": container.settings.container,
         "queues": Ulong(len(resource.queues)),
-        "branches": Ulong(len(node.registry)),
-        "in-doubt": Ulong(node.registry.in_doubt_count),
-        "fences": Ulong(len(node.fences)),
-        "connections": Ulong(len(node.connections)),
+        "branches": Ulong(len(container.registry)),
+        "in-doubt": Ulong(container.registry.in_doubt_count),
+        "fences": Ulong(len(container.fences)),
+        "connections": Ulong(len(container.connections)),
         "waiting-octets": Ulong(resource.store.waiting_octets),
     }
 
 
-def _queues(node: Node, after: str, count: int) -> list[Any]:
+def _queues(container: Container, after: str, count: int) -> list[Any]:
     working: dict[str, list[Branch]] = {}
-    for branch in node.registry.unprepared():
+    for branch in container.registry.unprepared():
         for queue in branch.work.holdings():
             working.setdefault(queue, []).append(branch)
-    names = nsmallest(count, (name for name in node.resource.queues if name > after))
-    return [_queue(node, node.resource.queues[name], working.get(name, [])) for name in names]
+    names = nsmallest(count, (name for name in container.resource.queues if name > after))
+    return [_queue(container, container.resource.queues[name], working.get(name, [])) for name in names]
 
 
-def _queue(node: Node, queue: Queue, working: list[Branch]) -> dict[str, Any]:
-    holders = node.registry.holders
-    prepared = holders.of(queue.name)
+def _queue(container: Container, queue: Queue, working: list[Branch]) -> dict[str, Any]:
+    index = container.registry.prepared_by_queue
+    prepared = index.of(queue.name)
     locked_by = {}
     for branch in islice(chain(working, prepared), MAX_LOCKS):
-        retired, posted = holders.holdings(branch)[queue.name]
+        retired, posted = index.holdings(branch)[queue.name]
         locked_by[str(branch.xid)] = Ulong(retired + posted)
     return {
         "name": queue.name,
@@ -86,21 +86,21 @@ def _queue(node: Node, queue: Queue, working: list[Branch]) -> dict[str, Any]:
     }
 
 
-def _branches(node: Node, after: str, count: int) -> list[Any]:
+def _branches(container: Container, after: str, count: int) -> list[Any]:
     try:
         behind = Xid.parse(after) if after else NULL_XID
     except ValueError as error:
         raise WireError(Condition.INVALID_FIELD, f"after is no xid: {error}") from None
-    working = sorted((branch for branch in node.registry.unprepared() if branch.xid > behind), key=_xid_of)
-    in_doubt = node.registry.in_doubt(behind, b"")
-    return _page(merge(working, in_doubt, key=_xid_of), count, lambda branch: _branch(node, branch))
+    working = sorted((branch for branch in container.registry.unprepared() if branch.xid > behind), key=_xid_of)
+    in_doubt = container.registry.in_doubt(behind, b"")
+    return _page(merge(working, in_doubt, key=_xid_of), count, lambda branch: _branch(container, branch))
 
 
 def _xid_of(branch: Branch) -> Xid:
     return branch.xid
 
 
-def _branch(node: Node, branch: Branch) -> dict[str, Any]:
+def _branch(container: Container, branch: Branch) -> dict[str, Any]:
     return {
         "xid": str(branch.xid),
         "state": branch.state.value,
@@ -110,25 +110,25 @@ def _branch(node: Node, branch: Branch) -> dict[str, Any]:
         "associations": Ulong(len(branch.associations)),
         "holds": {
             queue: {"retired": Ulong(retired), "posted": Ulong(posted)}
-            for queue, (retired, posted) in node.registry.holders.holdings(branch).items()
+            for queue, (retired, posted) in container.registry.prepared_by_queue.holdings(branch).items()
         },
     }
 
 
-def _connections(node: Node, after: str, count: int) -> list[Any]:
+def _connections(container: Container, after: str, count: int) -> list[Any]:
     behind = int(after, 16) if after and set(after) <= set("0123456789abcdef") else -1
-    numbers = sorted(number for number in node.connections if number > behind)
+    numbers = sorted(number for number in container.connections if number > behind)
     return _page(
         numbers,
         count,
         lambda number: {
             "number": f"{number:x}",
-            "peer": node.connections[number].peer,
-            "user": str(node.connections[number].identity),
-            "container": node.connections[number].container,
-            "sessions": Ulong(len(node.connections[number].sessions)),
-            "links": Ulong(len(node.connections[number].links)),
-            "transactions": Ulong(len(node.connections[number].txns.live)),
+            "peer": container.connections[number].peer,
+            "user": str(container.connections[number].identity),
+            "container": container.connections[number].peer_container,
+            "sessions": Ulong(len(container.connections[number].sessions)),
+            "links": Ulong(len(container.connections[number].links)),
+            "transactions": Ulong(len(container.connections[number].txns.live)),
         },
     )
 
@@ -137,7 +137,7 @@ def _page(items: Iterable[Any], count: int, shown: Callable[[Any], dict[str, Any
     return [shown(item) for item in islice(items, count)]
 
 
-_OPERATIONS: Final[dict[str, Callable[[Node, str, int], Any]]] = {
+_OPERATIONS: Final[dict[str, Callable[[Container, str, int], Any]]] = {
     "status": _status,
     "queues": _queues,
     "branches": _branches,

@@ -11,7 +11,7 @@ from proton.handlers import MessagingHandler, TransactionHandler
 from proton.reactor import Container, Copy
 from proton.utils import BlockingConnection, LinkDetached, SyncRequestResponse
 
-from dtx.broker.credentials import set_password
+from dtx.broker.access.credentials import set_password
 from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from dtx.broker.credentials import set_password
+from dtx.broker.access.credentials import set_password
 from xabridge.testing.broker import BrokerProcess
 
 OPEN_SESAME: Final = "open sesame"

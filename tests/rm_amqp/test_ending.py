@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.broker.producers import IncomingLink
+from dtx.broker.endpoint.incoming_link import IncomingLink
 from dtx.protocol.conditions import Condition, Refusal
 from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.broker.credentials import set_password
-from dtx.broker.permissions import EVERYTHING, Permissions
+from dtx.broker.access.credentials import set_password
+from dtx.broker.access.permissions import EVERYTHING, Permissions
 from dtx.broker.settings import Limits, Settings
 from rm_amqp import AmqpResource, Message
 from tests.contract.client import ScriptedRegistrar

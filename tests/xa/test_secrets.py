@@ -12,7 +12,7 @@ from sqlalchemy import make_url
 
 from dtx.broker.config import ConfigError, load
 from dtx.store.contract import StoreError
-from dtx.store.databases import open_database
+from dtx.store.sql.store import open_database
 from rm_db.address import Address
 from tm import ConfigurationError, ManagerUnusable, TransactionManager
 from tm.config import configuration_from

@@ -13,12 +13,12 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.protocol.addresses import COORDINATION as COORDINATION_NODE
+from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
 from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Start
 from dtx.protocol.commands import Coordination as Command
 from dtx.protocol.decoding import decode_from
 from dtx.protocol.encoding import encode, encode_list
-from dtx.protocol.links import COORDINATION as COORDINATION_NODE
-from dtx.protocol.links import DISTRIBUTED, LOCAL
 from dtx.protocol.messages import body_value, request_message, value_message
 from dtx.protocol.replies import ACCEPTED, DECLARED, RESULT, TRANSACTIONAL, Recovered, Result, decode_reply
 from dtx.protocol.values import Array, Described, Symbol, Uint, Ulong

@@ -34,21 +34,21 @@ from proton import (
     ulong,
 )
 
-from dtx.broker.connection import BrokerConnection
-from dtx.broker.node import Node
-from dtx.broker.permissions import EVERYTHING, Permissions
+from dtx.broker.access.permissions import EVERYTHING, Permissions
+from dtx.broker.container import Container
+from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.broker.settings import Settings
+from dtx.protocol.addresses import COORDINATION as COORDINATION_ADDRESS
+from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
 from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Start
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.decoding import decode
 from dtx.protocol.encoding import encode
 from dtx.protocol.frames import IncomingFrames, OutgoingFrames
-from dtx.protocol.links import COORDINATION as COORDINATION_ADDRESS
-from dtx.protocol.links import DISTRIBUTED, LOCAL
-from dtx.protocol.mechanisms import Identity
 from dtx.protocol.messages import body_value, request_message, value_message
 from dtx.protocol.performatives import FlowSeen
 from dtx.protocol.replies import DECLARED, TRANSACTIONAL, decode_reply
+from dtx.protocol.sasl.mechanisms import Identity
 from dtx.protocol.values import Described as TypedDescribed
 from dtx.protocol.values import Symbol, Uint, Ulong
 from dtx.store.memory import Disk, MemoryStore
@@ -95,8 +95,8 @@ class World:
         self.stopped: list[StoreError] = []
         self.peers: list[Peer] = []
         self.store = MemoryStore(self.disk, self.jobs.append, hook, cached_size)
-        self.node = Node(self.store, self.clock, self.settings, self.permissions, self.stopped.append)
-        self.node.open()
+        self.container = Container(self.store, self.clock, self.settings, self.permissions, self.stopped.append)
+        self.container.open()
         self.pump()
 
     def connect(self, user: str = "") -> Peer:
@@ -108,7 +108,7 @@ class World:
 
     def accept(self, identity: Identity) -> BrokerConnection:
         """The broker's side of a new connection."""
-        return BrokerConnection(self.node, identity, "memory")
+        return BrokerConnection(self.container, identity, "memory")
 
     def pump(self, *, store: bool = True) -> None:
         """Lets everybody talk until nobody has anything to say; without `store` what waits for it stays."""
@@ -124,7 +124,7 @@ class World:
     def pass_time(self, seconds: float) -> None:
         """Moves the clock, and lets the node do what is due."""
         self.clock.seconds += seconds
-        self.node.resource.tick()
+        self.container.resource.tick()
         self.pump()
 
     def crash(self) -> World:

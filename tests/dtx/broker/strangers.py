@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dtx.broker.connection import BrokerConnection
+from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.protocol.decoding import decode_from
 from dtx.protocol.frames import AMQP_HEADER
-from dtx.protocol.mechanisms import Identity
+from dtx.protocol.sasl.mechanisms import Identity
 from dtx.protocol.values import Array, Described, Symbol, Uint, Ulong
 from tests.dtx.broker.peer import frame
 
@@ -22,7 +22,7 @@ class Stranger:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.server = BrokerConnection(world.node, Identity(""), "stranger")
+        self.server = BrokerConnection(world.container, Identity(""), "stranger")
         self.heard = b""
 
     def say(self, octets: bytes) -> None:

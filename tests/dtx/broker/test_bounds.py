@@ -71,7 +71,7 @@ def test_what_all_open_transactions_post_is_bounded() -> None:
     assert told(peer.post(sender, large, local))[1].descriptor == Delivery.ACCEPTED
     control.discharge(local, fail=True)
     assert peer.ask(Rollback(XID)) == OK
-    assert world.node.resource.unstored.octets == 0
+    assert world.container.resource.unstored.octets == 0
 
 
 @pytest.mark.parametrize("settle", [False, True])
@@ -224,7 +224,7 @@ def test_messages_that_expire_unread_leave_nothing() -> None:
     peer = world.connect()
     sender = peer.sender("q")
     peer.send_octets(sender, Message(body="lasts", ttl=1000).encode() or b"", "lasts")
-    queue = world.node.resource.queues["q"]
+    queue = world.container.resource.queues["q"]
     for _ in range(30):
         for number in range(100):
             peer.send_octets(sender, bytes(Message(body=number).encode()), peer.name("m"), settled=True)
@@ -240,7 +240,7 @@ def test_a_message_that_is_given_back_again_and_again_expires_once() -> None:
     world = with_ttl(1000)
     peer = world.connect()
     peer.post(peer.sender("q"), "x")
-    receiver, queue = peer.receiver("q"), world.node.resource.queues["q"]
+    receiver, queue = peer.receiver("q"), world.container.resource.queues["q"]
     for _ in range(50):
         receiver.flow(1)
         world.pump()

@@ -41,7 +41,7 @@ def had(peer: Peer, receiver: Receiver) -> Delivery:
 
 def locked(world: World) -> int:
     """Messages of q that somebody holds."""
-    return world.node.resource.queues["q"].held
+    return world.container.resource.queues["q"].held
 
 
 # --- retirement --------------------
@@ -56,7 +56,7 @@ def test_a_discharge_applies_the_outcome(settle: bool) -> None:
     peer.retire(delivery, txn_id, settle=settle)
     assert locked(world) == 1
     control.discharge(txn_id)
-    assert world.node.resource.queues["q"].depth == 0
+    assert world.container.resource.queues["q"].depth == 0
     assert world.crash().connect().drained("q") == []
     if not settle:
         assert delivery.settled
@@ -81,11 +81,11 @@ def test_after_a_rollback_the_delivery_is_live() -> None:
     txn_id = control.declare()
     peer.retire(first, txn_id)
     control.discharge(txn_id)
-    assert world.node.resource.queues["q"].depth == 1
+    assert world.container.resource.queues["q"].depth == 1
     second.update(Delivery.ACCEPTED)
     second.settle()
     world.pump()
-    assert world.node.resource.queues["q"].depth == 0
+    assert world.container.resource.queues["q"].depth == 0
 
 
 @pytest.mark.parametrize("start", [None, Start(XID)])
@@ -102,7 +102,7 @@ def test_a_rejected_discharge_leaves_deliveries_live(start: Start | None) -> Non
     delivery.update(Delivery.ACCEPTED)
     delivery.settle()
     world.pump()
-    assert world.node.resource.queues["q"].depth == 0
+    assert world.container.resource.queues["q"].depth == 0
 
 
 def test_a_settled_delivery_gets_the_default_outcome_after_a_rollback() -> None:
@@ -163,7 +163,7 @@ def test_an_outcome_settled_later_counts() -> None:
     delivery.settle()
     world.pump()
     control.discharge(txn_id)
-    assert world.node.resource.queues["q"].depth == 0
+    assert world.container.resource.queues["q"].depth == 0
 
 
 def test_a_delivery_and_its_outcome_are_not_of_different_transactions() -> None:
@@ -182,7 +182,7 @@ def test_a_delivery_and_its_outcome_are_not_of_different_transactions() -> None:
     control.discharge(first)
     assert delivery.settled
     assert not fine.settled
-    assert world.node.resource.queues["q"].depth == 1
+    assert world.container.resource.queues["q"].depth == 1
 
 
 def test_a_delivery_of_a_discharged_transaction_may_get_another_outcome() -> None:
@@ -196,7 +196,7 @@ def test_a_delivery_of_a_discharged_transaction_may_get_another_outcome() -> Non
     peer.retire(delivery, second)
     control.discharge(second)
     assert not closed(control.link)
-    assert world.node.resource.queues["q"].depth == 0
+    assert world.container.resource.queues["q"].depth == 0
 
 
 def test_settling_after_a_rollback_means_the_default_outcome() -> None:
@@ -263,7 +263,7 @@ def test_what_is_acquired_belongs_to_the_transaction_of_the_flow() -> None:
         assert told(delivery)[0] == txn_id
         peer.retire(delivery, txn_id)
     control.discharge(txn_id)
-    assert world.node.resource.queues["q"].depth == 0
+    assert world.container.resource.queues["q"].depth == 0
 
 
 def test_the_resource_tells_for_which_transaction_it_will_acquire() -> None:
@@ -311,7 +311,7 @@ def test_a_discharge_applies_what_was_acquired(settled: bool) -> None:
     if not settled:
         peer.retire(delivery, txn_id)
     control.discharge(txn_id)
-    assert world.node.resource.queues["q"].depth == 0
+    assert world.container.resource.queues["q"].depth == 0
 
 
 def test_an_outcome_outside_of_the_transaction_terminates_the_control_link() -> None:
@@ -337,7 +337,7 @@ def test_an_acquisition_without_an_outcome_stands_after_the_discharge() -> None:
     delivery.update(Delivery.ACCEPTED)
     delivery.settle()
     world.pump()
-    assert world.node.resource.queues["q"].depth == 0
+    assert world.container.resource.queues["q"].depth == 0
 
 
 def test_the_txn_id_of_a_link_is_cleared_by_the_discharge() -> None:
@@ -469,7 +469,7 @@ def test_a_discharge_decides_about_a_message_that_is_partly_sent() -> None:
     delivery.update(Delivery.ACCEPTED)
     delivery.settle()
     world.pump()
-    assert world.node.resource.queues["q"].depth == 0
+    assert world.container.resource.queues["q"].depth == 0
 
 
 def test_an_outcome_that_is_none_closes_the_link() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from proton import Delivery, Message
 
+from dtx.protocol.capabilities import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.commands import CONTROL, Declare, Discharge, Start
 from dtx.protocol.conditions import Condition
 from dtx.protocol.encoding import encode
-from dtx.protocol.links import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.replies import DECLARED
 from dtx.protocol.values import Described, Symbol, Ulong
 from tests.dtx.broker.peer import World, closed, condition_of
@@ -210,7 +210,7 @@ def test_a_control_link_that_ends_in_any_way_rolls_back(how: str) -> None:
         peer.vanish()
     world.pump()
     assert watcher.drained("q") == []
-    assert world.node.resource.queues["q"].pending == 0
+    assert world.container.resource.queues["q"].pending == 0
     if how != "vanish":
         assert peer.coordinator().refused(Discharge(txn_id)).condition == Condition.UNKNOWN_ID
 
@@ -238,7 +238,7 @@ def test_a_global_id_is_associated_with_its_global_transaction() -> None:
     control.discharge(local)
     control.discharge(distributed)
     assert peer.drained("q") == ["local"], "the other waits for the branch's outcome"
-    assert [entry.queue.name for entry in world.node.registry.find(XID).work.posts] == ["q"]
+    assert [entry.queue.name for entry in world.container.registry.find(XID).work.posts] == ["q"]
 
 
 def test_a_global_id_is_refused_without_the_capability() -> None:
@@ -247,7 +247,7 @@ def test_a_global_id_is_refused_without_the_capability() -> None:
     control = world.connect().coordinator((LOCAL,))
     refusal = control.refused(Declare(Start(XID)))
     assert (refusal.condition, refusal.code) == (Condition.ILLEGAL_STATE, Code.XAER_PROTO)
-    assert len(world.node.registry) == 0
+    assert len(world.container.registry) == 0
 
 
 def test_several_transactions_per_session_and_sessions_per_transaction() -> None:

@@ -15,7 +15,7 @@ from proton import ConnectionException, Message, SSLDomain
 from proton.utils import BlockingConnection, LinkDetached
 
 from dtx.protocol.sasl import ClientPolicy, SaslClient
-from dtx.protocol.sasl_layer import SaslError
+from dtx.protocol.sasl.layer import SaslError
 from dtx.store.contract import Batch
 from dtx.store.sql import SqlStore
 from xa import Xid

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from proton import Delivery
 
-from dtx.broker.grammar import CHANNEL, VERBS
-from dtx.broker.grammar import LOCAL as LOCAL_TABLE
+from dtx.broker.transactions.state_tables import CHANNEL, VERBS
+from dtx.broker.transactions.state_tables import LOCAL as LOCAL_TABLE
+from dtx.protocol.capabilities import LOCAL
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -26,8 +27,8 @@ from dtx.protocol.commands import (
     Start,
 )
 from dtx.protocol.conditions import CODE_OF, CONDITION_OF, Condition, Refusal
-from dtx.protocol.links import LOCAL
 from dtx.protocol.replies import Recovered, Result, Timeout
+from tests.cases import each
 from tests.dtx.broker.peer import Coordinator, Peer, World
 from xa import NULL_XID, Code, Xid
 from xa.tables import BRANCH, BranchState, BranchVerb
@@ -74,7 +75,7 @@ class Stage:
     @property
     def state(self) -> BranchState:
         """The branch's state in the registry."""
-        found = [branch.state for branch in self.world.node.registry if branch.xid == XID]
+        found = [branch.state for branch in self.world.container.registry if branch.xid == XID]
         return found[0] if found else BranchState.S0
 
     def holds(self) -> Any:
@@ -83,7 +84,7 @@ class Stage:
         return (
             self.state,
             self.other.drained("q"),
-            [branch.work.holdings() for branch in self.world.node.registry],
+            [branch.work.holdings() for branch in self.world.container.registry],
             [(branch.xid, branch.outcome, list(branch.work)) for branch in disk.branches.values()],
             sorted(disk.messages),
         )
@@ -99,8 +100,8 @@ COMMANDS: dict[BranchVerb, Any] = {
 }
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
-@pytest.mark.parametrize("state", BranchState)
+@each("verb", COMMANDS)
+@each("state", BranchState)
 def test_every_command_in_every_state_is_what_the_branch_table_says(state: BranchState, verb: BranchVerb) -> None:
     stage = Stage(state)
     before = stage.holds()

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dtx.broker.engine import LIB
+from dtx.broker.endpoint.engine import LIB
 from dtx.broker.settings import Limits, Settings
-from dtx.protocol.admission import FIELDS
+from dtx.protocol.addresses import COORDINATION as COORDINATION_ADDRESS
+from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -35,11 +36,10 @@ from dtx.protocol.commands import (
 )
 from dtx.protocol.decoding import decode
 from dtx.protocol.encoding import encode
+from dtx.protocol.frame_filter import FIELDS
 from dtx.protocol.frames import AMQP_HEADER
-from dtx.protocol.links import COORDINATION as COORDINATION_ADDRESS
-from dtx.protocol.links import DISTRIBUTED, LOCAL
-from dtx.protocol.mechanisms import Identity
 from dtx.protocol.messages import request_message, value_message
+from dtx.protocol.sasl.mechanisms import Identity
 from dtx.protocol.values import Array, Byte, Char, Described, Int, Long, Symbol, Timestamp, Ubyte, Uint, Ulong, Ushort
 from dtx.store.contract import Step
 from tests.dtx.broker.peer import Peer, World, frame
@@ -132,9 +132,9 @@ def world() -> Iterator[World]:
     world = World(Settings(limits=LIMITS))
     yield world
     assert not world.stopped
-    assert not world.node.connections, "a connection was not let go"
-    assert all(queue.consumers == 0 for queue in world.node.resource.queues.values()), "a link was not let go"
-    assert len(world.node.resource.timers) < 300 + len(world.node.registry), "timers were left behind"
+    assert not world.container.connections, "a connection was not let go"
+    assert all(queue.consumers == 0 for queue in world.container.resource.queues.values()), "a link was not let go"
+    assert len(world.container.resource.timers) < 300 + len(world.container.registry), "timers were left behind"
     serves(world)
 
 
@@ -426,13 +426,13 @@ def test_timeouts_that_are_set_again_and_again_leave_no_timers() -> None:
     world = World()
     peer = world.connect()
     control = peer.coordinator()
-    before = len(world.node.resource.timers)
+    before = len(world.container.resource.timers)
     control.declare(Start(XID))
     for count in range(2000):
-        world.node.registry.set_timeout(world.node.registry.find(XID), 4_000_000_000 - count)
+        world.container.registry.set_timeout(world.container.registry.find(XID), 4_000_000_000 - count)
     for _ in range(2000):
         control.discharge(control.declare())
-    assert len(world.node.resource.timers) < before + 600
+    assert len(world.container.resource.timers) < before + 600
 
 
 def test_an_answer_does_not_reach_a_later_delivery() -> None:
@@ -627,7 +627,7 @@ def broken(frames: list[bytes], chance: random.Random) -> bytes:
 def emptied(world: World) -> None:
     """What the strangers left in the queues is taken out, so that a long run needs no more memory than a short one."""
     peer = world.connect()
-    for name in [name for name, queue in world.node.resource.queues.items() if queue.depth]:
+    for name in [name for name, queue in world.container.resource.queues.items() if queue.depth]:
         receiver = peer.receiver(name, 10_000)
         while (delivery := receiver.current) is not None and not delivery.partial:  # proton can't decode all of them
             receiver.advance()
@@ -660,7 +660,7 @@ def test_broken_conversations(world: World) -> None:
         if number % 100 == 0:
             serves(world)
             emptied(world)
-    assert sum(len(queue._ready) for queue in world.node.resource.queues.values()) < 1000
+    assert sum(len(queue._ready) for queue in world.container.resource.queues.values()) < 1000
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from dtx.broker.settings import Limits, Settings
 from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
 from dtx.protocol.messages import value_message
-from dtx.protocol.sasl_layer import SASL_HEADER
+from dtx.protocol.sasl.layer import SASL_HEADER
 from dtx.protocol.values import Described, Symbol, Uint, Ulong
 from dtx.store.contract import Step
 from tests.dtx.broker.peer import frame
@@ -134,7 +134,7 @@ def test_octets_that_are_not_amqp(tmp_path: Path, octets: bytes) -> None:
             line.say(octets)
             await line.end()
             await serves(broker)
-            assert not broker.node.connections
+            assert not broker.container.connections
 
     asyncio.run(test())
 
@@ -244,10 +244,10 @@ def test_a_peer_is_not_read_while_much_waits_for_the_store(tmp_path: Path) -> No
                     other.writer.close()
                     await other.writer.wait_closed()
                     turns += bool(broker._paused)
-            taken = broker.node.resource.store.waiting_octets
+            taken = broker.container.resource.store.waiting_octets
             release.set()
             async with asyncio.timeout(LONG_S):
-                while broker.node.resource.queues["large"].depth < 100:
+                while broker.container.resource.queues["large"].depth < 100:
                     await serves(broker)
             assert 100_000 < taken < 1_000_000
             sender.writer.close()
@@ -274,7 +274,7 @@ def test_a_peer_that_does_not_read_is_sent_no_more(tmp_path: Path) -> None:
             async with asyncio.timeout(LONG_S):
                 while queue is None or queue.depth < 400:
                     await asyncio.sleep(0.01)
-                    queue = broker.node.resource.queues.get("large")
+                    queue = broker.container.resource.queues.get("large")
             deaf = socket.socket()
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.connect(("127.0.0.1", broker.addresses[0].port))

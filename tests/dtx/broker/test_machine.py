@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from proton import Delivery
 
 from dtx.broker.settings import QueueSettings, Settings
+from dtx.protocol.addresses import branch_address
 from dtx.protocol.commands import (
     CONTROL,
     Commit,
@@ -32,7 +33,6 @@ from dtx.protocol.commands import (
     Start,
 )
 from dtx.protocol.conditions import STATUS_OF, Refusal
-from dtx.protocol.links import branch_address
 from dtx.protocol.replies import RESULT, Recovered
 from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Step, StoreStopped
@@ -624,7 +624,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @invariant()
     def nothing_else_is_held_or_waited_for(self) -> None:
         for name in QUEUES:
-            queue = self.world.node.resource.queues[name]
+            queue = self.world.container.resource.queues[name]
             mine = [message for message in self.messages if message.queue == name and not message.gone]
             posted = sum(1 for message in mine if message.txn is not None and message in message.txn.posts)
             taken = sum(1 for message in mine if not message.available) - posted
@@ -643,8 +643,8 @@ class BrokerMachine(RuleBasedStateMachine):
             self.txns.remove(txn)
         self.queues_hold_what_is_available()
         self.nothing_else_is_held_or_waited_for()
-        assert len(self.world.node.registry) == len(self.of("heuristic"))
-        assert self.world.node.resource.unstored.octets == 0
+        assert len(self.world.container.registry) == len(self.of("heuristic"))
+        assert self.world.container.resource.unstored.octets == 0
 
 
 SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "40"))

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from proton import Message
 
+from dtx.broker.access.permissions import Permissions, Rule
 from dtx.broker.management import MAX_LOCKS, MAX_PAGE
-from dtx.broker.permissions import Permissions, Rule
-from dtx.broker.work import Work
+from dtx.broker.transactions.transactional_work import TransactionalWork
+from dtx.protocol.addresses import COORDINATION, MANAGEMENT
 from dtx.protocol.commands import Commit, Complete, Discharge, Prepare, Start
 from dtx.protocol.conditions import Condition
 from dtx.protocol.decoding import decode
-from dtx.protocol.links import COORDINATION, MANAGEMENT
 from dtx.protocol.messages import body_value
 from dtx.protocol.replies import Result, decode_reply
 from dtx.protocol.values import Described
@@ -151,14 +151,14 @@ def test_an_answer_costs_what_it_tells(crowd: World, monkeypatch: pytest.MonkeyP
     more, whether it was looked at or not."""
     peer = crowd.connect()
     manage(peer, operation="queues")
-    looked_at: list[Work] = []
-    holdings = Work.holdings
+    looked_at: list[TransactionalWork] = []
+    holdings = TransactionalWork.holdings
 
-    def counted(work: Work) -> dict[str, tuple[int, int]]:
+    def counted(work: TransactionalWork) -> dict[str, tuple[int, int]]:
         looked_at.append(work)
         return holdings(work)
 
-    monkeypatch.setattr(Work, "holdings", counted)
+    monkeypatch.setattr(TransactionalWork, "holdings", counted)
     for _ in range(3):
         manage(peer, operation="queues")
         manage(peer, operation="branches")

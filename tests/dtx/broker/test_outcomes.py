@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.broker.outcomes import (
+from dtx.broker.queues.outcomes import (
     FAILED,
     GIVEN_BACK,
     TAKEN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from dtx.broker.payloads import AHEAD, ROOM
+from dtx.broker.queues.payloads import AHEAD, ROOM
 from dtx.store.contract import CHUNK
 from tests.dtx.broker.peer import World
 
@@ -76,7 +76,7 @@ def test_what_is_read_ahead_is_bounded_whatever_the_queues(monkeypatch: pytest.M
             receiver.flow(1)
             world.pump()
             assert [len(one) for one in peer.bodies(receiver)] == [len(body)]
-            assert 0 <= world.node.resource.payloads.octets <= ROOM
+            assert 0 <= world.container.resource.payloads.octets <= ROOM
     assert sum(map(len, asked)) <= 2 * each * len(queues), "no queue reads much more than it sends"
 
 

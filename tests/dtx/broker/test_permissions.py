@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.broker.permissions import (
+from dtx.broker.access.permissions import (
     Action,
     Permissions,
     PermissionsError,
@@ -18,7 +18,7 @@ from dtx.broker.permissions import (
     open_to_this_machine,
     open_to_users,
 )
-from dtx.protocol.mechanisms import Identity
+from dtx.protocol.sasl.mechanisms import Identity
 
 ANYBODY, ALICE, BOB = Identity(""), Identity("alice"), Identity("bob")
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from proton import Delivery, Message
 
-from dtx.broker.queues import State
+from dtx.broker.queues.queue import State
 from dtx.broker.settings import Limits, QueueSettings, Settings
+from dtx.protocol.addresses import COORDINATION, MANAGEMENT
 from dtx.protocol.commands import Recover
 from dtx.protocol.conditions import Condition
-from dtx.protocol.links import COORDINATION, MANAGEMENT
 from dtx.store.contract import Step, StoreStopped
 from tests.dtx.broker.peer import Peer, World, closed, condition_of
 
@@ -104,7 +104,7 @@ def test_credit_is_not_exceeded_and_can_be_taken_back() -> None:
 def test_a_consumer_holds_no_more_than_it_may() -> None:
     world, peer = filled(*range(10), settings=Settings(limits=Limits(unsettled=3)))
     receiver = peer.receiver("q", 10)
-    assert world.node.resource.queues["q"].held == 3
+    assert world.container.resource.queues["q"].held == 3
     assert peer.bodies(receiver) == [0, 1, 2]
     world.pump()
     assert peer.bodies(receiver) == [3, 4, 5]
@@ -208,7 +208,7 @@ def test_a_browser_sees_what_comes_and_takes_nothing() -> None:
     assert peer.bodies(browser) == ["a", "b"]
     peer.post(peer.sender("q"), "c")
     assert peer.bodies(browser) == ["c"]
-    assert world.node.resource.queues["q"].depth == 3
+    assert world.container.resource.queues["q"].depth == 3
     assert peer.drained("q") == ["a", "b", "c"]
 
 
@@ -219,11 +219,11 @@ def test_queues_are_made_on_demand_or_not_at_all() -> None:
     assert not closed(peer.sender("orders"))
     for link in (peer.sender("others"), peer.receiver("others")):
         assert condition_of(link).condition == Condition.NOT_FOUND
-    assert set(world.node.resource.queues) == {"orders"}
-    assert set(world.crash().node.resource.queues) == {"orders"}
+    assert set(world.container.resource.queues) == {"orders"}
+    assert set(world.crash().container.resource.queues) == {"orders"}
     demand = World()
     demand.connect().sender("made")
-    assert "made" in demand.crash().node.resource.queues
+    assert "made" in demand.crash().container.resource.queues
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\nb", "$made"])
@@ -243,7 +243,7 @@ def test_a_dynamic_node_lasts_as_long_as_its_link() -> None:
     node.close()
     world.pump()
     assert closed(peer.sender(address))
-    assert not [name for name in world.node.resource.queues if name.startswith("$")]
+    assert not [name for name in world.container.resource.queues if name.startswith("$")]
 
 
 def test_links_without_an_address_are_refused() -> None:
@@ -333,5 +333,5 @@ def test_what_is_held_is_counted() -> None:
         if step % 20 == 19:
             world = world.crash()
             peer = world.connect()
-        for queue in world.node.resource.queues.values():
+        for queue in world.container.resource.queues.values():
             assert queue.held == sum(entry.state is State.HELD for entry in queue)

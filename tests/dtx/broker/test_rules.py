@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from proton import Delivery, Message
 
-from dtx.broker.permissions import Coordination, Permissions, Rule
+from dtx.broker.access.permissions import Coordination, Permissions, Rule
 from dtx.broker.settings import QueueSettings, Settings
+from dtx.protocol.addresses import branch_address
 from dtx.protocol.commands import (
     Commit,
     Complete,
@@ -22,7 +23,6 @@ from dtx.protocol.commands import (
     Start,
 )
 from dtx.protocol.conditions import Condition, Refusal
-from dtx.protocol.links import branch_address
 from dtx.protocol.replies import Details, Holding, Recovered, Result
 from dtx.store.contract import CHUNK
 from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of
@@ -126,7 +126,7 @@ def test_a_timeout_makes_an_unprepared_branch_rollback_only_and_frees_its_locks(
         late = peer.post(peer.sender("out"), "late", txn_id)
         assert late.remote.condition is not None
         assert late.remote.condition.name == Condition.TIMEOUT
-    assert world.node.resource.queues["out"].pending == 0
+    assert world.container.resource.queues["out"].pending == 0
     peer.vanish()
     assert queues(world) == (["in"], [])
     expected = Result(Code.XA_RBTIMEOUT)
@@ -304,7 +304,7 @@ def test_each_queue_has_dead_letters_of_its_own_and_they_have_none() -> None:
     world.pump()
     assert peer.drained("dead.b") == ["of b"], "delivered in vain once more, it stays"
     assert peer.drained(f"dead.{'q' * 250}") == ["of q"]
-    assert sorted(world.node.resource.queues) == sorted(["a", "b", long, "dead.a", "dead.b", f"dead.{'q' * 250}"])
+    assert sorted(world.container.resource.queues) == sorted(["a", "b", long, "dead.a", "dead.b", f"dead.{'q' * 250}"])
 
 
 def test_without_a_dead_letter_queue_only_what_is_rejected_is_dropped() -> None:
@@ -380,7 +380,7 @@ def test_addresses_are_protected() -> None:
         (writer.sender("orders.other"), Condition.NOT_FOUND),
     ):
         assert condition_of(link).condition == condition
-    assert "orders.other" not in world.node.resource.queues
+    assert "orders.other" not in world.container.resource.queues
     nobody = world.connect("nobody")
     assert condition_of(nobody.receiver("orders.1")).condition == Condition.UNAUTHORIZED
 
@@ -571,4 +571,4 @@ def test_the_state_of_a_branch_that_nobody_prepared_is_not_on_disk() -> None:
     after = world.crash()
     assert refusal(after.connect().ask(Commit(XID))).code is Code.XAER_NOTA
     assert queues(after) == (["in"], [])
-    assert [branch.state for branch in world.node.registry] == [BranchState.S2]
+    assert [branch.state for branch in world.container.registry] == [BranchState.S2]

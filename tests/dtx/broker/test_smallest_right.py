@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dtx.broker.access.credentials import set_password
+from dtx.broker.access.permissions import Action, Permissions, PermissionsError
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
-from dtx.broker.credentials import set_password
-from dtx.broker.permissions import Action, Permissions, PermissionsError
 from dtx.broker.settings import Limits, Settings
 from dtx.protocol.commands import Fence, Prepare, Start
 from dtx.protocol.conditions import Condition, Refusal
-from dtx.protocol.mechanisms import Identity, external_server
 from dtx.protocol.replies import Result as Told
+from dtx.protocol.sasl.mechanisms import Identity, external_server
 from dtx.protocol.values import Described, Uint, Ulong
 from tests.dtx.broker.peer import Coordinator, World, closed, condition_of, frame
 from xa import Code, Xid
@@ -50,7 +50,7 @@ def test_who_may_coordinate_no_branch_does_not_prepare_one_with_its_end() -> Non
     _, _, refusal = control.end(txn_id, prepare=True)
     assert refusal is not None
     assert refusal.condition == Condition.UNAUTHORIZED
-    assert world.node.registry.in_doubt_count == 0
+    assert world.container.registry.in_doubt_count == 0
     assert control.end(txn_id)[2] is None, "it can still be ended"
     assert world.connect("manager").ask(Prepare(xid(1))) == OK
 
@@ -60,7 +60,7 @@ def test_who_may_coordinate_its_own_does() -> None:
     control, txn_id = begun(world, "worker", xid(1))
     control.peer.post(control.peer.sender("orders"), "held", txn_id)
     assert control.end(txn_id, prepare=True)[2] is None
-    assert world.node.registry.in_doubt_count == 1
+    assert world.container.registry.in_doubt_count == 1
 
 
 # --- branches -------------------------------------------------------------------------------------------------
@@ -82,11 +82,11 @@ def test_rollback_only_branches_make_room() -> None:
     control = world.connect("hungry").coordinator()
     for number in range(50):
         control.end(control.declare(Start(xid(number))), fail=True)
-    assert len(world.node.registry) == 3
+    assert len(world.container.registry) == 3
     for user in ("one", "two"):
         begun(world, user, xid(100, user.encode()))
         begun(world, user, xid(101, user.encode()))
-    assert len(world.node.registry) == 6
+    assert len(world.container.registry) == 6
     refusal = world.connect("hungry").ask(Prepare(xid(0)))
     assert isinstance(refusal, Refusal)
     assert refusal.code is Code.XAER_NOTA, "forgotten means rolled back, as it is"
@@ -98,9 +98,9 @@ def test_a_rollback_only_branch_is_forgotten_soon() -> None:
     control, txn_id = begun(world, "worker", xid(1))
     control.end(txn_id, fail=True)
     world.pass_time(59)
-    assert len(world.node.registry) == 1
+    assert len(world.container.registry) == 1
     world.pass_time(2)
-    assert len(world.node.registry) == 0
+    assert len(world.container.registry) == 0
 
 
 def test_branches_in_doubt_count_for_their_owner_behind_a_restart() -> None:
@@ -143,7 +143,7 @@ def test_a_fence_of_who_may_coordinate_its_own_keeps_its_own_out_and_nobody_else
 def test_fences_of_an_earlier_version_stand_and_are_lifted_by_who_set_them() -> None:
     world = world_of(owner=OWN, stranger=OWN, manager={**WORK, "coordinate": "all"})
     batch_key = (1).to_bytes(4, "big") + b"global"
-    world.node.fences._put(batch_key, "owner", world.clock.wall_ms())
+    world.container.fences._put(batch_key, "owner", world.clock.wall_ms())
     assert world.connect("owner").coordinator().outcome(_declare(xid(1)))[2] is not None
     refused = world.connect("stranger").ask(Fence(1, b"global", lift=True))
     assert isinstance(refused, Refusal)

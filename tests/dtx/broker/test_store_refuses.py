@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from proton import Delivery
 
+from dtx.protocol.addresses import branch_address
 from dtx.protocol.commands import Commit, Discharge, Prepare, Rollback, Start
 from dtx.protocol.conditions import Condition, Refusal
 from dtx.protocol.encoding import encode
-from dtx.protocol.links import branch_address
 from dtx.protocol.messages import value_message
 from dtx.protocol.replies import Result
 from dtx.store.contract import CHUNK, Batch, Step, StoreDamaged, StoreFull, StoreRefused
@@ -69,7 +69,7 @@ def refusal_of(delivery: Delivery) -> Refusal:
 
 def number_of(world: World, queue: str) -> int:
     """The store's number of the only message in a queue."""
-    (entry,) = world.node.resource.queues[queue]
+    (entry,) = world.container.resource.queues[queue]
     return entry.number
 
 
@@ -92,7 +92,7 @@ def test_an_internal_error_while_publishing_is_fatal_and_others_go_on(world: Wor
     assert not closed(theirs)
     assert peer.post(beside, "mine").remote_state == Delivery.ACCEPTED
     assert not world.stopped
-    assert world.node.resource.queues["q"].pending == 0
+    assert world.container.resource.queues["q"].pending == 0
     assert world.crash().connect().drained("q") == ["theirs", "mine"]
 
 
@@ -228,7 +228,7 @@ def test_a_payload_that_the_store_lacks_is_an_internal_error(size: int, *, settl
     refusal = condition_of(receiver)
     assert refusal.condition == Condition.INTERNAL_ERROR
     assert "q" in refusal.description
-    queue = world.node.resource.queues["q"]
+    queue = world.container.resource.queues["q"]
     assert (queue.depth, queue.held) == (1, 0)
     assert peer.bodies(peer.receiver("r", 5)) == ["other"]
     assert not world.stopped
@@ -250,7 +250,7 @@ def test_a_branch_that_is_decided_while_it_is_read_is_not_read_as_a_whole() -> N
     peer.retire(delivery, txn_id)
     control.discharge(txn_id)
     assert peer.ask(Prepare(XID)) == OK
-    (held,) = world.node.registry.find(XID).work.retired.values()
+    (held,) = world.container.registry.find(XID).work.retired.values()
     link = reader.session.receiver("read")
     link.source.address = branch_address(XID)
     link.open()
@@ -299,9 +299,9 @@ def test_a_queue_without_messages_is_stored_when_there_is_space_again() -> None:
     full.now = True
     world.connect().sender("fresh")
     full.now = False
-    assert "fresh" not in world.crash().node.resource.queues
+    assert "fresh" not in world.crash().container.resource.queues
     world.pass_time(2)
-    assert "fresh" in world.crash().node.resource.queues
+    assert "fresh" in world.crash().container.resource.queues
 
 
 def test_an_outcome_waits_for_space() -> None:

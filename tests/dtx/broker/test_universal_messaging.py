@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from proton import Delivery
 
-from dtx.broker.link import FATAL
-from dtx.broker.permissions import Permissions, Rule
+from dtx.broker.access.permissions import Permissions, Rule
+from dtx.broker.endpoint.link import FATAL
 from dtx.broker.settings import QueueSettings, Settings
+from dtx.protocol.capabilities import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.conditions import Condition
-from dtx.protocol.links import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
-from dtx.protocol.mechanisms import Identity
+from dtx.protocol.sasl.mechanisms import Identity
 from tests.dtx.broker.peer import Peer, World, closed, condition_of, told
 
 PLAIN = {LOCAL, MULTI_TXNS, MULTI_SSNS}
@@ -88,7 +88,7 @@ def test_unauthorized_access_is_fatal_and_the_link_is_closed() -> None:
     for link in (peer.sender("theirs"), peer.receiver("theirs", 1)):
         assert closed(link)
         assert condition_of(link).condition == Condition.UNAUTHORIZED
-    assert "theirs" not in world.node.resource.queues
+    assert "theirs" not in world.container.resource.queues
     assert peer.server.identity == Identity("alice")
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tm.log import DecisionRefused
-from tm.log.sql_gtrids import Entry, TakenOver
-from tm.log.sql_states import GtridState
+from tm.log.sql.gtrids import Entry, TakenOver
+from tm.log.sql.states import GtridState
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.finishing import DECIDED
 from xabridge.pipeline.core.isolation import Isolation

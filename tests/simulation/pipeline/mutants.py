@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.pipeline.world import Cores
 from tm.effects import Call, Force
 from tm.log import LogError
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 from xabridge.pipeline.core import binding, deciding, planning, taking
 from xabridge.pipeline.core.effects import (

@@ -25,7 +25,7 @@ from tests.simulation.pipeline.book import Book
 from tests.simulation.pipeline.places import NOT_JUDGED, Place
 from tm.effects import Call, End, Force, Note, Pause
 from tm.log import Branch, DecisionRefused, LogError, LogStopped
-from tm.log.sql_gtrids import TakenOver
+from tm.log.sql.gtrids import TakenOver
 from tm.verdicts import Verb
 from xa import Code, XaError, Xid, log_prefix, xa_error
 from xabridge.pipeline.core import binding, deciding, effects, finishing, planning, taking

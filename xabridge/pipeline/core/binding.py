@@ -36,7 +36,7 @@ from xabridge.pipeline.core.planning import OLDER
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from tm.log.sql_gtrids import Entry
+    from tm.log.sql.gtrids import Entry
     from xabridge.pipeline.core.finishing import Steps
     from xabridge.pipeline.core.ledger import BatchRow, EpochRow, Known, Planned
     from xabridge.pipeline.core.naming import Own

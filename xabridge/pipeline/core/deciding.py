@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from tm.effects import Force
 from tm.log import Branch, Decision, LogError
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from tm.verdicts import Verb
 from xa import XaError
 from xabridge.pipeline.core.effects import (
@@ -49,7 +49,7 @@ from xabridge.pipeline.core.planning import OLDER, check_whole, undecidable
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from tm.log.sql_gtrids import Entry
+    from tm.log.sql.gtrids import Entry
     from xa import Xid
     from xabridge.pipeline.core.finishing import Steps
     from xabridge.pipeline.core.ledger import BatchRow, PipelineRow, Planned

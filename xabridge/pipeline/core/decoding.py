@@ -11,9 +11,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.protocol.addresses import ORIGIN_QUEUE
 from dtx.protocol.composites import WireError
 from dtx.protocol.decoding import DecodeError, decode_from, skip
-from dtx.protocol.links import ORIGIN_QUEUE
 from dtx.protocol.messages import (
     APPLICATION_PROPERTIES,
     DATA,

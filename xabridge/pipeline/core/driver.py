@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from rm_db import PostgresResource
 from tm.log import LogError
-from tm.log.sql_gtrids import TakenOver
+from tm.log.sql.gtrids import TakenOver
 from xa import XaError
 from xabridge.pipeline.core import binding, deciding, planning
 from xabridge.pipeline.core.entrance import Entrance

@@ -14,10 +14,9 @@ from sqlalchemy import inspect, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from tm.log import LogError, LogLocked
-from tm.log.sql import SqlLog
-from tm.log.sql_gtrids import TakenOver
-from tm.log.sql_schema import Database
-from tm.log.sql_trouble import persistently
+from tm.log.sql import SqlLog, retry
+from tm.log.sql.database import Database
+from tm.log.sql.gtrids import TakenOver
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger import Known, Ledger, changing, read_known, read_pipeline, taken, unannounced
 from xabridge.pipeline.core.tables import DRIVER, ISOLATION, METADATA, PIPELINE, upgrade
@@ -127,7 +126,7 @@ class Entrance:
                     )
                 )
 
-        persistently(attempt, f"taking pipeline {self._pipeline!r} in {database}", self._sleep)
+        retry.change(attempt, f"taking pipeline {self._pipeline!r} in {database}", self._sleep)
 
 
 def _has_had(database: Database, pipeline: str, driver: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from tm.effects import Call, End, Note, Pause, code_of
 from tm.log import Branch, Heuristic
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import XaError
 from xabridge.pipeline.core.effects import Abort, Fence, FindPlanned, Finished, Look, Scan, Undone
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tm.effects import Answer
     from tm.log import Decision, LogError
-    from tm.log.sql_gtrids import Entry
+    from tm.log.sql.gtrids import Entry
     from xa import Xid
     from xabridge.pipeline.core.effects import Effect
     from xabridge.pipeline.core.ledger import Planned

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sqlalchemy import delete, func, select, text, update
 
-from tm.log.sql_gtrids import TakenOver
-from tm.log.sql_schema import GTRIDS, NODE, Database
-from tm.log.sql_states import GtridState
-from tm.log.sql_trouble import persistently, told
+from tm.log.sql import retry
+from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.states import GtridState
+from tm.log.sql.tables import GTRIDS, NODE
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.isolation import Isolation
 from xabridge.pipeline.core.tables import BATCH, EPOCH, ISOLATION, PIPELINE, QUERY, SOURCE
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, Executable
 
     from tm.log.sql import SqlLog
+    from tm.log.sql.database import Database
 
 T = TypeVar("T")
 
@@ -377,10 +378,10 @@ class Ledger:
             with changing(self._database, self.pipeline, self.log.epoch) as connection:
                 return change(connection)
 
-        return persistently(attempt, f"{what} in {self._database}", self._sleep)
+        return retry.change(attempt, f"{what} in {self._database}", self._sleep)
 
     def _told(self, action: Callable[[], T]) -> T:
-        return told(action, f"reading {self._database}", self._sleep)
+        return retry.read(action, f"reading {self._database}", self._sleep)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tm.effects import Force
 from tm.log import Branch, Decision, LogStopped
-from tm.log.sql_states import GtridState
+from tm.log.sql.states import GtridState
 from xa import XaError
 from xa.machine import Result, advance
 from xabridge.pipeline.core.effects import (
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from tm.log import LogError
-    from tm.log.sql_gtrids import Entry
+    from tm.log.sql.gtrids import Entry
     from xa import Xid
     from xabridge.pipeline.core.finishing import Steps
     from xabridge.pipeline.core.ledger import EpochRow, PipelineRow, Planned

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from rm_amqp import AmqpResource
 from tm.effects import Call, End, Force, Note, Pause
 from tm.log import DecisionRefused, LogError
-from tm.log.sql_gtrids import TakenOver
+from tm.log.sql.gtrids import TakenOver
 from tm.performer import Performer
 from tm.verdicts import Verb
 from xa import XaError, log_prefix

@@ -11,8 +11,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tm.log import LogError, LogMissing
 from tm.log.records import decode_decision
-from tm.log.sql_node import read_node
-from tm.log.sql_schema import GTRIDS, Database
+from tm.log.sql.database import Database
+from tm.log.sql.node import read_node
+from tm.log.sql.tables import GTRIDS
 from xa import XaError, log_prefix
 from xabridge.pipeline.core.ledger import read_pipeline
 from xabridge.pipeline.core.naming import epoch_of

@@ -1,4 +1,4 @@
-"""The tables of a pipeline, beside those of its decision log (`tm.log.sql_schema`) and in the same database.
+"""The tables of a pipeline, beside those of its decision log (`tm.log.sql.tables`) and in the same database.
 
     xabridge_pipeline         a row for each pipeline: its name is the node of its log
         incarnation, driver   who has it: the log's incarnation, and the driver that took it (`identity.driver_id`)
@@ -70,7 +70,7 @@ from sqlalchemy import (
 from sqlalchemy.schema import CreateColumn
 
 if TYPE_CHECKING:
-    from tm.log.sql_schema import Database
+    from tm.log.sql.database import Database
 
 METADATA: Final = MetaData()
 PIPELINE: Final = Table(

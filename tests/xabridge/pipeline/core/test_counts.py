@@ -21,7 +21,7 @@ ROWS = [f"{number}" for number in range(10)]
 
 def counts(broker: EmbeddedBroker, queue: str = "orders") -> list[int]:
     """How often each message was delivered in vain."""
-    return broker.inside(lambda one: [entry.count for entry in one.node.resource.find(queue)])
+    return broker.inside(lambda one: [entry.count for entry in one.container.resource.find(queue)])
 
 
 def _aborted(stage: Stage) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.simulation.pipeline.book import Book
 from tm.log import Branch, Decision, DecisionRefused
-from tm.log.sql_gtrids import TakenOver
+from tm.log.sql.gtrids import TakenOver
 from xa import FORMAT_ID, Xid
 from xabridge.pipeline.core.entrance import Entrance
 from xabridge.pipeline.core.errors import PipelineTaken

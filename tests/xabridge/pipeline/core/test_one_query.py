@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tm.log.sql_schema import Database
+from tm.log.sql.database import Database
 from xa import FORMAT_ID, Xid
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken, Query
 from xabridge.pipeline.core import planning as planning_module
