@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from xa.association import Dialect
     from xa.codes import Code
-    from xa.control import ThreadOfControl
+    from xa.threads_of_control import ThreadOfControl
     from xa.xid import Xid
     from xabridge.testing.reference.driver import ReferenceDriver
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from xa.diagnosis import Diagnosis
     from xa.holdings import InDoubtBranch
-    from xa.resource import Registrar
+    from xa.resource_manager import Registrar
     from xabridge.testing.reference.store import ReferenceStore
 
 

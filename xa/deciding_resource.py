@@ -1,0 +1,95 @@
+"""DecidingResource: a resource manager that commits its work and the decision in one local transaction.
+
+A global transaction may have one of them. The other branches are prepared first; then this one commits its own work
+together with the decision, and that is the commit point. Nothing is forced in a log of the transaction manager's: this
+resource is the decision log. It has an id of its own, which stands in the gtrid of each transaction whose decision
+lives here.
+
+Its branch needs no prepare and is never in doubt: `prepare` answers XAER_PROTO, `commit` is taken with TMONEPHASE only
+(when no other branch takes part, and no decision is needed), and `recover` finds nothing.
+
+Several nodes may use one, and several processes of one node. Each decision belongs to the node and the incarnation in
+its gtrid. Each transaction manager holds a lease here, from before its first gtrid until it is closed. Only the owner
+ends a decision, or another process of the same node after the owner's lease has run out. Nobody needs a lease to be
+right about a decision, because `settle` is final, whoever asks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from xa.resource_manager import ResourceManager
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xa.codes import Code
+    from xa.xid import Xid
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRecord:
+    """One decision to commit, as a deciding resource keeps it; `record` is the transaction manager's own."""
+
+    gtrid: bytes
+    record: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who begins transactions whose decisions live here: one transaction manager, from its opening to its end."""
+
+    node: str
+    incarnation: bytes
+    """8 octets, random."""
+    process: str
+    """Which process that is: boot id, pid namespace, pid and start time (Linux); "" where that can't be told."""
+
+
+class DecidingResource(ResourceManager, Protocol):
+    """A resource manager that can be the one that decides. Codes that any verb may raise are those of
+    `ResourceManager`."""
+
+    @property
+    def decider_id(self) -> bytes:
+        """8 octets, random, made when the place of the decisions was made; known once open."""
+        ...
+
+    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
+        """Notes durably that `owner` is at work until `lease_s` from now, by the clock of this resource. Calling it
+        again renews the lease, whether it has run out or not. 0: `owner` is not at work any more."""
+        ...
+
+    def owners(self, rmid: int) -> Sequence[Owner]:
+        """The owners, of every node, whose lease has not run out by the clock of this resource."""
+        ...
+
+    def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
+        """Commits the ended branch `xid` and the decision (xid.gtrid, record) in one local transaction.
+
+        Precondition: the branch's association has ended (XAER_PROTO).
+        XA_OK: both are durable; this is the commit point of the global transaction. The branch is gone.
+        XA_RB*: neither is and never will be; the branch is gone. So it is when the gtrid was settled before.
+        XAER_NOTA: unknown xid; neither is and never will be.
+        XAER_RMFAIL: unknown; `settle` tells, once the resource can be reached.
+        """
+        ...
+
+    def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
+        """The final word on `gtrid`: its record if it was decided. Otherwise None, and from now on it can't be decided
+        any more: a `decide` that is still on its way will fail.
+
+        It waits for a transaction of that gtrid that is deciding at this moment. XA_RETRY: it has waited as long as it
+        may.
+        """
+        ...
+
+    def decisions(self, rmid: int, after: bytes = b"", count: int = 1000) -> Sequence[DecisionRecord]:
+        """A page of the decisions that have not ended, in the order of their gtrids, from behind `after`."""
+        ...
+
+    def end_decisions(self, gtrids: Sequence[bytes], rmid: int) -> None:
+        """Lets the resource delete these decisions and tombstones: no branch of them is left anywhere, and no request
+        about them can be on its way any more. This need not be durable: a crash may undo it."""
+        ...
