@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= 2
 
-.PHONY: help setup demo test check bench docs lock image artemis sqlalchemy-2.0 clean
+.PHONY: help setup demo test check bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
 
 help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
@@ -15,6 +15,8 @@ help:
 	@echo "make test    every test"
 	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
 	@echo "make docs    the generated parts of docs/"
+	@echo "make site    the documentation's site, into site/ (needs npm the first time)"
+	@echo "make release-dry-run  what a release would upload, built, checked and tried; it uploads and tags nothing"
 	@echo "make lock    the locked versions anew, from pyproject.toml"
 	@echo "make image   the containers' image, with buildah on a base of its own (needs root, buildah, debootstrap)"
 	@echo "make sqlalchemy-2.0  the tests of sessions with SQLAlchemy 2.0, from .sqlalchemy-2.0/"
@@ -51,9 +53,15 @@ docs: setup
 	$(BIN)/python -m bench.diagrams docs/state-machines.md
 	$(BIN)/python -m bench.packages --into docs/architecture.md
 
+site: setup
+	$(BIN)/python -m bench.site
+
+release-dry-run: setup
+	$(BIN)/python -m bench.release
+
 lock:
 	$(BIN)/python -m pip install --quiet uv
-	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --group dev --all-extras \
+	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes --group dev --group docs --all-extras \
 	  --custom-compile-command "make lock" -o requirements.lock pyproject.toml
 	sed -n 's/^\([a-z0-9].*==[^ ]*\).*/\1/p' requirements.lock > .locked
 	$(BIN)/python -m uv pip compile --quiet --universal --generate-hashes -c .locked \
@@ -74,4 +82,4 @@ artemis:
 	@echo "now: XABRIDGE_ARTEMIS=.artemis $(BIN)/python -m pytest tests/interop/test_artemis.py"
 
 clean:
-	rm -rf .venv .demo .bench .artemis .sqlalchemy-2.0 .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .demo .bench .artemis site theme/scripts .sqlalchemy-2.0 .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -42,14 +42,14 @@ MACHINES: Final = (
 _INTRODUCTION: Final = """\
 # State machines
 
-Generated from the tables in the code by `make docs`; a test fails when the two differ. Change the table, not this
+`make docs` writes this page from the tables in the code, and a test fails if the two differ. Change the table, not this
 page.
 
-A diagram shows what leads from one state to another. The table under it has every entry, those that stay in their
-state included, and where it comes from: "6-2" is a table of the X/Open XA specification (C193, chapter 6), "text"
-the description of a routine in its chapter 5, "7-1" the table of the X/Open TX specification (C504), "design" is
-ours. What has no entry is refused with the code in the
-second table, and leaves the state as it was.
+A diagram shows what leads from one state to another. The table under it has every entry, also those that don't
+change the state, and the source of each entry. "6-2" is a table of the X/Open XA specification (C193, chapter 6),
+"text" is the description of a routine in its chapter 5, "7-1" is the table of the X/Open TX specification (C504), and
+"design" is our own design. What has no entry is refused with the code in the second table, and leaves the state as it
+was.
 """
 
 
@@ -92,7 +92,7 @@ def _diagram(machine: Machine[Any, Any]) -> list[str]:
     lines += [f'    state "{_plain(state.value)}" as {state.name}' for state in machine.states]
     lines.append(f"    [*] --> {machine.initial.name}")
     for (state, target), verbs in arrows.items():
-        label = r"\n".join(f"{verb} → {', '.join(results)}" if results else verb for verb, results in verbs.items())
+        label = "<br/>".join(f"{verb} → {', '.join(results)}" if results else verb for verb, results in verbs.items())
         lines.append(f"    {state.name} --> {target.name}: {_plain(label)}")
     return lines
 

@@ -65,17 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VARIABLE",
         help="set a user's password in the file of users from an environment variable, before the broker starts",
     )
-    parser.add_argument("--anonymous", action="store_true", default=None, help="take peers without a name")
+    parser.add_argument("--anonymous", action="store_true", default=None, help="accept peers that don't authenticate")
     parser.add_argument(
-        "--plain-without-tls", action="store_true", default=None, help="take passwords in the clear, without TLS"
+        "--plain-without-tls", action="store_true", default=None, help="accept passwords in the clear, without TLS"
     )
     parser.add_argument(
         "--set-password",
         metavar="USER",
-        help="add USER to the file of users, or change the password, and end; it is asked for, or read from stdin",
+        help="add USER to the file of users, or change the password (asked for, or read from stdin), and exit",
     )
     parser.add_argument(
-        "--compact", action="store_true", help="give unused space of the store, in SQLite, back to the system, and end"
+        "--compact", action="store_true", help="give unused space of a store in SQLite back to the system, and exit"
     )
     parser.add_argument("--verbose", action="store_true", help="say more on stderr")
 

@@ -28,7 +28,8 @@ class Block:
 
 def pages() -> list[Path]:
     """Every page that people read."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    top = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "tests/README.md")
+    return [*(ROOT / name for name in top), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: Path) -> list[Block]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from rm_amqp import Message, Session
-from tm import Transaction, TransactionManager
+from xabridge import Message, Session, Transaction, TransactionManager
 
 NUMBER = text("SELECT max(number) FROM orders")
 

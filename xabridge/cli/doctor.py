@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tm.config import Configuration
 
-SUMMARY: Final = "check configuration, log and resource managers, and say how to mend what is wrong"
+SUMMARY: Final = "check configuration, log and resource managers, and say how to fix what is wrong"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--config", default="xabridge.toml", metavar="FILE", help="the configuration (default xabridge.toml)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--verbose", action="store_true", help="say on stderr what goes on")
+    parser.add_argument("--verbose", action="store_true", help="log to stderr")
     parser.epilog = "exit codes: 0 nothing failed · 1 a check failed · 2 usage"
 
 

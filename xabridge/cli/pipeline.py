@@ -10,7 +10,7 @@ from xabridge.pipeline import status_command
 if TYPE_CHECKING:
     import argparse
 
-SUMMARY: Final = "pipelines on Spark: what one is doing, and a demo"
+SUMMARY: Final = "show what a pipeline on Spark is doing, or run a demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

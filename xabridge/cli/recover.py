@@ -54,33 +54,33 @@ def add_arguments(parser: ArgumentParser) -> None:
             "--config", default="xabridge.toml", metavar="FILE", help="the configuration (default xabridge.toml)"
         )
         added.add_argument("--json", action="store_true", help="print JSON")
-        added.add_argument("--verbose", action="store_true", help="say on stderr what goes on")
+        added.add_argument("--verbose", action="store_true", help="log to stderr")
         added.set_defaults(run_action=run_action)
         return added
 
     listing = action("list", "list every transaction in doubt", list_transactions)
     _add_filters(listing)
     _add_all(listing)
-    listing.add_argument("--names", action="store_true", help="print the names only, one to a line")
+    listing.add_argument("--names", action="store_true", help="print the names only, one per line")
     show = action("show", "show everything about a transaction", show_transactions)
     _add_names(show)
     watching = action("watch", "list again and again, until interrupted", watch_transactions)
     _add_filters(watching)
     watching.add_argument("--interval", type=_duration, default=2.0, metavar="TIME", help="pause (default 2s)")
     running = action("run", "make one recovery pass and say what it did", _run_pass)
-    running.add_argument("--dry-run", action="store_true", help="only say what it would do")
+    running.add_argument("--dry-run", action="store_true", help="only show what would be done")
     _add_all(running)
     running.add_argument(
         "--newest", action="append", default=[], metavar="INCARNATION", type=_incarnation,
-        help="this copy of the log is the newest that there is: it lacks no decision of this incarnation, which was at "
-        "work when the copy was made (repeatable)",
+        help="take this copy of the log for the newest: it lacks no decision of this incarnation, which was at work "
+        "when the copy was made (repeatable)",
     )  # fmt: skip
-    backing_up = action("backup", "copy the decision log, beside whoever is at work with it", _back_up)
-    backing_up.add_argument("destination", metavar="FOLDER", type=Path, help="where to; made, and not there yet")
+    backing_up = action("backup", "copy the decision log, also while the manager is at work with it", _back_up)
+    backing_up.add_argument("destination", metavar="FOLDER", type=Path, help="the new folder; it must not exist")
     for wanted, summary in (
         (Act.COMMIT, "commit branches in doubt"),
         (Act.ROLLBACK, "roll back branches in doubt"),
-        (Act.FORGET, "forget branches that were completed on their own"),
+        (Act.FORGET, "forget branches that were completed by hand"),
     ):
         doing = action(wanted.value, summary, act)
         doing.set_defaults(act=wanted)
@@ -88,26 +88,26 @@ def add_arguments(parser: ArgumentParser) -> None:
         doing.add_argument(
             "--on", action="append", default=[], metavar="NAME", help="only the branch on this resource (repeatable)"
         )
-        doing.add_argument("--heuristic", action="store_true", help="also where that may split the transaction")
+        doing.add_argument("--heuristic", action="store_true", help="also if that may split the transaction")
         _add_consent(doing)
-    ending = action("end", "end a decision that names a resource which is gone for good", end)
+    ending = action("end", "end a decision that names a resource which does not exist any more", end)
     ending.add_argument("xid", metavar="XID", help="as `recover list` shows it, or an xid")
     ending.add_argument(
         "--gone", action="append", required=True, metavar="NAME",
-        help="not configured any more; it does not exist any more, or has been told by hand (repeatable)",
+        help="a resource that is not configured any more, and does not exist or was completed by hand (repeatable)",
     )  # fmt: skip
     _add_consent(ending)
 
 
 def _add_all(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--all", action="store_true", help=f"tell of each transaction, also where there are over {MOST}"
+        "--all", action="store_true", help=f"list every transaction, also if there are more than {MOST}"
     )
 
 
 def _add_consent(parser: ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="only say what it would do")
-    parser.add_argument("--yes", action="store_true", help="don't ask")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument("--yes", action="store_true", help="do it without asking")
 
 
 def _add_names(parser: ArgumentParser) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xabridge.demo.shop import Figures, Order
     from xabridge.demo.shop.audit import Proof
 
-SUMMARY: Final = "orders, rows and invoices in one transaction each, while everything is killed once"
+SUMMARY: Final = "handle orders in one transaction each, while manager, broker and database are killed once"
 SEED: Final = 1
 LOOK_S: Final = 0.1
 STUCK_S: Final = 60.0
@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="two-phase",
         help="how PostgreSQL takes part: prepared, or as the one that decides (default two-phase)",
     )
-    parser.add_argument("--no-kill", action="store_true", help="nobody is killed")
-    parser.add_argument("--plain", action="store_true", help="lines for a log instead of a live display")
+    parser.add_argument("--no-kill", action="store_true", help="kill nothing")
+    parser.add_argument("--plain", action="store_true", help="print lines instead of a live display")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object, nothing else on stdout")
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="the scratch folder (default .demo)")
 

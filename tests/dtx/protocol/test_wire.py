@@ -20,7 +20,7 @@ from tests.dtx.protocol.wire_examples import (
 )
 
 PAGE = (Path(__file__).parents[3] / "docs" / "wire.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r"^```wire ([^\n]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```wire title="([^"\n]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 HEX = re.compile(r"\s*((?:[0-9a-f]{2} ?)+)(?:\s{2}|$)")
 SHOWN = dict(BLOCK.findall(PAGE))
 

@@ -1,4 +1,4 @@
-"""`xabridge pipeline demo`: orders through a pipeline on Spark, whose driver is killed in the middle; and the proof.
+"""`xabridge pipeline demo`: run orders through a pipeline on Spark, whose driver is killed on the way; and the proof.
 
 In a scratch folder: the embedded broker, an embedded PostgreSQL with two tables and the decisions, orders in a queue,
 and a Spark application (`xabridge.demo.pipeline.application`) on this machine's cores, or on a standalone cluster of
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from xabridge.demo.pipeline.audit import Figures, Proof
 
-SUMMARY: Final = "orders through a pipeline on Spark, whose driver is killed in the middle"
+SUMMARY: Final = "run orders through a pipeline on Spark, whose driver is killed on the way"
 SEED: Final = 1
 BATCHES: Final = 12
 """Micro-batches that the orders come in, at least."""
@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster", action="store_true", help="on a standalone cluster of two workers, 127.0.0.2 and .3"
     )
-    parser.add_argument("--no-kill", action="store_true", help="nobody is killed")
-    parser.add_argument("--plain", action="store_true", help="lines for a log instead of a live display")
+    parser.add_argument("--no-kill", action="store_true", help="kill nothing")
+    parser.add_argument("--plain", action="store_true", help="print lines instead of a live display")
     parser.add_argument("--json", action="store_true", help="the result as one JSON object, nothing else on stdout")
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="the scratch folder (default .demo)")
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from xabridge.demo.shop.orders import Order
 
-SUMMARY: Final = "the demo's shop in pieces: a worker, a generator"
+SUMMARY: Final = "run one part of the demo's shop: a worker or a generator"
 LOOK_S: Final = 0.5
 EXIT_WRONG: Final = 1
 

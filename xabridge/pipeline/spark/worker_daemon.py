@@ -1,5 +1,5 @@
 """The process from which Spark forks its Python workers. It imports the core and what the core needs once, so that no
-worker has to. `xabridge.pipeline.session` sets it; a session of your own sets
+worker has to. `xabridge.pipeline.entry_points` sets it; a session of your own sets
 spark.python.daemon.module=xabridge.pipeline.spark.worker_daemon.
 
 Nothing that starts threads may be imported here (pyarrow, numpy): they would not be there in the workers.
