@@ -11,13 +11,12 @@ WORKDIR /src
 COPY containers/requirements.lock ./
 RUN /opt/xabridge/bin/pip install --no-cache-dir --require-hashes -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
+COPY xabridge xabridge
 COPY xa xa
 COPY dtx dtx
 COPY rm_amqp rm_amqp
 COPY rm_db rm_db
 COPY tm tm
-COPY pipeline pipeline
-COPY bench bench
 COPY docs docs
 RUN /opt/xabridge/bin/pip install --no-cache-dir --no-deps .
 

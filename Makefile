@@ -34,7 +34,7 @@ demo: setup
 	$(BIN)/xabridge demo
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 40 --durations-min 5
 
 check: setup
 	$(BIN)/ruff check .
@@ -44,11 +44,12 @@ check: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q -m "not slow"
 
 bench: setup
-	$(BIN)/xabridge bench all --out .bench
+	$(BIN)/python -m bench all --out .bench
 	$(BIN)/python -m bench.report .bench docs
 
 docs: setup
 	$(BIN)/python -m bench.diagrams docs/state-machines.md
+	$(BIN)/python -m bench.packages --into docs/architecture.md
 
 lock:
 	$(BIN)/python -m pip install --quiet uv

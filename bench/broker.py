@@ -19,14 +19,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.amqp import Client, drive
 from bench.client import measure_client
 from bench.load import Load, run
-from bench.process import BrokerProcess
 from dtx.protocol.commands import Recover
+from xabridge.testing.amqp_client import Client, drive
+from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
-    from bench.amqp import Waits
+    from xabridge.testing.amqp_client import Waits
 
 SUMMARY: Final = "the embedded broker: messages, branches, restart, memory"
 FOLDER: Final = Path(".bench")

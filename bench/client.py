@@ -20,7 +20,7 @@ from rm_amqp import AmqpResource, Message
 from xa import NULL_XID, TMNOFLAGS, TMONEPHASE, TMREGISTER, TMSUCCESS, TMUSEASYNC, AxCode, Xid
 
 if TYPE_CHECKING:
-    from bench.process import BrokerProcess
+    from xabridge.testing.broker import BrokerProcess
 
 RMID: Final = 1
 QUICK: Final = "ahead=true&prefetch=100"

@@ -1,4 +1,4 @@
-"""`xabridge bench NAME --json`: runs one benchmark, or all, and prints its figures.
+"""`python -m bench NAME --json`: runs one benchmark, or all, and prints its figures.
 
 Progress and explanations go to stderr. With --json the last line of stdout is one JSON object; a dot in the
 name of a figure means nesting. Every object carries the facts of the machine under `machine`.
@@ -6,6 +6,7 @@ name of a figure means nesting. Every object carries the facts of the machine un
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from importlib import import_module
@@ -15,9 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from bench.machine import machine_facts
 
 if TYPE_CHECKING:
-    import argparse
-
-SUMMARY: Final = "run a benchmark"
+    from collections.abc import Sequence
 
 BENCHMARKS: Final[dict[str, str]] = {
     "broker": "bench.broker",
@@ -59,8 +58,14 @@ SEEDED: Final = frozenset({"crash"})
 PARTS: Final = ("orders", "bank")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """As `tm.cli.main.Command` says."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs what the command line asks for; the exit code."""
+    return run(make_parser().parse_args(argv))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The arguments of `python -m bench`."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Runs a benchmark, or all of them.")
     names = sorted(BENCHMARKS)
     parser.add_argument("name", choices=[*names, "all"], help="which benchmark")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line of stdout")
@@ -71,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--part", choices=PARTS, help="crash: one node that handles orders, or the bank of several nodes"
     )
     parser.add_argument("--out", type=Path, help="also write NAME.json into this folder")
+    return parser
 
 
 def count(text: str) -> int:
@@ -82,11 +88,11 @@ def count(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """As `tm.cli.main.Command` says."""
+    """Runs the benchmarks that the arguments name; the exit code."""
     names = sorted(BENCHMARKS) if arguments.name == "all" else [arguments.name]
     told = (arguments.rounds, arguments.seed, arguments.part)
     if not SEEDED.issuperset(names) and any(value is not None for value in told):
-        print(f"xabridge bench: --rounds, --seed and --part are for {', '.join(sorted(SEEDED))}", file=sys.stderr)
+        print(f"python -m bench: --rounds, --seed and --part are for {', '.join(sorted(SEEDED))}", file=sys.stderr)
         return EXIT_USAGE
     results = {}
     for name in names:
@@ -95,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         except ModuleNotFoundError as error:
             extras = "demo,pipeline" if name == "pipeline" else "demo"
             why = f"{error.name} is not installed: pip install 'xabridge[{extras}]'" if error.name else str(error)
-            print(f"xabridge bench {name}: {why}", file=sys.stderr)
+            print(f"python -m bench {name}: {why}", file=sys.stderr)
             return EXIT_MISSING
         results[name] = {"benchmark": name, "machine": machine_facts(), **figures}
         if arguments.out is not None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from xa import TMASYNC, TMSUCCESS, Code, Gtrid, Handle, Xid
 from xa.gtrid import FORMAT_ID
 from xa.machine import advance
-from xa.reference import ReferenceResource, ReferenceStore
 from xa.tables import BRANCH, BranchState, BranchVerb
+from xabridge.testing.reference import ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`xabridge bench db`: PostgreSQL through the database resource managers, against psycopg by itself.
+"""`python -m bench db`: PostgreSQL through the database resource managers, against psycopg by itself.
 
 A client is a thread of this process, with a connection while it is at work, for psycopg and for us alike: this is how
 a transaction manager is used, and all share one interpreter lock. A transaction is one INSERT of one row. Everything
@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from bench.postgres import Postgres
 from bench.transactions import rate
 from rm_db import DecidingDatabase, PostgresResource
 from tm import ResourceConfig, TransactionManager
 from xa import FORMAT_ID, TMSUCCESS, Gtrid, Xid
-from xa.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.postgres import Postgres
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -30,11 +30,11 @@ MACHINES: Final = (
     ("tm.states", "GLOBAL", "design: what the branches of one transaction come to together"),
     ("tm.tx_states", "TX", "TX specification, table 7-1"),
     ("tm.consumer.states", "CONSUMER", "design: a handler with its workers"),
-    ("dtx.resource.grammar", "CHANNEL", "the slides' dtx grammar, for one transactional channel"),
-    ("dtx.resource.grammar", "LOCAL", "AMQP 1.0, transactions: a local transaction"),
-    ("tm.log.sql_states", "GTRID", "design: a transaction in the decision log that is a table"),
+    ("dtx.broker.transactions.state_tables", "CHANNEL", "the slides' dtx grammar, for one transactional channel"),
+    ("dtx.broker.transactions.state_tables", "LOCAL", "AMQP 1.0, transactions: a local transaction"),
+    ("tm.log.sql.states", "GTRID", "design: a transaction in the decision log that is a table"),
     ("tm.log.incarnations", "INCARNATION", "design: what a decision log knows of each opening"),
-    ("pipeline.core.states", "EPOCH", "design: what one micro-batch of a pipeline reads"),
+    ("xabridge.pipeline.core.states", "EPOCH", "design: what one micro-batch of a pipeline reads"),
 )
 """Module, name of the machine in it, and whose table it is."""
 

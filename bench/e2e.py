@@ -1,4 +1,4 @@
-"""`xabridge bench e2e`: consume, write and produce, with the durable broker and PostgreSQL as they come.
+"""`python -m bench e2e`: consume, write and produce, with the durable broker and PostgreSQL as they come.
 
 Everything is forced: SQLite's WAL at each group of the broker, PostgreSQL at its default durability, the decision log.
 Broker, PostgreSQL and the client are processes of this machine, and share its processors.
@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.e2e_client import WARM_S, Job
-from bench.process import cpu_s
-from bench.shop.backstage import Backstage
-from bench.shop.orders import AT_ONCE, orders_from
-from bench.shop.places import BROKER
 from tm import TransactionManager
+from xabridge.demo.shop.backstage import Backstage
+from xabridge.demo.shop.orders import AT_ONCE, orders_from
+from xabridge.demo.shop.places import BROKER
+from xabridge.testing.broker import cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from bench.crash.points import DECIDER_VERBS, VERBS, Wrapped, hooked
-from bench.shop.orders import INVOICES, Order
-from bench.shop.places import BROKER, DATABASE
 from tm import Consumer, ResourceConfig, TransactionManager
 from tm.log import FileLog
 from tm.resources import find_factory
+from xabridge.demo.shop.orders import INVOICES, Order
+from xabridge.demo.shop.places import BROKER, DATABASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.amqp import Client, accepting, drive, posting
 from dtx.protocol.commands import Commit, Prepare
 from xa import Xid
+from xabridge.testing.amqp_client import Client, accepting, drive, posting
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Barrier
 
-    from bench.amqp import Waits
+    from xabridge.testing.amqp_client import Waits
 
 PAYLOAD: Final = 1024
 PER_TRANSACTION: Final = 100

@@ -1,4 +1,4 @@
-"""`xabridge bench log`: the decision log by itself, against the bare rate of fdatasync on the same disk.
+"""`python -m bench log`: the decision log by itself, against the bare rate of fdatasync on the same disk.
 
 Per round, one after the other: two bare loops in one thread, then `decide` and `end` from 1, 4 and 16 threads.
 `raw_fdatasync_per_s` appends to a file that grows and forces it; `raw_overwrite_per_s` does so inside a file that

@@ -1,7 +1,7 @@
 """The table and the picture of what was measured: `python -m bench.report FOLDER DOCS`.
 
-FOLDER has the NAME.json that `xabridge bench all --out FOLDER` wrote; DOCS gets `benchmarks.md`, with every figure, and
-`benchmarks.svg`, where what has a goal is drawn as a bar whose goal is at the line.
+FOLDER has the NAME.json that `python -m bench all --out FOLDER` wrote; DOCS gets `benchmarks.md`, with every figure,
+and `benchmarks.svg`, where what has a goal is drawn as a bar whose goal is at the line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`xabridge bench tm`: the transaction manager over two reference resource managers and a forced FileLog.
+"""`python -m bench tm`: the transaction manager over two reference resource managers and a forced FileLog.
 
 Per round, on the same disk one after the other: the raw rate of small appends with fdatasync, then
 begin–enlist–enlist–commit from 1, 4 and 16 threads. Ratios are taken within a round; the medians are told.
@@ -22,7 +22,7 @@ from bench.unforced import UnforcedFiles
 from tm import ResourceConfig, TransactionManager
 from tm.log import FileLog
 from xa import FORMAT_ID, TMASYNC, TMSUCCESS, Gtrid, Handle, Xid
-from xa.reference import ReferenceFactory, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from dtx.resource.command import main
+from dtx.broker.command import main
 
 sys.exit(main())

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sqlalchemy import URL
 
-from rm_db import mysql
 from rm_db.address import Address
 from rm_db.decisions import DECIDED, DecisionTable
 from rm_db.diagnosing import diagnose_decider
@@ -23,6 +22,7 @@ from rm_db.sql_errors import from_dbapi
 from rm_db.sql_server import DECIDER_PREFIX, TABLE_CONNECTIONS, any_dialect, guard, make_engine, parse_url
 from rm_db.sql_work import SqlWork
 from xa import Code, xa_error
+from xa.sql import mariadb
 from xa.tables import BranchVerb
 
 if TYPE_CHECKING:
@@ -99,14 +99,14 @@ class SqlPlace:
         self._engine = make_engine(url, address.pool_size, address.pool_wait_s)
         guard(self._engine)
         self.reply_s = address.reply_s
-        options = {"isolation_level": mysql.ISOLATION} if self._engine.dialect.name in mysql.DIALECTS else {}
+        options = {"isolation_level": mariadb.ISOLATION} if self._engine.dialect.name in mariadb.DIALECTS else {}
         self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s, **options))
 
     def reach(self) -> None:
         """As `DecidingPlace` says: opening the table reaches it, where nothing is to be asked."""
-        if self._engine.dialect.name in mysql.DIALECTS:
+        if self._engine.dialect.name in mariadb.DIALECTS:
             with from_dbapi("open"), self._engine.connect() as connection:
-                for weakness, mend in mysql.weaknesses(connection):
+                for weakness, mend in mariadb.weaknesses(connection):
                     logger.warning("%s: a crash of the server's machine can lose a decision; %s", weakness, mend)
 
     def begin(self, xid: Xid, *, wait: bool) -> SqlWork:

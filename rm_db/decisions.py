@@ -52,16 +52,16 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.mysql import LONGBLOB
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.schema import CreateTable
 
-from rm_db import mysql
 from rm_db.sql_errors import from_dbapi, is_loss, is_transient, told
 from rm_db.sql_server import WAIT_OPTION
 from xa import Code, DecisionRecord, Owner, TryAgain, XaError, xa_error
+from xa.sql import mariadb, postgres
+from xa.sql.statements import SECONDS_1970, missing_columns, upsert
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -121,7 +121,7 @@ class DecisionTable:
             metadata,
             Column("gtrid", String(128), primary_key=True),
             Column("state", String(11), nullable=False),
-            Column("record", LargeBinary().with_variant(LONGBLOB(), *mysql.DIALECTS)),  # a BLOB there ends at 64 KiB
+            Column("record", LargeBinary().with_variant(LONGBLOB(), *mariadb.DIALECTS)),  # a BLOB there ends at 64 KiB
             Column("created", DateTime(timezone=True), nullable=False, server_default=func.current_timestamp()),
             **_INNODB,
         )
@@ -186,21 +186,20 @@ class DecisionTable:
                     table.create(connection)
                     connection.commit()
                     continue
-                columns = {column["name"] for column in present.get_columns(table.name, schema=table.schema)}
+                missing = missing_columns(connection, table)
                 engine = None
-                if connection.dialect.name in mysql.DIALECTS:
-                    engine = mysql.other_engine(connection, table.schema or "", table.name)
+                if connection.dialect.name in mariadb.DIALECTS:
+                    engine = mariadb.other_engine(connection, table.schema or "", table.name)
             if engine is not None:
                 raise xa_error(
                     Code.XAER_RMERR,
                     f"the table {table.name} is in {engine}, which has no transactions: make it InnoDB's with "
                     f"ALTER TABLE {table.name} ENGINE = InnoDB",
                 )
-            missing = {column.name for column in table.columns} - columns
             if missing:
                 raise xa_error(
                     Code.XAER_RMERR,
-                    f"the table {table.name} has no column {', '.join(sorted(missing))}: it is not ours; "
+                    f"the table {table.name} has no column {missing}: it is not ours; "
                     f"rename it, or make the right one with: {self.ddl()}",
                 )
 
@@ -338,7 +337,7 @@ class DecisionTable:
     def _deletion(self, keys: list[str]) -> tuple[Delete, Any]:
         """The statement that deletes these rows: with one parameter, where the database has arrays."""
         key = self.decisions.c.gtrid
-        if self._engine.dialect.name in mysql.DIALECTS:  # one by one: for a list it reads, and locks, the whole table
+        if self._engine.dialect.name in mariadb.DIALECTS:  # one by one: for a list it reads, and locks, the whole table
             return delete(self.decisions).where(key == bindparam("ended")), [{"ended": ended} for ended in keys]
         if self._engine.dialect.name == "postgresql":
             return delete(self.decisions).where(key == any_(bindparam("keys", type_=ARRAY(String)))), {"keys": keys}
@@ -356,50 +355,29 @@ class DecisionTable:
     def _transaction(self, wait_s: float = SETTLE_WAIT_S) -> Iterator[Connection]:
         """A transaction that is durable when it has been committed, and that waits for locks this long."""
         with self._engine.connect().execution_options(**{WAIT_OPTION: wait_s}) as connection, connection.begin():
-            be_durable(connection)
             if connection.dialect.name == "postgresql":
-                connection.execute(_LOCK_TIMEOUT, {"wait": f"{max(1, int(wait_s * 1000))}ms"})
-            elif connection.dialect.name in mysql.DIALECTS:
-                connection.exec_driver_sql(mysql.lock_timeout(wait_s))
+                postgres.force_commit(connection)
+                postgres.limit_lock_waits(connection, wait_s)
+            elif connection.dialect.name in mariadb.DIALECTS:
+                connection.exec_driver_sql(mariadb.lock_timeout(wait_s))
             yield connection
 
 
-def be_durable(connection: Connection) -> None:
-    """Where a database can answer a commit before it is durable, this transaction's is not."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(_FORCE)
-
-
-_SECONDS_1970: Final = {
-    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)",
-    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
-    "mysql": "UNIX_TIMESTAMP(NOW(6))",
-    "mariadb": "UNIX_TIMESTAMP(NOW(6))",
-}
-"""The present time by the database's clock. What has no row here tells it in its sessions' time zone, which has to be
-the same for all of them."""
-
-
 def _now(connection: Connection) -> float:
-    """Seconds since 1970, by the clock of the database."""
-    seconds = _SECONDS_1970.get(connection.dialect.name)
+    """Seconds since 1970, by the clock of the database. One that is not in the table tells the time in its sessions'
+    time zone, which has to be the same for all of them."""
+    seconds = SECONDS_1970.get(connection.dialect.name)
     if seconds is not None:
         return float(connection.execute(text(f"SELECT {seconds}")).scalar_one())
     now: datetime = connection.execute(select(func.current_timestamp())).scalar_one()
     return now.replace(tzinfo=now.tzinfo or UTC).timestamp()
 
 
-_INNODB: Final[dict[str, Any]] = {f"{dialect}_engine": "InnoDB" for dialect in mysql.DIALECTS}
-_LOCK_TIMEOUT: Final = text("SELECT set_config('lock_timeout', :wait, true)")
-_FORCE: Final = text(
-    "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
-)
+_INNODB: Final[dict[str, Any]] = {f"{dialect}_engine": "InnoDB" for dialect in mariadb.DIALECTS}
 
 
 def _insert_if_missing(dialect: str, table: Table) -> Insert:
     """An insertion that does nothing where the key is there. Elsewhere than here it raises IntegrityError then."""
-    if dialect == "postgresql":
-        return postgresql.insert(table).on_conflict_do_nothing()
-    if dialect == "sqlite":
-        return sqlite.insert(table).on_conflict_do_nothing()
+    if dialect in {"postgresql", "sqlite"}:
+        return upsert(dialect, table).on_conflict_do_nothing()
     return insert(table)

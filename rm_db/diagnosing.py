@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
-from rm_db import mysql
 from rm_db.address import Address
 from rm_db.server import MIN_VERSION, SCHEMES, conninfo, unconnected
 from rm_db.sql_server import DECIDER_PREFIX, make_engine, parse_url
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosis, Health
+from xa.sql import mariadb
+from xa.sql.statements import SECONDS_1970
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ SELECT current_setting('server_version_num')::int AS version, current_setting('m
        (SELECT count(*) FROM pg_prepared_xacts p
          WHERE p.database = current_database() AND NOT pg_has_role(current_user, p.owner, 'MEMBER')) AS of_others
 """
-_CLOCK: Final = "SELECT extract(epoch FROM clock_timestamp())::float8"
+_CLOCK: Final = f"SELECT {SECONDS_1970['postgresql']}"
 
 
 def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
@@ -140,8 +141,8 @@ def _sql_reached(url: URL) -> Iterator[Check]:
     try:
         with engine.connect() as connection:
             yield Check(Health.OK, "reachable", f"{shown}: decides")
-            if engine.dialect.name in mysql.DIALECTS:
-                for weakness, mend in mysql.weaknesses(connection):
+            if engine.dialect.name in mariadb.DIALECTS:
+                for weakness, mend in mariadb.weaknesses(connection):
                     found = f"{weakness}: a crash of the server's machine can lose a decision"
                     yield Check(Health.FAIL, "durability", found, mend)
     except SQLAlchemyError as error:

@@ -3,82 +3,46 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sqlalchemy.exc import DBAPIError, IntegrityError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from rm_db import mysql
-from rm_db.sqlstate import ROLLED_BACK, is_lost, lookup
+from rm_db.sqlstate import ROLLED_BACK, lookup
 from xa import Code, xa_error
+from xa.sql.errors import IN_THE_WAY, ErrorKind, kind_of, mariadb_number, sqlstate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xa import XaError, Xid
 
-_SQLITE_PRIMARY: Final = 0xFF
-_SQLITE_BUSY: Final = frozenset({5, 6})  # SQLITE_BUSY, SQLITE_LOCKED
-_SQLITE_IOERR: Final = 10
-_TRANSIENT_STATES: Final = ("55P03", "57014", "40")
+_TRANSIENT: Final = IN_THE_WAY | {ErrorKind.CANCELLED}
 
 
 def is_transient(error: DBAPIError) -> bool:
     """Whether a lock was in the way, so that the same may work a moment later."""
-    number = _mysql_number(error)
-    if number:
-        return number in mysql.TRANSIENT  # their SQLSTATE is HY000, which says nothing
-    state = sqlstate(error)
-    if state is not None:
-        return state.startswith(_TRANSIENT_STATES)
-    sqlite = getattr(error.orig, "sqlite_errorcode", None)
-    return sqlite is not None and sqlite & _SQLITE_PRIMARY in _SQLITE_BUSY
+    return kind_of(error) in _TRANSIENT
 
 
 def is_loss(error: DBAPIError) -> bool:
     """Whether the database can't be reached any more, so that nothing may be assumed."""
-    if error.connection_invalidated:
-        return True
-    if not isinstance(error, OperationalError | InterfaceError) or is_transient(error):
-        return False
-    number = _mysql_number(error)
-    if number:
-        return mysql.lost(number)  # the drivers call most of what they don't know an OperationalError
-    state = sqlstate(error)
-    if state is not None:
-        return is_lost(state)
-    sqlite = getattr(error.orig, "sqlite_errorcode", None)
-    return sqlite is None or sqlite & _SQLITE_PRIMARY == _SQLITE_IOERR
-
-
-def sqlstate(error: DBAPIError) -> str | None:
-    """The SQLSTATE, where the driver tells it."""
-    original: Any = error.orig
-    state = getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)
-    return state if isinstance(state, str) else None
-
-
-def _mysql_number(error: DBAPIError) -> int:
-    """The number that MariaDB's and MySQL's drivers put first; 0 from others, and from these where they have none."""
-    number = next(iter(getattr(error.orig, "args", ())), 0)
-    return number if isinstance(number, int) and not hasattr(error.orig, "sqlite_errorcode") else 0
-
-
-def is_deadlock(error: DBAPIError) -> bool:
-    """Whether the database has rolled the whole transaction back, since it waited for another that waited for it."""
-    return _mysql_number(error) == mysql.DEADLOCK or sqlstate(error) == "40P01"
+    kind = kind_of(error)
+    if kind is ErrorKind.UNTOLD:
+        return isinstance(error, OperationalError | InterfaceError)
+    return kind is ErrorKind.LOST
 
 
 def rollback_reason(error: DBAPIError, xid: Xid) -> XaError:
     """The XA_RB* for work that `error` ended."""
-    state = sqlstate(error)
-    if state is not None and not _mysql_number(error):
+    state = sqlstate_of(error)
+    if state is not None and not mariadb_number(error):  # theirs is mostly HY000, which says nothing
         code = lookup(ROLLED_BACK, state)
     elif is_loss(error):
         code = Code.XA_RBCOMMFAIL
     elif isinstance(error, IntegrityError):
         code = Code.XA_RBINTEGRITY
-    elif is_deadlock(error):
+    elif kind_of(error) is ErrorKind.DEADLOCK:
         code = Code.XA_RBDEADLOCK
     else:
         code = Code.XA_RBTRANSIENT if is_transient(error) else Code.XA_RBOTHER
@@ -87,7 +51,7 @@ def rollback_reason(error: DBAPIError, xid: Xid) -> XaError:
 
 def told(error: DBAPIError) -> str:
     """What the database said."""
-    state = sqlstate(error)
+    state = sqlstate_of(error)
     diagnosis = getattr(error.orig, "diag", None)
     words = " ".join((getattr(diagnosis, "message_primary", None) or str(error.orig)).split())
     return f"{state} {words}" if state else words

@@ -1,25 +1,21 @@
 """SqlServer: a database of any kind, as SQLAlchemy reaches it; and what SQLite needs to be told.
 
 SQLite: a transaction takes the write lock when it begins (BEGIN IMMEDIATE). One that takes it later can find that
-its snapshot is old, and then no waiting helps. The database is in WAL mode, and every commit is forced. A database that
-has no WAL mode is in memory, or in a file system that can't share memory between processes; it is refused, because its
-decisions would not survive, or two processes would not see each other's locks. What MariaDB and MySQL need is in
-`rm_db.mysql`.
+its snapshot is old, and then no waiting helps. How its commits are forced is in `xa.sql.sqlite`, what MariaDB and MySQL
+need in `xa.sql.mariadb`.
 """
 
 from __future__ import annotations
 
-import sqlite3
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 from sqlalchemy import create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from rm_db import mysql
 from rm_db.sql_session import SqlConnection
 from rm_db.statements import DEFINES, ENDS
-from xa import Code, xa_error
+from xa import Code, XaError, xa_error
+from xa.sql import mariadb, sqlite
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Dialect, Engine
@@ -37,7 +33,7 @@ DECIDER_PREFIX: Final = "decider+"
 
 _IN_MEMORY: Final = "a database in memory can't decide: nothing of it survives a crash"
 
-_COMMITS_IMPLICITLY: Final = mysql.DIALECTS | {"oracle"}
+_COMMITS_IMPLICITLY: Final = mariadb.DIALECTS | {"oracle"}
 """Where a statement of the data definition language commits what was done before it."""
 
 
@@ -50,7 +46,7 @@ def parse_url(address: Address) -> URL:
         raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
     if dialect.is_async:
         raise xa_error(Code.XAER_INVAL, f"open: {url.drivername} is an asyncio driver; a synchronous one is needed")
-    if dialect.name == "sqlite" and _is_in_memory(url):
+    if dialect.name == "sqlite" and sqlite.is_in_memory(url):
         raise xa_error(Code.XAER_INVAL, f"open: {_IN_MEMORY}")
     return url
 
@@ -66,11 +62,6 @@ def any_dialect(scheme: str) -> type[Dialect]:
     return dialect
 
 
-def _is_in_memory(url: URL) -> bool:
-    """As far as the URL tells; the others are found when they have no WAL mode."""
-    return (url.database or "").removeprefix("file:") in ("", ":memory:") or url.query.get("mode") == "memory"
-
-
 def make_engine(url: URL, size: int, wait_s: float, **options: Any) -> Engine:
     """An engine with a bounded pool, whose connections are tested before they are used. XAER_INVAL: there can't be
     one."""
@@ -81,7 +72,8 @@ def make_engine(url: URL, size: int, wait_s: float, **options: Any) -> Engine:
     except (ModuleNotFoundError, TypeError) as error:
         raise xa_error(Code.XAER_INVAL, f"open: {error}") from None
     if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "connect", _begin_explicitly)
+        sqlite.force_commits(engine, _OPENING_S, _no_write_ahead_log)
         event.listen(engine, "begin", _Begin(wait_s))
     return engine
 
@@ -97,33 +89,18 @@ def guard(engine: Engine) -> None:
     event.listen(engine, "before_cursor_execute", admit)
 
 
-def _set_up_sqlite(connection: Any, _record: object) -> None:
+def _begin_explicitly(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where we say
-    mode = _write_ahead(connection)
+
+
+def _no_write_ahead_log(mode: str) -> XaError:
     if mode == "memory":
-        raise xa_error(Code.XAER_INVAL, f"open: {_IN_MEMORY}")
-    if mode != "wal":
-        raise xa_error(
-            Code.XAER_INVAL,
-            f"open: SQLite has no WAL mode here, only {mode}: its file system can't share memory between processes (a "
-            "network's can't), or the URL's settings forbid it. Put the file on a local disk",
-        )
-    connection.execute("PRAGMA synchronous = FULL")
-
-
-def _write_ahead(connection: sqlite3.Connection) -> str:
-    """The mode that the database is in then. Of several that open a new file at once SQLite refuses all but one, and
-    does not wait as it does elsewhere."""
-    until = time.monotonic() + _OPENING_S
-    while True:
-        try:
-            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
-                raise
-            time.sleep(0.005)
-        else:
-            return str(mode).lower()
+        return xa_error(Code.XAER_INVAL, f"open: {_IN_MEMORY}")
+    return xa_error(
+        Code.XAER_INVAL,
+        f"open: SQLite has no WAL mode here, only {mode}: its file system can't share memory between processes (a "
+        "network's can't), or the URL's settings forbid it. Put the file on a local disk",
+    )
 
 
 class _Begin:

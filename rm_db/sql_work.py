@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from rm_db import mysql
-from rm_db.decisions import be_durable
 from rm_db.refusal import busy, over
 from rm_db.sql_errors import is_loss, is_transient, rollback_reason, told
 from rm_db.sql_session import SqlSession
@@ -26,6 +24,7 @@ from rm_db.statements import LINGERS, SETS
 from rm_db.turn import on_event_loop
 from rm_db.work import INTERRUPT_S, SETTLED
 from xa import Code, xa_error
+from xa.sql import mariadb, postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _MARK: Final = "xabridge_begin"
-_WITH_SAVEPOINTS: Final = mysql.DIALECTS | {"sqlite", "postgresql"}
+_WITH_SAVEPOINTS: Final = mariadb.DIALECTS | {"sqlite", "postgresql"}
 """Where a savepoint that is not there can't be released."""
 
 
@@ -148,7 +147,8 @@ class SqlWork:
         connection = self._open
         self._check_whole(connection)
         try:
-            be_durable(connection)
+            if connection.dialect.name == "postgresql":
+                postgres.force_commit(connection)
             if insertion is not None:
                 connection.execute(insertion)  # waits for whoever settles the same transaction, and fails behind it
         except IntegrityError:

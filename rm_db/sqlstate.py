@@ -9,10 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from xa import Code
-
-LOST: Final = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "25P03", "25P04"})
-"""The server ended the connection: it or the backend was stopped, the database dropped, a time limit passed."""
-LOST_CLASS: Final = "08"
+from xa.sql.errors import ErrorKind, kind_of_sqlstate
 
 UNDEFINED_OBJECT: Final = "42704"
 INSUFFICIENT_PRIVILEGE: Final = "42501"
@@ -66,4 +63,4 @@ def lookup(table: dict[str, Code], sqlstate: str) -> Code:
 
 def is_lost(sqlstate: str | None) -> bool:
     """Whether an error with this state, or with none, means that the connection is gone."""
-    return sqlstate is None or sqlstate in LOST or sqlstate.startswith(LOST_CLASS)
+    return sqlstate is None or kind_of_sqlstate(sqlstate) is ErrorKind.LOST

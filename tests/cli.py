@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tm.cli.main import make_parser
+from xabridge.cli.main import make_parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pymysql
 
-from bench.postgres import free_port
+from xabridge.testing.postgres import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import postgres
+from xabridge.testing import postgres
 
 __all__ = ["Postgres"]
 

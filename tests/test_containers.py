@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from bench.postgres import free_port
-from bench.shop.command import shop_of
-from bench.shop.orders import INVOICES, ORDERS
-from dtx.protocol.mechanisms import Identity
-from dtx.resource.config import BrokerConfig, load
-from dtx.resource.permissions import Action
+from dtx.broker.access.permissions import Action
+from dtx.broker.config import BrokerConfig, load
+from dtx.protocol.sasl.mechanisms import Identity
 from rm_amqp.settings import parse
 from tests.cli import parsed
 from tm import ConsumerSettings, ResourceConfig, configuration_from
-from tm.cli import main
+from xabridge.cli import main
+from xabridge.demo.shop.command import shop_of
+from xabridge.demo.shop.orders import INVOICES, ORDERS
+from xabridge.testing.postgres import free_port
 
 if TYPE_CHECKING:
     from tests.postgres import Postgres
@@ -208,7 +208,7 @@ def test_the_commands_do_on_this_machine_what_they_do_in_containers(postgres: Po
                 replaced[inside] = str(file)
             told = [_replaced(part, replaced) for part in SERVICES[service]["command"]]
             running[service] = process = subprocess.Popen(
-                [sys.executable, "-m", "tm.cli", *told],
+                [sys.executable, "-m", "xabridge.cli", *told],
                 env={**os.environ, **ENVIRONMENT},
                 stdout=subprocess.PIPE,
                 text=True,

@@ -19,12 +19,14 @@ LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 VIOLATIONS = {
     # contract → module that is planted, and what it imports
     "contract": ("xa.planted", "tm"),
+    "sql": ("xa.planted", "xa.sql.errors"),
     "layers": ("rm_db.planted", "tm"),
     "no-amqp": ("tm.planted", "dtx.protocol"),
-    "no-broker": ("rm_amqp.planted", "dtx.resource"),
+    "no-broker": ("rm_amqp.planted", "dtx.broker"),
     "dtx": ("dtx.protocol.planted", "dtx.store"),
     "pyspark": ("tm.planted", "pyspark"),
-    "core": ("pipeline.core.planted", "pyarrow"),
+    "core": ("xabridge.pipeline.core.planted", "pyarrow"),
+    "proton-once": ("rm_amqp.planted", "proton"),
     "proton": ("dtx.store.planted", "proton"),
 }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from bench.postgres import EmbeddedPostgres
+from xabridge.testing.postgres import EmbeddedPostgres
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -4,9 +4,7 @@ Layout, integers big-endian:
 
     version    1 octet, 1
     count      2 octets
-    per branch:
-      name     1 octet length, then the resource's name in UTF-8
-      xid      4 octets format id, 1 octet gtrid length, gtrid, 1 octet bqual length, bqual
+    branches   each as in the records of a decision log (`tm.log.records`), with its whole xid
     crc32      4 octets over all before
 
 Octets are a record if and only if they have this layout, end with the checksum, and every xid is valid.
@@ -18,11 +16,12 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, Final
 
-from tm.log import Branch
-from xa import Xid
+from tm.log.records import branch_key, decode_branch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tm.log import Branch
 
 VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BH")
@@ -31,16 +30,7 @@ _CRC: Final = struct.Struct(">I")
 
 def encode_branches(branches: Sequence[Branch]) -> bytes:
     """The record for `branches`."""
-    parts = [_HEAD.pack(VERSION, len(branches))]
-    for branch in branches:
-        name = branch.resource.encode()
-        xid = branch.xid
-        parts += (
-            bytes((len(name),)), name,
-            struct.pack(">iB", xid.format_id, len(xid.gtrid)), xid.gtrid,
-            bytes((len(xid.bqual),)), xid.bqual,
-        )  # fmt: skip
-    body = b"".join(parts)
+    body = _HEAD.pack(VERSION, len(branches)) + b"".join(map(branch_key, branches))
     return body + _CRC.pack(zlib.crc32(body))
 
 
@@ -57,18 +47,11 @@ def decode_branches(record: bytes) -> tuple[Branch, ...]:
     branches = []
     at = _HEAD.size
     for _ in range(count):
-        name, at = _field(body, at)
-        (format_id,) = struct.unpack_from(">i", body, at)
-        gtrid, at = _field(body, at + 4)
-        bqual, at = _field(body, at)
-        branches.append(Branch(name.decode(), Xid(format_id, gtrid, bqual)))
+        try:
+            branch, at = decode_branch(body, at)
+        except (IndexError, struct.error):
+            raise ValueError("the decision record ends inside a branch") from None
+        branches.append(branch)
     if at != len(body):
         raise ValueError(f"{len(body) - at} octets too many in the decision record")
     return tuple(branches)
-
-
-def _field(body: bytes, at: int) -> tuple[bytes, int]:
-    end = at + 1 + body[at]
-    if end > len(body):
-        raise ValueError("the decision record ends inside a field")
-    return body[at + 1 : end], end

@@ -1,38 +1,24 @@
 """Which errors say that the same work may succeed in a new transaction: it was in the way of another one.
 
 A manager says so itself with RolledBack. A database says it already when a statement fails: a serialization failure, a
-deadlock, a lock that was not had in time. What drivers raise is known here by what they note in it (a SQLSTATE, a
-number), because this package imports none of them.
+deadlock, a lock that was not had in time (`xa.sql.errors`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tm.outcome import RolledBack
 from xa import BranchRolledBack
+from xa.sql.errors import IN_THE_WAY, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SQLSTATES: Final = ("40", "55P03")
-"""The class of transaction rollbacks; lock not available."""
-_NUMBERS: Final = frozenset({1213, 1205, 1020})
-"""MariaDB and MySQL: deadlock, lock wait timeout, record changed since the snapshot."""
-_SQLITE: Final = frozenset({5, 6})
-"""SQLITE_BUSY and SQLITE_LOCKED, without what says more in the upper bits."""
-_SQLITE_PRIMARY: Final = 0xFF
-
 
 def is_transient(error: BaseException) -> bool:
     """Whether `error`, or what it was made from, is one of these."""
-    return any(
-        isinstance(one, RolledBack | BranchRolledBack)
-        or _text(one).startswith(_SQLSTATES)
-        or _first(one) in _NUMBERS
-        or getattr(one, "sqlite_errorcode", 0) & _SQLITE_PRIMARY in _SQLITE
-        for one in _chain(error)
-    )
+    return any(isinstance(one, RolledBack | BranchRolledBack) or kind_of(one) in IN_THE_WAY for one in _chain(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -42,15 +28,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.append(following)
         yield following
         following = getattr(following, "orig", None) or following.__cause__
-
-
-def _text(error: BaseException) -> str:
-    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    return state if isinstance(state, str) else ""
-
-
-def _first(error: BaseException) -> int:
-    """The number that drivers of MariaDB and MySQL put first."""
-    first = next(iter(error.args), 0)
-    is_theirs = isinstance(first, int) and type(error).__module__.partition(".")[0] not in ("builtins", "")
-    return int(first) if is_theirs else 0

@@ -1,4 +1,4 @@
-"""`xabridge bench crash`: real workers, brokers and a PostgreSQL under load, killed, cut off and starved from a seed.
+"""`python -m bench crash`: real workers, brokers and a PostgreSQL under load, killed, cut off and starved from a seed.
 
 rounds, faults, transactions   of the campaign with one node: every named point once per mode, then storms
 lost, duplicated, split        orders and transactions whose queue entry, row and invoice do not agree

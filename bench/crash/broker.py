@@ -22,9 +22,9 @@ from typing import Any
 from bench.crash.disk import SLOW_S, Health
 from bench.crash.points import Gate, tell
 from bench.crash.worker import NEVER
-from dtx.resource.broker import Broker, SystemClock
-from dtx.resource.config import Address, BrokerConfig
-from dtx.resource.settings import QueueSettings, Settings
+from dtx.broker.broker import Broker, SystemClock
+from dtx.broker.config import Address, BrokerConfig
+from dtx.broker.settings import QueueSettings, Settings
 from dtx.store.contract import Step
 
 
@@ -65,7 +65,7 @@ class CrashBroker:
         await broker.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, broker.stop)
         threading.Thread(target=self._listen, daemon=True).start()
-        tell("ready", in_doubt=broker.node.registry.in_doubt_count)
+        tell("ready", in_doubt=broker.container.registry.in_doubt_count)
         await broker.run()
 
     def _listen(self) -> None:

@@ -14,7 +14,7 @@ from bench.crash.child import Child
 from bench.crash.ledger import Ledger
 from bench.crash.nursery import Nursery
 from bench.crash.proxy import HOST, Proxies, Proxy
-from bench.postgres import EmbeddedPostgres, free_port
+from xabridge.testing.postgres import EmbeddedPostgres, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,1 +1,1 @@
-"""The pipeline on Spark, shown and measured: `xabridge pipeline`, `xabridge bench pipeline`."""
+"""The pipeline on Spark, measured: `python -m bench pipeline`."""

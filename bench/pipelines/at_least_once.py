@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from bench.pipelines.clients import MINE
-from bench.pipelines.stage import ASK_S, depth
+from xabridge.demo.pipeline.stage import ASK_S, depth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

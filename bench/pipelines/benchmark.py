@@ -1,4 +1,4 @@
-"""`xabridge bench pipeline`: messages of 200 bytes, each made a row in PostgreSQL and a message to another queue.
+"""`python -m bench pipeline`: messages of 200 bytes, each made a row in PostgreSQL and a message to another queue.
 
 Embedded broker on its durable store, PostgreSQL at its default durability, Spark on local[2] with a session that was
 warmed by a run of each job; everything on this machine. A round is each job once, on a queue of its own.
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from bench.pipelines.cluster import Cluster
 from bench.pipelines.job import Job, Spark
-from bench.pipelines.stage import Stage
-from bench.process import cpu_s
+from xabridge.demo.pipeline.cluster import Cluster
+from xabridge.demo.pipeline.stage import Stage
+from xabridge.testing.broker import cpu_s
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from bench.pipelines.cluster import end
-from bench.process import cpu_s
+from xabridge.demo.pipeline.cluster import end
+from xabridge.testing.broker import cpu_s
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,9 +89,9 @@ def run(spark: SparkSession, job: Job) -> Run:
 
 def main(master: str) -> None:
     """Until stdin ends."""
-    import pipeline  # noqa: PLC0415 — the parent has no need of them
     from bench.pipelines.at_least_once import PlainSource  # noqa: PLC0415
     from bench.pipelines.nothing import Nothing  # noqa: PLC0415
+    from xabridge import pipeline  # noqa: PLC0415
 
     spark = pipeline.session("xabridge-bench", master, {"spark.driver.host": "127.0.0.1"})
     spark.sparkContext.setLogLevel("ERROR")

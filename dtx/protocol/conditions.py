@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.plain import plain
+from dtx.protocol.printable import printable
 from dtx.protocol.values import Symbol, Ushort
 from xa import Code, Xid
 
@@ -139,7 +139,7 @@ class Refusal:
             xid = None
         if code is None:
             code = CODE_OF_CONDITION.get(condition, Code.XAER_RMERR)
-        return cls(plain(condition), plain(description or ""), code, xid)
+        return cls(printable(condition), printable(description or ""), code, xid)
 
 
 class RefusedError(Exception):

@@ -16,9 +16,9 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from dtx.protocol.admission import COUNTED, countable
 from dtx.protocol.decoding import DecodeError, decode_from
 from dtx.protocol.encoding import encode, encode_list
+from dtx.protocol.frame_filter import COUNTED, countable
 from dtx.protocol.performatives import (
     ATTACH,
     BEGIN,
@@ -45,7 +45,7 @@ from dtx.protocol.values import Described, Symbol, Uint, Ulong
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dtx.protocol.admission import Admission
+    from dtx.protocol.frame_filter import FrameFilter
 
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 MIN_MAX_FRAME_SIZE: Final = 512
@@ -174,16 +174,16 @@ def _has_field(index: int, data: bytes, position: int, stop: int) -> bool:
 
 
 class IncomingFrames(_Splitter):
-    """What a peer sends. `max_frame_size` is what our open frame says; a server gives the `admission` that
+    """What a peer sends. `max_frame_size` is what our open frame says; a server gives the `frame_filter` that
     decides which frames go on.
 
     After a FrameError the connection is to be closed with its condition, and nothing more to be fed; what was
     fed in that call must not reach proton.
     """
 
-    def __init__(self, max_frame_size: int, admission: Admission | None = None) -> None:
+    def __init__(self, max_frame_size: int, frame_filter: FrameFilter | None = None) -> None:
         super().__init__(max_frame_size)
-        self._admission = admission
+        self._filter = frame_filter
         self._partial: set[tuple[int, int]] = set()
         self._with_properties: set[tuple[int, int]] = set()
 
@@ -206,7 +206,7 @@ class IncomingFrames(_Splitter):
                 wanted = bool(self._with_properties) or _has_field(ECHO, data, start, stop)
             else:
                 wanted = code in _HANDLES
-            if code in COUNTED and self._admission is not None:
+            if code in COUNTED and self._filter is not None:
                 data = countable(code, data, start, stop)
             seen = self._look(code, channel, data, start, stop) if wanted else None
             if seen is not None:
@@ -235,9 +235,9 @@ class IncomingFrames(_Splitter):
             code, start = _unusual(data, position, stop)
             if stop == position + 4 * data[position + 4]:  # an empty frame: a sign of life
                 return code, start
-        if self._admission is not None:
+        if self._filter is not None:
             channel = data[position + 6] << 8 | data[position + 7]
-            self._admission.admit(code, channel, data, start, stop)
+            self._filter.admit(code, channel, data, start, stop)
         return code, start
 
     def _look(self, code: int, channel: int, data: bytes, start: int, stop: int) -> Seen | None:

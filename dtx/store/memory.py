@@ -106,7 +106,7 @@ class Disk:
 
 
 class _Restored:
-    """As `dtx.store.contract.Restored` says."""
+    """A `dtx.store.contract.Restored`."""
 
     def __init__(self, disk: Disk) -> None:
         self.queues: Sequence[StoredQueue] = list(disk.queues.values())
@@ -131,12 +131,11 @@ class _Restored:
         self._messages = [facts for facts in disk.messages.values() if facts.position != PENDING]
 
     def messages(self) -> Iterator[StoredMessage]:
-        """As `dtx.store.contract.Restored` says."""
         return iter(sorted(self._messages, key=lambda facts: (facts.queue, facts.position)))
 
 
 class MemoryStore:
-    """As `dtx.store.contract.MessageStore` says. What waits is forced when `deliver` calls back; a `deliver`
+    """A `dtx.store.contract.MessageStore`. What waits is forced when `deliver` calls back; a `deliver`
     that calls at once makes every batch a group of its own. `hook` may raise `StoreStopped` to fail a
     force, and `StoreFull` before the write; a disk may refuse a batch with `StoreRefused`.
     `cached` tells the payloads of up to `cached_size` octets."""
@@ -159,14 +158,12 @@ class MemoryStore:
         self.groups = 0
 
     def open(self) -> _Restored:
-        """As `dtx.store.contract.MessageStore` says."""
         self._disk.openings += 1
         self._disk.drop_orphans()
         self.first_number = self._disk.openings * NUMBERS_PER_OPENING
         return _Restored(self._disk)
 
     def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
-        """As `dtx.store.contract.MessageStore` says."""
         self._waiting.append((batch, done))
         self.waiting_octets += batch.octets
         if len(self._waiting) == 1:
@@ -198,7 +195,6 @@ class MemoryStore:
             done(failure or refused.get(batch))
 
     def cached(self, message: int) -> bytes | None:
-        """As `dtx.store.contract.MessageStore` says."""
         payload = self._payload(message)
         return payload if payload is not None and len(payload) <= self._cached_size else None
 
@@ -207,15 +203,12 @@ class MemoryStore:
         return self._disk.pieces.get(message, {}).get(0) if facts is not None and facts.size <= CHUNK else None
 
     def fetch(self, messages: Sequence[int], done: Callable[[Mapping[int, bytes], StoreError | None], None]) -> None:
-        """As `dtx.store.contract.MessageStore` says."""
         found = {message: payload for message in messages if (payload := self._payload(message)) is not None}
         self._deliver(lambda: done(found, None))
 
     def fetch_chunk(self, message: int, number: int, done: Callable[[bytes | None, StoreError | None], None]) -> None:
-        """As `dtx.store.contract.MessageStore` says."""
         piece = self._disk.pieces.get(message, {}).get(number)
         self._deliver(lambda: done(piece, None))
 
     def close(self) -> None:
-        """As `dtx.store.contract.MessageStore` says."""
         self._force()

@@ -1,23 +1,25 @@
-"""`xabridge bench`: the frame that every benchmark is run in."""
+"""`python -m bench`: the frame that every benchmark is run in."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from bench import contract
 from bench.command import BENCHMARKS, flat
 
-XABRIDGE = Path(sys.executable).with_name("xabridge")
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([XABRIDGE, "bench", *arguments], capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "bench", *arguments], capture_output=True, text=True, timeout=100, check=False
+    )
 
 
 def test_one_json_object_is_the_last_line_of_stdout() -> None:
@@ -66,7 +68,7 @@ def test_rounds_seed_and_part_are_those_of_the_crash_campaign() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_the_crash_campaign_has_as_many_rounds_as_asked_for() -> None:
-    command = [str(XABRIDGE), "bench", "crash", "--quick", "--rounds", "1", "--seed", "5", "--json"]
+    command = [sys.executable, "-m", "bench", "crash", "--quick", "--rounds", "1", "--seed", "5", "--json"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     figures = json.loads(result.stdout.splitlines()[-1])

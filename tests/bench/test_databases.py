@@ -1,4 +1,4 @@
-"""`xabridge bench db`: every figure is there, and what is compared did the same."""
+"""`python -m bench db`: every figure is there, and what is compared did the same."""
 
 from __future__ import annotations
 

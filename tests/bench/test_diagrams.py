@@ -41,7 +41,7 @@ def test_every_machine_of_the_contract_is_on_it() -> None:
 
 def test_every_machine_that_is_defined_anywhere_is_on_it() -> None:
     """Whoever adds a table adds it to the page."""
-    packages = ("xa", "dtx", "rm_amqp", "rm_db", "tm", "pipeline")
+    packages = ("xabridge", "xa", "dtx", "rm_amqp", "rm_db", "tm")
     found = {
         (str(path.relative_to(ROOT).with_suffix("")).replace("/", "."), name)
         for package in packages

@@ -20,7 +20,7 @@ from typing import Any
 from bench.crash.points import GatedLog, hooked
 from tm import OutcomeUnknown, ResourceConfig, RolledBack, TransactionManager
 from tm.log import FileLog
-from xa.reference.remote import RemoteReference
+from xabridge.testing.reference.remote import RemoteReference
 
 STORES = ("a", "b")
 MOST_PASSES = 20

@@ -13,7 +13,7 @@ import sys
 from bench.crash.points import hooked
 from tm import ResourceConfig, TransactionError, TransactionManager, lease
 from tm.resources import find_factory
-from xa.reference.remote import RemoteReference
+from xabridge.testing.reference.remote import RemoteReference
 
 NODE = "orders-1"
 

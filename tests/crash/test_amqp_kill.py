@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.process import BrokerProcess
 from tests.rm_amqp.client import RMID, Client
 from tests.rm_amqp.embedded import free_port
 from xa import TMENDRSCAN, TMSTARTRSCAN
+from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

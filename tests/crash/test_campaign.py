@@ -1,6 +1,6 @@
 """The campaign: workers, brokers and PostgreSQL as processes, harmed at every named point and at random.
 
-XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which; `xabridge bench crash` runs more of them.
+XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which; `python -m bench crash` runs more of them.
 """
 
 from __future__ import annotations

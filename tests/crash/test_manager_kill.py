@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from xa.reference import ReferenceStore
-from xa.reference.remote import ReferenceServer
+from xabridge.testing.reference import ReferenceStore
+from xabridge.testing.reference.remote import ReferenceServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

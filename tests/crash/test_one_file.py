@@ -110,7 +110,7 @@ def configure(folder: Path, broker: EmbeddedBroker, *, decider: bool) -> None:
 
 
 def look(broker: EmbeddedBroker, queue: str) -> int:
-    return broker.inside(lambda broker: broker.node.resource.queues[queue].depth)
+    return broker.inside(lambda broker: broker.container.resource.queues[queue].depth)
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ import pytest
 
 from tests.crash.stopped_child import NODE, resources
 from tm import Action, TransactionManager
-from xa.reference import ReferenceStore
-from xa.reference.remote import ReferenceServer
+from xabridge.testing.reference import ReferenceStore
+from xabridge.testing.reference.remote import ReferenceServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.store.databases import compact
+from dtx.store.sql import compact
 from rm_amqp import Message
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm import RolledBack, TransactionManager

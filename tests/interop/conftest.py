@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.process import BrokerProcess
+from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

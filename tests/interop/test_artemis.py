@@ -24,7 +24,7 @@ from tests.rm_amqp.test_leases import in_doubt
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
 from xa import ResourceError, ResourceUnavailable, XaError
-from xa.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from proton.handlers import MessagingHandler, TransactionHandler
 from proton.reactor import Container, Copy
 from proton.utils import BlockingConnection, LinkDetached, SyncRequestResponse
 
-from bench.process import BrokerProcess
-from dtx.resource.credentials import set_password
+from dtx.broker.access.credentials import set_password
+from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import pytest
 
-from bench.process import BrokerProcess
-from dtx.resource.credentials import set_password
+from dtx.broker.access.credentials import set_password
+from xabridge.testing.broker import BrokerProcess
 
 OPEN_SESAME: Final = "open sesame"
 CERTIFICATES: Final = Path(__file__).with_name("certificates")

@@ -8,14 +8,14 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dtx.resource.broker import Broker
-from dtx.resource.config import Address, BrokerConfig
+from dtx.broker.broker import Broker
+from dtx.broker.config import Address, BrokerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rm_amqp.core import Core
+    from rm_amqp.connection.endpoint import Endpoint
     from xa import Xid
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class EmbeddedBroker:
 
         async def run() -> T:
             result = call(self.broker)
-            self.broker.node.resource.settle()
+            self.broker.container.resource.settle()
             self.broker.flush()
             return result
 
@@ -100,13 +100,13 @@ class EmbeddedBroker:
         """Drops the connections of a client, and returns when the broker has let go of what they held."""
         self._cut(lambda name: name.startswith(container))
 
-    def cut_connection(self, core: Core) -> None:
+    def cut_connection(self, endpoint: Endpoint) -> None:
         """The same with one connection."""
-        self._cut(lambda name: name == core.container)
+        self._cut(lambda name: name == endpoint.container)
 
     def _cut(self, chosen: Callable[[str], bool]) -> None:
         def abort(broker: Broker) -> list[Any]:
-            peers = [peer for one, peer in broker.peers.items() if chosen(one.container)]
+            peers = [peer for one, peer in broker.peers.items() if chosen(one.peer_container)]
             for peer in peers:
                 peer.abort()
             return peers
@@ -119,9 +119,9 @@ class EmbeddedBroker:
         """The branch's time passes."""
 
         def pass_time(broker: Broker) -> None:
-            branch = broker.node.registry.find(xid)
+            branch = broker.container.registry.find(xid)
             branch.deadline = 0.0
-            broker.node.registry._expire(branch)
+            broker.container.registry._expire(branch)
 
         self.inside(pass_time)
 
@@ -132,9 +132,9 @@ class EmbeddedBroker:
         async def run() -> None:
             nonlocal done
             done = asyncio.get_running_loop().create_future()
-            branch = self.broker.node.registry.find(xid)
-            self.broker.node.completion.complete(branch, done.set_result, commit=commit)
-            self.broker.node.resource.settle()
+            branch = self.broker.container.registry.find(xid)
+            self.broker.container.two_phase.complete(branch, done.set_result, commit=commit)
+            self.broker.container.resource.settle()
             await done
 
         asyncio.run_coroutine_threadsafe(run(), self._loop).result(PATIENCE_S)
@@ -143,10 +143,10 @@ class EmbeddedBroker:
         """What is left of branches, transactions and locks."""
 
         def look(broker: Broker) -> list[str]:
-            left = [f"{branch.xid}: {branch.state.value}" for branch in broker.node.registry]
-            for connection in broker.node.connections.values():
+            left = [f"{branch.xid}: {branch.state.value}" for branch in broker.container.registry]
+            for connection in broker.container.connections.values():
                 left += [f"txn-id {txn_id!r}" for txn_id in connection.txns.live]
-            for queue in broker.node.resource.queues.values():
+            for queue in broker.container.resource.queues.values():
                 if queue.held or queue.pending:
                     left.append(f"{queue.name}: {queue.held} held, {queue.pending} pending")
             return left

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from dtx.resource.settings import Limits, Settings
+from dtx.broker.settings import Limits, Settings
 from rm_amqp import AmqpResource, Message
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import FORMAT_ID, TMFAIL, TMONEPHASE, TMSUCCESS, Xid
@@ -62,8 +62,7 @@ def _put(rm: AmqpResource, queue: str, messages: int, octets: int) -> None:
 
 
 def _number(octets: bytes) -> int:
-    message = Message()
-    message.decode(octets)
+    message = Message.from_octets(octets)
     assert isinstance(message.body, (bytes, memoryview))
     return int(bytes(message.body).partition(b" ")[0])
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.protocol.links import branch_address
+from dtx.protocol.addresses import branch_address
 from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client
 from tests.rm_amqp.embedded import EmbeddedBroker
@@ -25,8 +25,7 @@ def _octets(*bodies: str) -> list[bytes]:
 def _bodies(messages: list[bytes]) -> list[object]:
     found: list[object] = []
     for octets in messages:
-        message = Message()
-        message.decode(octets)
+        message = Message.from_octets(octets)
         found.append(message.body)
     return found
 

@@ -17,10 +17,10 @@ import pytest
 
 from dtx.protocol.replies import ACCEPTED
 from rm_amqp import Message, NoMessage
-from rm_amqp.local import LocalWork
-from rm_amqp.token_log import TokenLog
-from rm_amqp.token_queues import TokenQueues
-from rm_amqp.tokens import Founding, Token
+from rm_amqp.decider.channel import LocalWork
+from rm_amqp.decider.decision_log import DecisionLog
+from rm_amqp.decider.token_queues import TokenQueues
+from rm_amqp.decider.tokens import Founding, Token
 from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.network import DELAYS_S, Kind, Network
 from tests.tm.wrapped import DECIDER_VERBS, hooked
@@ -28,13 +28,13 @@ from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBac
 from tm.lease import LEASE_S
 from tm.resources import ResourceConfig
 from xa import TMONEPHASE, TMSUCCESS, Owner, XaError
-from xa.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rm_amqp import DecidingBroker
-    from rm_amqp.token_queues import HeldToken
+    from rm_amqp.decider.token_queues import HeldToken
 
 OPTIONS = {
     "plain": "timeout=20&slots=1",
@@ -146,7 +146,7 @@ class Field:
         self.manager.close()
         network.sleep(1)
         network.now += LONG_S
-        network.node.resource.tick()
+        network.container.resource.tick()
         network.sleep(1)
 
     def check(self, told: str, where: str) -> None:
@@ -158,8 +158,8 @@ class Field:
         tokens = [Token.decode(body) for body in self.look("xabridge.tokens.0")]
         assert [token.decided for token in tokens] == [()], where
         assert len(self.look("xabridge.tokens")) == 1, where
-        assert [str(branch) for branch in self.network.node.registry] == [], where
-        for queue in self.network.node.resource.queues.values():
+        assert [str(branch) for branch in self.network.container.registry] == [], where
+        for queue in self.network.container.resource.queues.values():
             assert (queue.held, queue.pending) == (0, 0), f"{queue.name}, {where}"
         assert not self.store.in_doubt, where
 
@@ -262,7 +262,7 @@ def test_a_fault_at_every_boundary_of_an_opening(kind: Kind, foundings: list[Fou
             heard.append(rm.decider_id)
         assert len(set(heard)) == 1, f"{kind.name} at boundary {at}"
         network.sleep(100)
-        queues = network.node.resource.queues
+        queues = network.container.resource.queues
         assert all((queue.held, queue.pending) == (0, 0) for queue in queues.values()), f"{kind.name} at boundary {at}"
         first.hold(Owner("sim-1", bytes(8), ""), 1, RMID)
         first.close("", RMID)
@@ -296,14 +296,13 @@ def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest
 def _looks_without_holding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DELAYS_S, Kind.SLOW, ZOMBIE_S)
 
-    def settle(self: TokenLog, gtrid: bytes, deadline: float) -> bytes | None:
-        seat = self._pool.take(deadline)
-        channel: Any = seat.channel
-        tokens = seat.line.run(channel.tokens.shown(0, deadline))
-        self._pool.give(seat)
+    def settle(self: DecisionLog, gtrid: bytes, deadline: float) -> bytes | None:
+        pooled = self._pool.take(deadline)
+        tokens = pooled.connection.run(pooled.channel.tokens.shown(0, deadline))
+        self._pool.give(pooled)
         return tokens[0].record_of(gtrid) if tokens else None
 
-    monkeypatch.setattr(TokenLog, "settle", settle)
+    monkeypatch.setattr(DecisionLog, "settle", settle)
 
 
 def _settles_without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +310,7 @@ def _settles_without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _decides_over_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TokenLog, "_objection", lambda *_: "")
+    monkeypatch.setattr(DecisionLog, "_objection", lambda *_: "")
 
 
 def _uses_a_slot_again_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +325,7 @@ class Outside(LocalWork):
 
     __slots__ = ()
 
-    def stateful(self, outcome: bytes = b"") -> Any:  # noqa: ARG002
+    def delivery_state(self, outcome: bytes = b"") -> Any:  # noqa: ARG002
         return None
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rm_amqp import Message
-from rm_amqp.tokens import Token
+from rm_amqp.decider.tokens import Token
 from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.network import Network
 from tests.tm.wrapped import DECIDER_VERBS, hooked
 from tm import HeuristicOutcomeError, OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
 from xa import TMONEPHASE, TMSUCCESS, XaError
-from xa.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

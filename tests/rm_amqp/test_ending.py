@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dtx.broker.endpoint.incoming_link import IncomingLink
 from dtx.protocol.conditions import Condition, Refusal
-from dtx.resource.producers import IncomingLink
 from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client
 from xa import (
@@ -29,7 +29,7 @@ from xa import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dtx.resource.broker import Broker
+    from dtx.broker.broker import Broker
     from tests.rm_amqp.embedded import EmbeddedBroker
 
     Connect = Callable[..., Client]

@@ -28,7 +28,7 @@ from tests.tm.wrapped import VERBS, Wrapped
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
 from xa import TMONEPHASE, TMREGISTER, TMSUCCESS, TMUSEASYNC, XaError
-from xa.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -195,7 +195,7 @@ class Field:
         self.manager.close()
         network.sleep(1)
         network.now += LONG_S
-        network.node.resource.tick()
+        network.container.resource.tick()
         network.sleep(1)
 
     def check(self, where: str) -> None:
@@ -206,8 +206,8 @@ class Field:
         assert sorted(self.look("y")) == sorted(f"{key} {body}" for key, body in data.items()), where
         assert self.look("x") == [body for body in self.bodies if body not in data.values()], where
         assert len(set(data.values())) == len(data), where
-        assert [str(branch) for branch in self.network.node.registry] == [], where
-        for queue in self.network.node.resource.queues.values():
+        assert [str(branch) for branch in self.network.container.registry] == [], where
+        for queue in self.network.container.resource.queues.values():
             assert (queue.held, queue.pending) == (0, 0), where
         assert not self.store.in_doubt, where
         assert not self.overdue, where

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.resource.credentials import set_password
-from dtx.resource.permissions import EVERYTHING, Permissions
-from dtx.resource.settings import Limits, Settings
+from dtx.broker.access.credentials import set_password
+from dtx.broker.access.permissions import EVERYTHING, Permissions
+from dtx.broker.settings import Limits, Settings
 from rm_amqp import AmqpResource, Message
 from tests.contract.client import ScriptedRegistrar
 from tests.rm_amqp.client import RMID, Client

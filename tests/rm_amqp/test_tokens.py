@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp.tokens import (
+from rm_amqp.decider.tokens import (
     MAX_FENCES,
     MAX_LEASES,
     MAX_OCTETS,
@@ -18,6 +18,7 @@ from rm_amqp.tokens import (
     Word,
     WrongTokenError,
 )
+from tests.cases import each
 from xa import Owner
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def test_old_fences_are_kept_by_their_epoch() -> None:
     assert token.word_on(b"another", 5) is Word.OPEN, "it began when the first five were there already"
 
 
-@pytest.mark.parametrize("known", range(MAX_FENCES + 3))
+@each("known", range(MAX_FENCES + 3))
 def test_no_fence_is_ever_missed(known: int) -> None:
     """One that is fenced after it began, at whatever epoch, is refused for ever."""
     token = TOKEN

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.postgres import system_binaries
 from tests.contract.resource_manager import *  # noqa: F403 — the suite: pytest finds its classes here
 from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
+from xabridge.testing.postgres import system_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rm_db.statements import DEFINES, ENDS, LINGERS, MAX_CACHED_CHARS, NOTIFIES, SETS, WRITES, classify
+from tests.cases import each
 
 TEXTS = {
     "SELECT 1": 0,
@@ -70,7 +71,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize(("sql", "effects"), TEXTS.items())
+@each(("sql", "effects"), TEXTS.items())
 def test_effects(sql: str, effects: int) -> None:
     assert classify(sql) == effects
 

@@ -45,8 +45,15 @@ from xa import (
     entered,
 )
 from xa.machine import RESULT_OF
-from xa.reference import DecidingStore, Fate, KeyLocked, ReferenceDecider, ReferenceResource, ReferenceStore
 from xa.tables import BRANCH, BranchState, BranchVerb
+from xabridge.testing.reference import (
+    DecidingStore,
+    Fate,
+    KeyLocked,
+    ReferenceDecider,
+    ReferenceResource,
+    ReferenceStore,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

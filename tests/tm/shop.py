@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tm import ResourceConfig, TransactionManager
 from tm.log import FileLog
 from xa import TMUSEASYNC, ThreadOfControl, entered
-from xa.reference import DecidingStore, ReferenceDecider, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import DecidingStore, ReferenceDecider, ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -11,7 +11,7 @@ import pytest
 from tests.tm.wrapped import hooked
 from tm import GlobalState, ProtocolMisuse, RolledBack, Verdict
 from xa import Code, thread_of_control
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cases import each
 from tests.tm.staging import DECIDER, Script, Stage, branch
 from tm.log import DecisionRefused, LogFull, LogStopped
 from tm.outcome import (
@@ -122,8 +123,8 @@ def test_a_rollback_ends_and_rolls_back_everybody(names: str) -> None:
 ENDS_WELL = {OK, RDONLY, NOMIGRATE}
 
 
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
-@pytest.mark.parametrize(("names", "who"), [("a", "a"), ("ab", "a"), ("ab", "b"), ("abd", "a"), ("abd", "d")])
+@each("code", sorted(Code))
+@each(("names", "who"), [("a", "a"), ("ab", "a"), ("ab", "b"), ("abd", "a"), ("abd", "d")])
 def test_a_branch_that_can_not_be_ended_refuses(names: str, who: str, code: Code) -> None:
     stage = Stage(names, {(Verb.END, who): code})
     stage.commit()
@@ -136,7 +137,7 @@ def test_a_branch_that_can_not_be_ended_refuses(names: str, who: str, code: Code
         assert [reason.branch and reason.branch.resource for reason in stage.outcome.reasons] == [who]
 
 
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@each("code", sorted(Code))
 def test_a_rollback_does_not_mind_how_the_ends_went(code: Code) -> None:
     stage = Stage("ab", {(Verb.END, "a"): code})
     stage.rollback()
@@ -169,9 +170,9 @@ GONE = {*RB, NOTA}
 """After such a vote nothing is left to be rolled back."""
 
 
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
-@pytest.mark.parametrize("decider", ["", "d"], ids=["log", "decider"])
-@pytest.mark.parametrize("who", ["a", "b"])
+@each("code", sorted(Code))
+@each("decider", ["", "d"])
+@each("who", ["a", "b"])
 def test_one_vote_of_two(who: str, decider: str, code: Code) -> None:
     stage = Stage("ab" + decider, {(Verb.PREPARE, who): code})
     stage.commit()
@@ -233,7 +234,7 @@ def test_a_force_that_failed_touches_nothing_and_says_unknown() -> None:
 DECIDER_ASKED = ["end: a b d", "prepare: a b", "decide: a b"]
 
 
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@each("code", sorted(Code))
 def test_what_the_decider_answers(code: Code) -> None:
     stage = Stage("abd", {(Verb.DECIDE, DECIDER): code})
     stage.commit()
@@ -257,8 +258,8 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
-@pytest.mark.parametrize(("names", "script"), [("a", {}), ("d", {}), ("ad", {(Verb.PREPARE, "a"): RDONLY})])
+@each("code", sorted(Code))
+@each(("names", "script"), [("a", {}), ("d", {}), ("ad", {(Verb.PREPARE, "a"): RDONLY})])
 def test_the_only_branch(names: str, script: Script, code: Code) -> None:
     who = names[-1]
     stage = Stage(names, {**script, (Verb.COMMIT_ONE_PHASE, who): code})
@@ -295,7 +296,7 @@ def solo(*codes: Code, force: LogError | None = None) -> Stage:
     return stage
 
 
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@each("code", sorted(Code))
 def test_one_prepared_branch_decides_by_its_own_commit(code: Code) -> None:
     stage = solo(code)
     if code in {OK, RDONLY}:
@@ -330,9 +331,9 @@ NOTED = {**dict.fromkeys([*RB, RMERR, HEURRB], HEURRB), HEURMIX: HEURMIX, HEURHA
 """Code at commit → the code it is noted under."""
 
 
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
-@pytest.mark.parametrize("decider", ["", "d"], ids=["log", "decider"])
-@pytest.mark.parametrize("who", ["a", "b"])
+@each("code", sorted(Code))
+@each("decider", ["", "d"])
+@each("who", ["a", "b"])
 def test_one_commit_of_two(who: str, decider: str, code: Code) -> None:
     stage = Stage("ab" + decider, {(Verb.COMMIT, who): code})
     stage.commit()
@@ -361,7 +362,7 @@ def test_what_another_process_may_have_finished_is_no_hazard(unknown: str, decid
     committed(stage, [*asked, "held?", ended])
 
 
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@each("code", sorted(Code))
 def test_a_lost_lease_changes_the_meaning_of_nothing_else(code: Code) -> None:
     lost, standing = (
         Stage("abc", {(Verb.COMMIT, "a"): code, (Verb.COMMIT, "b"): NOTA}, held=held) for held in (False, True)
@@ -384,8 +385,8 @@ def test_an_only_branch_that_is_not_known_any_more(*, held: bool, verdict: Verdi
     assert stage.asked[:4] == ["end: a b", "prepare: a b", "commit: a", "held?"]
 
 
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
-@pytest.mark.parametrize("first", [RMFAIL, RETRY])
+@each("code", sorted(Code))
+@each("first", [RMFAIL, RETRY])
 def test_one_commit_asked_again(first: Code, code: Code) -> None:
     stage = Stage("ab", {(Verb.COMMIT, "b"): first, (Verb.COMMIT_AGAIN, "b"): code})
     stage.commit()
@@ -438,8 +439,8 @@ def test_a_decision_is_not_ended_when_its_damage_could_not_be_noted() -> None:
 ROLLS_BACK = {OK, RDONLY, *RB, RMERR, NOTA}
 
 
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
-@pytest.mark.parametrize(("names", "who"), [("a", "a"), ("ab", "a"), ("ab", "b"), ("abd", "b"), ("abd", "d")])
+@each("code", sorted(Code))
+@each(("names", "who"), [("a", "a"), ("ab", "a"), ("ab", "b"), ("abd", "b"), ("abd", "d")])
 def test_what_a_rollback_hears(names: str, who: str, code: Code) -> None:
     stage = Stage(names, {(Verb.ROLLBACK, who): code})
     outcome = stage.rollback()

@@ -14,8 +14,8 @@ import pytest
 from tests.tm.wrapped import Wrapped
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
 from tm.resources import GROUP, find_factory
-from xa.reference import DecidingStore, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
 from xa.secrets import masked
+from xabridge.testing.reference import DecidingStore, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,7 +21,7 @@ from tm.log import Branch
 from tm.record import decode_branches, encode_branches
 from tm.recovery import Action
 from xa import FORMAT_ID, Code, Gtrid, Xid
-from xa.reference import DecidingStore, Fate, ReferenceFactory
+from xabridge.testing.reference import DecidingStore, Fate, ReferenceFactory
 
 if TYPE_CHECKING:
     from tests.tm.shop import Shop

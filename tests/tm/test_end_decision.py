@@ -8,7 +8,7 @@ import pytest
 
 from tm import Action, OutcomeUnknown, ProtocolMisuse
 from tm.outcome import named
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from tests.tm.shop import Shop

@@ -17,7 +17,7 @@ from tm import RolledBack
 from tm.log import FileLog
 from tm.log.journal import LEAST_SEGMENT_SIZE
 from xa import TMUSEASYNC, Code, xa_error
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.log import Disk, SimulatedLog
 from tm import ResourceConfig, TransactionManager
 from xa import TMUSEASYNC
-from xa.reference import ReferenceResource, ReferenceStore
+from xabridge.testing.reference import ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     from xa import Code, Handle, Registrar, Xid

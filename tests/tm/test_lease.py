@@ -14,7 +14,7 @@ from tm.lease import LEASE_S
 from tm.log.sql import SqlLog
 from tm.recovery import Action
 from xa import Gtrid, Owner
-from xa.reference import DecidingStore, Fate
+from xabridge.testing.reference import DecidingStore, Fate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

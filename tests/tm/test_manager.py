@@ -26,7 +26,7 @@ from tm.log import FileLog, LogLocked, LogStopped
 from tm.log.journal import LEAST_SEGMENT_SIZE
 from tm.recovery import Action
 from xa import Code, ResourceUnavailable, XaError, Xid, entered
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from tm import Transaction

@@ -17,7 +17,7 @@ from tm.consumer.worker import Crew
 from tm.log import LogStopped
 from tm.recovery_log import RecoveryLog
 from tm.reminders import Reminders
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,12 +9,12 @@ import pytest
 
 from tm import OutcomeUnknown
 from tm.recovery import Action
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from tests.tm.shop import Shop
     from tm import Transaction
-    from xa.reference import DecidingStore
+    from xabridge.testing.reference import DecidingStore
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from tm import GlobalState, OutcomeUnknown, Propagation, ProtocolMisuse, RolledBack
 from xa import Code
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

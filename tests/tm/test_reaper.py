@@ -10,7 +10,7 @@ import pytest
 from tests.tm.wrapped import hooked
 from tm import GlobalState, OutcomeUnknown, RolledBack
 from xa import Code
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from tests.tm.shop import Shop

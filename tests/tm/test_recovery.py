@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.cases import each
 from tests.tm.staging import as_answer
 from tm.effects import Call, End, Note
 from tm.log import Branch, Decision, LogFull
@@ -437,8 +438,8 @@ def test_a_heuristic_that_can_not_be_noted_stays_pending() -> None:
     assert not report.ended
 
 
-@pytest.mark.parametrize("verb", [Verb.COMMIT_AGAIN, Verb.ROLLBACK])
-@pytest.mark.parametrize("code", sorted(Code), ids=lambda code: code.name)
+@each("verb", [Verb.COMMIT_AGAIN, Verb.ROLLBACK])
+@each("code", sorted(Code))
 def test_every_answer_to_what_recovery_asks(verb: Verb, code: Code) -> None:
     one = Pass(a=[A], b=[])
     if verb is Verb.COMMIT_AGAIN:

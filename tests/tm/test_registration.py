@@ -8,8 +8,8 @@ import pytest
 
 from tm import ProtocolMisuse, RolledBack
 from xa import NULL_XID, TMJOIN, TMREGISTER, TMUSEASYNC, AxCode, ThreadOfControl, entered
-from xa.reference import Fate, KeyLocked
 from xa.tables import BranchState
+from xabridge.testing.reference import Fate, KeyLocked
 
 if TYPE_CHECKING:
     from tests.tm.shop import Shop

@@ -31,7 +31,7 @@ from tm import (
 from tm.telemetry import METRICS, metrics_table, opentelemetry
 from tm.telemetry.metrics import NODE
 from xa import TMREGISTER, TMUSEASYNC, Code
-from xa.reference import DecidingStore, Fate, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import DecidingStore, Fate, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -379,7 +379,9 @@ def test_without_telemetry_nothing_stands_between() -> None:
     with TwoResources() as both:
         assert both.manager._recorder is None
         assert type(both.manager._performer).__module__ == "tm.performer"
-        assert {type(r.rm).__module__ for r in both.manager.resources.values()} == {"xa.reference.resource"}
+        assert {type(r.rm).__module__ for r in both.manager.resources.values()} == {
+            "xabridge.testing.reference.resource"
+        }
 
 
 @pytest.mark.parametrize(("line", "asked"), [("", False), ("telemetry = false", False), ("telemetry = true", True)])

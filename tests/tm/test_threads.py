@@ -18,7 +18,7 @@ import pytest
 from tests.tm.shop import Shop
 from tm import OutcomeUnknown, RolledBack
 from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,8 @@ from tm import (
     Verdict,
 )
 from xa import Code, XaError, thread_of_control
-from xa.reference import Fate
 from xa.tables import BranchState
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

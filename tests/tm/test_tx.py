@@ -26,7 +26,7 @@ from tm.tx_codes import (
 from tm.tx_states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
 from xa import FORMAT_ID, NULL_XID, TMREGISTER, TMUSEASYNC, AxCode, Code, Xid
 from xa.machine import advance
-from xa.reference import Fate, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import Fate, ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

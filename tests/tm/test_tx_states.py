@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from tests.cases import each
 from tm.tx_states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
 from xa import Code
 from xa.machine import IllegalTransition, advance
@@ -27,7 +28,7 @@ TABLE_7_1: dict[TxVerb, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("state", "verb"), list(product(TxState, TxVerb)), ids=lambda member: member.name)
+@each(("state", "verb"), list(product(TxState, TxVerb)))
 def test_every_state_and_verb(state: TxState, verb: TxVerb) -> None:
     target = TABLE_7_1[verb].get(state.name)
     if target is not None:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 
+from tests.cases import each
 from tm.states import FINAL, GLOBAL, GlobalState, GlobalVerb
 from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code
@@ -109,7 +110,7 @@ NEXT = {
 }
 
 
-@pytest.mark.parametrize(("state", "verb"), list(itertools.product(S, V)), ids=str)
+@each(("state", "verb"), list(itertools.product(S, V)))
 def test_a_global_transaction_moves_by_the_table_only(state: GlobalState, verb: GlobalVerb) -> None:
     expected = NEXT.get((state, verb))
     if expected is None:

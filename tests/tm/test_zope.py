@@ -16,7 +16,7 @@ from zope.interface.verify import verifyObject  # type: ignore[import-untyped]
 from tm import GlobalState, ProtocolMisuse, RolledBack, TransactionManager
 from tm.zope import DataManager, join
 from xa import Code, xa_error
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

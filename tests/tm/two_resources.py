@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tests.simulation.log import Disk, SimulatedLog
 from tm import ResourceConfig, TransactionManager
 from xa import TMUSEASYNC
-from xa.reference import ReferenceFactory, ReferenceResource, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:
     import threading

@@ -6,8 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from rm_amqp import Message, Session
-from tm import OutcomeUnknown, ResourceConfig, RolledBack, Transaction, TransactionManager
+from xabridge import Message, OutcomeUnknown, ResourceConfig, RolledBack, Session, Transaction, TransactionManager
 
 manager = TransactionManager(
     "orders-1", "file:///var/lib/orders", {"broker": "amqp://localhost", "shop": ResourceConfig("postgresql://db/shop")}

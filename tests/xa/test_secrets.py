@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sqlalchemy import make_url
 
-from dtx.resource.config import ConfigError, load
+from dtx.broker.config import ConfigError, load
 from dtx.store.contract import StoreError
-from dtx.store.databases import open_database
+from dtx.store.sql.store import open_database
 from rm_db.address import Address
 from tm import ConfigurationError, ManagerUnusable, TransactionManager
-from tm.cli.main import main
 from tm.config import configuration_from
 from tm.log import LogError
 from xa import Code, XaError, xa_error
 from xa.secrets import expanded, masked, with_password
+from xabridge.cli.main import main
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -28,16 +28,16 @@ from xa import (
     entered,
     xa_error,
 )
-from xa.reference import Fate, ReferenceStore
-from xa.reference.driver import ReferenceDriver
 from xa.switch import LateEndingSwitch, Switch
 from xa.tables import BranchState
+from xabridge.testing.reference import Fate, ReferenceStore
+from xabridge.testing.reference.driver import ReferenceDriver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from xa.driver import Pending
-    from xa.reference.branch import Association
+    from xabridge.testing.reference.branch import Association
 
 RMID = 1
 X, Y = Xid(1, b"global", b"x"), Xid(1, b"global", b"y")

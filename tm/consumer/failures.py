@@ -24,7 +24,7 @@ MOST: Final = 1000
 """Messages, and places in the code, that are remembered."""
 MOST_TEXT: Final = 2000
 """Characters of a reason that go into a dead letter."""
-_PACKAGES: Final = ("xa", "dtx", "rm_amqp", "rm_db", "tm", "pipeline")
+_PACKAGES: Final = ("xa", "dtx", "rm_amqp", "rm_db", "tm", "xabridge")
 _OTHERS: Final = (
     *(str(Path(__file__).parents[2] / name) + "/" for name in _PACKAGES),
     sysconfig.get_path("stdlib"),

@@ -141,7 +141,11 @@ class PosixFiles:
 
     def identity(self, name: str) -> bytes:
         """As `Files.identity`."""
-        return file_identity(self._directory / name)
+        descriptor = os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return file_identity(descriptor)
+        finally:
+            os.close(descriptor)
 
     def rename(self, old: str, new: str) -> None:
         """As `Files.rename`."""
@@ -230,19 +234,17 @@ class PosixLock:
         self._handle.close()
 
 
-def file_identity(path: str | os.PathLike[str]) -> bytes:
-    """As `Files.identity`: inode and generation. The generation tells an inode from an earlier file that had its
-    number; a file system that tells it (ext4, xfs, btrfs) also keeps the numbers of inodes, which others may not."""
+def file_identity(descriptor: int) -> bytes:
+    """The identity of an open file, as in `Files.identity`: inode and generation. The generation tells an inode from an
+    earlier file that had its number; a file system that tells it (ext4, xfs, btrfs) also keeps the numbers of inodes,
+    which others may not."""
     if sys.platform != "linux" or os.uname().machine not in _GENERATIONS:
         return b""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         told = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(8))
         inode = os.fstat(descriptor).st_ino
     except OSError:
         return b""
-    finally:
-        os.close(descriptor)
     generation = int.from_bytes(told[:4], sys.byteorder)
     return _IDENTITY.pack(inode, generation) if generation else b""
 

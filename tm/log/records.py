@@ -197,10 +197,10 @@ def _record(octets: bytes, at: int) -> tuple[Record, int]:
         return End(gtrid), at
     if kind == HEURISTIC:
         code = Code(octets[at + 1])
-        branch, at = _decode_branch(octets, at + 2, b"")
+        branch, at = decode_branch(octets, at + 2)
         return Heuristic(branch, code), at
     if kind == HEURISTIC_DROPPED:
-        branch, at = _decode_branch(octets, at + 1, b"")
+        branch, at = decode_branch(octets, at + 1)
         return HeuristicDropped(branch), at
     if kind == INCARNATION:
         end = at + 2 + INCARNATION_SIZE
@@ -222,12 +222,14 @@ def _decision(octets: bytes, at: int) -> tuple[Decision, int]:
     at += _COUNT.size
     branches = []
     for _ in range(count):
-        branch, at = _decode_branch(octets, at, gtrid)
+        branch, at = decode_branch(octets, at, gtrid)
         branches.append(branch)
     return Decision(gtrid, tuple(branches)), at
 
 
-def _decode_branch(octets: bytes, at: int, default_gtrid: bytes) -> tuple[Branch, int]:
+def decode_branch(octets: bytes, at: int, default_gtrid: bytes = b"") -> tuple[Branch, int]:
+    """The branch that begins at `at`, and where it ends; a gtrid of length 0 stands for `default_gtrid`. ValueError,
+    IndexError, struct.error: there is none."""
     name, at = _short(octets, at)
     (format_id,) = _FORMAT_ID.unpack_from(octets, at)
     gtrid, at = _short(octets, at + _FORMAT_ID.size)

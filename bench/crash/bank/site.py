@@ -18,7 +18,7 @@ from bench.crash.nursery import Nursery
 from bench.crash.proxy import HOST, Proxies, Proxy
 from bench.crash.stage import BROKER as BROKER_PROCESS
 from bench.crash.stage import OPTIONS
-from bench.postgres import EmbeddedPostgres, free_port
+from xabridge.testing.postgres import EmbeddedPostgres, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

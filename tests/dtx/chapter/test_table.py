@@ -7,7 +7,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from tests.cases import each
 
 ROOT = Path(__file__).parents[3]
 CHAPTER = Path(__file__).parent / "transactions.xml"
@@ -47,7 +47,7 @@ def test_the_table_has_every_sentence_in_its_order() -> None:
     assert [sentence for sentence, _ in rows()] == sentences()
 
 
-@pytest.mark.parametrize(("sentence", "tests"), rows(), ids=lambda value: value[:40])
+@each(("sentence", "tests"), rows())
 def test_every_row_names_tests_that_exist_and_quote_it(sentence: str, tests: str) -> None:
     named = NAMED.findall(tests)
     assert named, f"no test for: {sentence}"

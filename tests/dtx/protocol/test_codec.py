@@ -29,6 +29,7 @@ from dtx.protocol.values import (
     Ulong,
     Ushort,
 )
+from tests.cases import each
 
 INTEGERS = {
     Ubyte: (0, 2**8 - 1),
@@ -107,7 +108,7 @@ def test_a_value_that_is_cut_off_is_refused(value: Any, data: st.DataObject) -> 
         decode(octets[:cut])
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "octets"),
     [
         (None, "40"),
@@ -137,7 +138,7 @@ def test_values_have_their_shortest_form(value: Any, octets: str) -> None:
     assert same(decode(bytes.fromhex(octets)), value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("octets", "why"),
     [
         ("", "nothing"),

@@ -38,9 +38,10 @@ from dtx.protocol.conditions import (
     Refusal,
 )
 from dtx.protocol.encoding import encode
-from dtx.protocol.plain import plain
+from dtx.protocol.printable import printable
 from dtx.protocol.replies import Details, Holding, Recovered, Result, Timeout, decode_reply, encode_reply
 from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong, Ushort
+from tests.cases import each
 from tests.dtx.protocol.wire_examples import COMMAND_EXAMPLES, CONTROL_EXAMPLES
 from xa import NULL_XID, Code, Xid
 
@@ -125,7 +126,7 @@ def test_commands_survive_the_wire(command: Any) -> None:
 def test_replies_survive_the_wire(reply: Any) -> None:
     expected = reply
     if isinstance(reply, Refusal):  # what can't be printed is read escaped
-        expected = replace(reply, description=plain(reply.description))
+        expected = replace(reply, description=printable(reply.description))
     assert decode_reply(encode_reply(reply)) == expected
 
 
@@ -164,7 +165,7 @@ def fields() -> list[tuple[Catalog, Any, int]]:
     ]
 
 
-@pytest.mark.parametrize(("catalog", "command", "index"), fields())
+@each(("catalog", "command", "index"), fields())
 def test_a_field_of_a_wrong_type_is_refused(catalog: Catalog, command: Any, index: int) -> None:
     found: Composite[Any] = catalog.by_type[type(command)]
     wire = found.to_wire(command)
@@ -183,7 +184,7 @@ def test_a_field_of_a_wrong_type_is_refused(catalog: Catalog, command: Any, inde
     assert taken <= 1, "at most one of the wrong types is the right one"
 
 
-@pytest.mark.parametrize(("catalog", "command", "index"), fields())
+@each(("catalog", "command", "index"), fields())
 def test_a_missing_mandatory_field_is_refused(catalog: Catalog, command: Any, index: int) -> None:
     found: Composite[Any] = catalog.by_type[type(command)]
     field = found.fields[index]
@@ -197,7 +198,7 @@ def test_a_missing_mandatory_field_is_refused(catalog: Catalog, command: Any, in
         assert getattr(catalog.decode(octets), found.attributes[index]) == field.absent
 
 
-@pytest.mark.parametrize(("catalog", "command"), EXAMPLES)
+@each(("catalog", "command"), EXAMPLES)
 def test_both_forms_of_a_descriptor_are_taken(catalog: Catalog, command: Any) -> None:
     found: Composite[Any] = catalog.by_type[type(command)]
     items = found.to_wire(command).value
@@ -294,7 +295,7 @@ def test_a_status_that_is_none_is_refused() -> None:
         decode_reply(octets)
 
 
-@pytest.mark.parametrize("condition", list(Condition))
+@each("condition", list(Condition))
 def test_errors_of_others_are_understood(condition: Condition) -> None:
     """A broker that knows nothing of xa-status, or tells nonsense in it."""
     for info in (None, {}, {"xa-status": "x", "xid": 5}, {"xa-status": 12345, "xid": "nonsense"}):

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import Message
 
+from dtx.protocol.addresses import branch_address, parse_branch_address
 from dtx.protocol.composites import WireError
 from dtx.protocol.decoding import decode
 from dtx.protocol.encoding import encode
-from dtx.protocol.links import branch_address, parse_branch_address
 from dtx.protocol.messages import (
     NO_HEADER,
     Header,

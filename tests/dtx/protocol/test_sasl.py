@@ -11,21 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import SASL, Event
 
+from dtx.broker.access.credentials import Credentials
 from dtx.protocol.decoding import decode_from
 from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
-from dtx.protocol.mechanisms import Identity
-from dtx.protocol.sasl import CLIENT_LEGAL, SERVER_LEGAL, ClientPolicy, SaslClient, SaslServer, ServerPolicy
-from dtx.protocol.sasl_layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, Frame, SaslError, State
-from dtx.protocol.scram import Verifier
+from dtx.protocol.sasl import ClientPolicy, SaslClient, SaslServer, ServerPolicy
+from dtx.protocol.sasl.client import CLIENT_LEGAL
+from dtx.protocol.sasl.layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, Frame, SaslError, State
+from dtx.protocol.sasl.mechanisms import Identity
+from dtx.protocol.sasl.scram import Verifier
+from dtx.protocol.sasl.server import SERVER_LEGAL
 from dtx.protocol.values import Array, Described, Symbol, Ubyte, Ulong
-from dtx.resource.credentials import Credentials
 from tests.dtx.protocol.engines import Engine, answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dtx.protocol.sasl_layer import SaslLayer
+    from dtx.protocol.sasl.layer import SaslLayer
 
 SALT = bytes(range(16))
 USERS = Credentials({"alice": Verifier.of("wonder,land=", SALT, 4096)}, b"secret")

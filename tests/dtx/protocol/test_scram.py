@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.protocol.mechanisms import Compute, Verdict, scram_client, scram_server
-from dtx.protocol.scram import (
+from dtx.protocol.sasl.mechanisms import Compute, Exchange, Verdict, scram_client, scram_server
+from dtx.protocol.sasl.scram import (
     ClientFinal,
     ClientFirst,
     ScramError,
@@ -75,17 +75,17 @@ def converse(user: str, password: str, tamper: tuple[int, bytes, bytes] = (-1, b
     def tampered(message: bytes, number: int) -> bytes:
         return message.replace(old, new, 1) if number == turn else message
 
-    first = next(client)
-    assert isinstance(first, bytes)
-    server = scram_server(tampered(first, 0), Users(), nonce_of("servernonceservernonce11"))
+    first = client.send(None)
+    assert isinstance(first, Exchange)
+    server = scram_server(tampered(first.octets, 0), Users(), nonce_of("servernonceservernonce11"))
     try:
-        challenge = next(server)
-        assert isinstance(challenge, bytes)
-        request = client.send(tampered(challenge, 1))
+        challenge = server.send(None)
+        assert isinstance(challenge, Exchange)
+        request = client.send(tampered(challenge.octets, 1))
         assert isinstance(request, Compute)
         final = client.send(request.work())
-        assert isinstance(final, bytes)
-        server.send(tampered(final, 2))
+        assert isinstance(final, Exchange)
+        server.send(tampered(final.octets, 2))
     except StopIteration as end:
         verdict: Verdict = end.value
     if verdict.identity is not None:
@@ -133,7 +133,7 @@ def test_a_tampered_exchange_is_refused(tamper: tuple[int, bytes, bytes], additi
 @pytest.mark.parametrize("message", [b"v=AAAA", b"e=other-error", b"", b"v=\xff", b"x"])
 def test_a_client_believes_no_server_that_cannot_prove_itself(message: bytes) -> None:
     client = scram_client("user", "pencil", nonce_of("x"))
-    next(client)
+    client.send(None)
     own = encoded(nonce_of("x")(18))
     request = client.send(f"r={own}more,s={encoded(SALT)},i=4096".encode())
     assert isinstance(request, Compute)

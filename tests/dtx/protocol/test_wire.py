@@ -11,6 +11,7 @@ from dtx.protocol.commands import CONTROL, COORDINATION, START, XID_TYPE
 from dtx.protocol.composites import DOMAIN, Composite
 from dtx.protocol.conditions import TABLE
 from dtx.protocol.replies import DETAILS, HOLDING, RECOVERED, RESULT, TIMEOUT, decode_reply
+from tests.cases import each
 from tests.dtx.protocol.wire_examples import (
     COMMAND_EXAMPLES,
     CONTROL_EXAMPLES,
@@ -39,7 +40,7 @@ def test_every_example_is_on_the_page_once() -> None:
     assert SHOWN.keys() == octets().keys()
 
 
-@pytest.mark.parametrize("name", sorted(octets()))
+@each("name", sorted(octets()))
 def test_the_page_shows_what_is_encoded(name: str) -> None:
     assert shown_octets(SHOWN[name]) == octets()[name]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtx.protocol.capabilities import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -24,7 +25,6 @@ from dtx.protocol.commands import (
 )
 from dtx.protocol.conditions import Refusal
 from dtx.protocol.encoding import encode
-from dtx.protocol.links import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.messages import request_message, response_message, value_message
 from dtx.protocol.replies import DECLARED, Details, Holding, Recovered, Result, Timeout, encode_reply
 from dtx.protocol.values import Array, Described, Symbol, Ulong

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dtx.store.contract import StoreError
-from dtx.store.databases import open_database
 from dtx.store.sql import SqlStore
+from dtx.store.sql.store import open_database
 from rm_amqp import Message
 from tests.postgres import Postgres
 from tm import TransactionError, TransactionManager

@@ -86,7 +86,7 @@ def test_a_full_store_refuses_and_goes_on(sqlite_place: Place) -> None:
     opened.keep(enqueued(range(1, 100), QUEUE, b"x" * 1000))
     store = opened.store
     assert isinstance(store, SqlStore)
-    cursor = store._open.writer._transactions._cursor.connection.cursor()  # the writer's is at work, in its thread
+    cursor = store._open.writer._transactions.cursor.connection.cursor()  # the writer's is at work, in its thread
     (pages,) = cursor.execute("PRAGMA page_count").fetchone()
     cursor.execute(f"PRAGMA max_page_count = {pages}")
 
@@ -135,7 +135,7 @@ def test_a_database_that_somebody_else_has_locked_refuses_and_goes_on(sqlite_pla
     opened.keep(enqueued([1], QUEUE))
     store = opened.store
     assert isinstance(store, SqlStore)
-    store._open.writer._transactions._cursor.execute("PRAGMA busy_timeout = 0")
+    store._open.writer._transactions.cursor.execute("PRAGMA busy_timeout = 0")
     other = sqlite3.connect(str(sqlite_place.where).removeprefix("sqlite:///"), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     answers = opened.submit(enqueued([2], QUEUE), enqueued([3], QUEUE))
@@ -246,7 +246,7 @@ def test_tables_of_another_version_are_not_opened(sqlite_place: Place) -> None:
     opened = sqlite_place.open()
     store = opened.store
     assert isinstance(store, SqlStore)
-    own = store._open.writer._transactions._cursor.connection.cursor()  # the writer's is at work, in its thread
+    own = store._open.writer._transactions.cursor.connection.cursor()  # the writer's is at work, in its thread
     own.execute("UPDATE dtx_meta SET value = 99 WHERE name = 'version'")
     with pytest.raises(StoreDamaged, match="version 99, not 1"):
         sqlite_place.open()
@@ -286,7 +286,7 @@ def test_the_file_is_the_owners_and_forced_at_every_commit(sqlite_place: Place, 
     assert (tmp_path / "store.db").stat().st_mode & 0o077 == 0
     store = opened.store
     assert isinstance(store, SqlStore)
-    cursor = store._open.writer._transactions._cursor.connection.cursor()  # the writer's is at work, in its thread
+    cursor = store._open.writer._transactions.cursor.connection.cursor()  # the writer's is at work, in its thread
     assert cursor.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert cursor.execute("PRAGMA synchronous").fetchone() == (2,)
 

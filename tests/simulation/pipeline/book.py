@@ -1,17 +1,18 @@
-"""Book: the ledger and the decision log as a model; tests/pipeline/core/test_ledger.py sees it do what they do."""
+"""Book: the ledger and the decision log as a model; tests/xabridge/pipeline/core/test_ledger.py sees it do what they
+do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pipeline.core.errors import PipelineTaken
-from pipeline.core.finishing import DECIDED
-from pipeline.core.isolation import Isolation
-from pipeline.core.ledger import BatchRow, EpochRow, Known, PipelineRow, Planned, QueryRow
 from tm.log import DecisionRefused
-from tm.log.sql_gtrids import Entry, TakenOver
-from tm.log.sql_states import GtridState
+from tm.log.sql.gtrids import Entry, TakenOver
+from tm.log.sql.states import GtridState
+from xabridge.pipeline.core.errors import PipelineTaken
+from xabridge.pipeline.core.finishing import DECIDED
+from xabridge.pipeline.core.isolation import Isolation
+from xabridge.pipeline.core.ledger import BatchRow, EpochRow, Known, PipelineRow, Planned, QueryRow
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

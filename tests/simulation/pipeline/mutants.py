@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.core import binding, deciding, planning, taking
-from pipeline.core.effects import (
+from tests.simulation.pipeline.world import Cores
+from tm.effects import Call, Force
+from tm.log import LogError
+from tm.log.sql.states import GtridState
+from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
+from xabridge.pipeline.core import binding, deciding, planning, taking
+from xabridge.pipeline.core.effects import (
     Abort,
     BindQuery,
     Failed,
@@ -18,13 +23,8 @@ from pipeline.core.effects import (
     Scan,
     Upsert,
 )
-from pipeline.core.ledger import Planned
-from pipeline.core.naming import Own, is_excuse
-from tests.simulation.pipeline.world import Cores
-from tm.effects import Call, Force
-from tm.log import LogError
-from tm.log.sql_states import GtridState
-from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
+from xabridge.pipeline.core.ledger import Planned
+from xabridge.pipeline.core.naming import Own, is_excuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pipeline.core.taking import Judged
 from xa import Code, Xid, xa_error
+from xabridge.pipeline.core.taking import Judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

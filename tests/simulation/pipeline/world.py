@@ -21,19 +21,19 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.core import binding, deciding, effects, finishing, planning, taking
-from pipeline.core.errors import BatchRefused, PipelineError
-from pipeline.core.naming import Own, excuse_xid, sink_xid, upsert_xid
-from pipeline.core.planning import Origin
-from pipeline.core.staged_rows import Staged
-from pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition, TableTarget
 from tests.simulation.pipeline.book import Book
 from tests.simulation.pipeline.places import NOT_JUDGED, Place
 from tm.effects import Call, End, Force, Note, Pause
 from tm.log import Branch, DecisionRefused, LogError, LogStopped
-from tm.log.sql_gtrids import TakenOver
+from tm.log.sql.gtrids import TakenOver
 from tm.verdicts import Verb
 from xa import Code, XaError, Xid, log_prefix, xa_error
+from xabridge.pipeline.core import binding, deciding, effects, finishing, planning, taking
+from xabridge.pipeline.core.errors import BatchRefused, PipelineError
+from xabridge.pipeline.core.naming import Own, excuse_xid, sink_xid, upsert_xid
+from xabridge.pipeline.core.planning import Origin
+from xabridge.pipeline.core.staged_rows import Staged
+from xabridge.pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition, TableTarget
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -348,7 +348,7 @@ class World:
             yield from self._batch(driver, checkpoint, number, offsets, incarnation)
 
     def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
-        """As `pipeline.core.driver.bind`, with one effect for each of its parts."""
+        """As `xabridge.pipeline.core.driver.bind`, with one effect for each of its parts."""
         query = Query(checkpoint.query, driver, max(checkpoint.offsets, default=-1), checkpoint.adopt)
         known = yield Do("look", lambda: self.book.known(self.book.incarnation))
         self.cores.check("p", query, known)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rm_amqp import Message
 from tm import Consumer, ResourceConfig, TransactionManager
-from xa.reference import ReferenceFactory, ReferenceStore
+from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,7 @@ from tests.tm.consumer.stall import PATIENCE_S, Stall
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
 from tm.consumer.failures import name_of
 from tm.telemetry import opentelemetry
-from xa.reference import Fate
+from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -189,7 +189,7 @@ def test_what_cannot_be_read_is_dead_lettered(tmp_path: Path, batch: int) -> Non
     stall.put("b")
 
     def depth(queue: str) -> int:
-        return broker.inside(lambda broker: broker.node.resource.queues[queue].depth)
+        return broker.inside(lambda broker: broker.container.resource.queues[queue].depth)
 
     with stall.manager, stall.consumer(Work(stall), batch=batch):
         while depth(stall.queue):

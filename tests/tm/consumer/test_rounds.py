@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cases import each
 from tm import ConfigurationError, ConsumerSettings, RolledBack
 from tm.consumer.rounds import GiveBack, Handle, Pause, Receive, Refuse, rounds
 from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
@@ -81,7 +82,7 @@ class Queue:
         self.waiting = [message for message in self.waiting if message not in messages]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_poison_is_dead_lettered_and_takes_nothing_with_it(seed: int) -> None:
     dice = random.Random(seed)
     count = dice.randrange(1, 60)
@@ -93,7 +94,7 @@ def test_poison_is_dead_lettered_and_takes_nothing_with_it(seed: int) -> None:
     assert sorted(queue.handled) == sorted(set(range(count)) - poison), f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_whatever_fails_now_and_then_every_message_comes_to_one_end(seed: int) -> None:
     dice = random.Random(seed)
     settings = ConsumerSettings("q", batch=7, max_deliveries=4)

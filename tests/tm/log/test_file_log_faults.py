@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cases import each
 from tests.tm.log.disk import Disk, PowerCut
 from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, FileLog, Heuristic, LogError, LogFull, LogStopped
@@ -162,7 +163,7 @@ def test_the_run_touches_everything() -> None:
     run.check(reopened(disk))
 
 
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@each("step", range(1, STEPS + 1))
 def test_power_cut(step: int) -> None:
     """At every step, and of what was not forced any part survives."""
     disk = Disk()
@@ -182,7 +183,7 @@ def test_power_cut(step: int) -> None:
         survivors.check(reopened(survivors.disk))
 
 
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@each("step", range(1, STEPS + 1))
 def test_input_output_error(step: int) -> None:
     """A call that fails stops the log: everything after it is refused, and nothing is written any more."""
     disk = Disk()
@@ -208,7 +209,7 @@ def test_input_output_error(step: int) -> None:
     run.check(reopened(disk))
 
 
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@each("step", range(1, STEPS + 1))
 def test_full_disk(step: int) -> None:
     """A file system that is full at one step: what is refused is refused for good, and the log stays sound."""
     disk = Disk()
@@ -229,7 +230,7 @@ def test_full_disk(step: int) -> None:
     run.check(reopened(disk))
 
 
-@pytest.mark.parametrize("capacity", range(SMALL // 2, 8 * SMALL, 512))
+@each("capacity", range(SMALL // 2, 8 * SMALL, 512))
 def test_full_disk_with_space_that_comes_and_goes(capacity: int) -> None:
     """Decisions are refused while there is no space, and taken when there is; nothing of that is mixed up."""
     rng = random.Random(capacity)
@@ -256,7 +257,7 @@ class Signal(KeyboardInterrupt):
     """What a signal handler raised, in the main thread, when a system call had returned."""
 
 
-@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@each("step", range(1, STEPS + 1))
 @pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_interruption(step: int, times: int) -> None:
     """Whoever was interrupted while deciding asks the log, and what it answers is what is on disk. Interrupted

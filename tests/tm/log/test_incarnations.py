@@ -308,7 +308,7 @@ def test_a_log_that_is_opened_again_and_again_keeps_a_bounded_number(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tm.log.incarnations.MOST", 4)
-    monkeypatch.setattr("tm.log.sql_incarnations.MOST", 4)
+    monkeypatch.setattr("tm.log.sql.incarnations.MOST", 4)
     url = f"file://{tmp_path}/log" if kind == "file" else f"sqlite:///{tmp_path}/log.db"
     seen = []
     for _ in range(7):

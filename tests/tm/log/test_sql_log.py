@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -14,11 +16,13 @@ from sqlalchemy import event, text
 from tests.tm.log.samples import decision, gtrid, heuristic
 from tests.tm.log.waiting import until
 from tm.log import DecisionRefused, LogError, LogFull, LogLocked, LogStopped
-from tm.log.sql import ENDS, SqlLog, read_sql_log
-from tm.log.sql_gtrids import TakenOver
-from tm.log.sql_schema import METADATA, Database
-from tm.log.sql_schema import database_url as with_driver
-from tm.log.sql_states import GTRID, GtridState, GtridVerb, sources, target
+from tm.log.sql import SqlLog, read_sql_log
+from tm.log.sql.database import Database
+from tm.log.sql.database import database_url as with_driver
+from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.log import ENDS
+from tm.log.sql.states import GTRID, GtridState, GtridVerb, sources, target
+from tm.log.sql.tables import METADATA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -445,6 +449,26 @@ def test_sqlite_forces_each_commit(tmp_path: Path) -> None:
         assert connection.execute(text("PRAGMA journal_mode")).scalar_one() == "wal"
         assert connection.execute(text("PRAGMA synchronous")).scalar_one() == 2
     database.engine.dispose()
+
+
+def test_a_process_that_comes_and_goes_takes_no_decision_with_it(tmp_path: Path, node: str) -> None:
+    """Whoever closes a SQLite file last deletes its write-ahead log, and knows by its locks who else has it open."""
+    path = tmp_path / "log.db"
+    log = SqlLog(f"sqlite:///{path}", node)
+
+    def counted() -> int:
+        code = (
+            "import sqlite3, sys; connection = sqlite3.connect(sys.argv[1]);"
+            "print(*connection.execute('SELECT count(*) FROM xabridge_gtrid').fetchone()); connection.close()"
+        )
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert counted() == 0
+    assert path.with_name("log.db-wal").exists()
+    log.decide(decision(1, node=node))
+    assert counted() == 1
+    log.close()
 
 
 def test_several_that_open_a_new_sqlite_file_at_once_wait_for_each_other(tmp_path: Path) -> None:

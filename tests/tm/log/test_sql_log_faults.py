@@ -21,10 +21,11 @@ from tests.tm.log.proxy import Loss, Proxy
 from tests.tm.log.samples import decision, gtrid, heuristic
 from tests.tm.log.waiting import until
 from tm.log import Decision, DecisionRefused, LogFull, LogStopped
-from tm.log.sql import SqlLog
-from tm.log.sql_states import GtridState
-from tm.log.sql_trouble import PAUSES_S, SQLITE, SQLSTATES, Trouble, persistently, told, trouble_of
+from tm.log.sql import SqlLog, retry
+from tm.log.sql.retry import PAUSES_S, REACTIONS, Reaction, reaction_to
+from tm.log.sql.states import GtridState
 from xa import Gtrid
+from xa.sql.errors import ErrorKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -300,30 +301,29 @@ def failing(sqlstate: str | None = None, sqlite: int | None = None) -> Operation
 @pytest.mark.parametrize(
     ("error", "meaning"),
     [
-        (failing(None), Trouble.LOST),
-        (failing("08006"), Trouble.LOST),
-        (failing("57P01"), Trouble.LOST),
-        (failing("57014"), Trouble.AGAIN),
-        (failing("40001"), Trouble.AGAIN),
-        (failing("40003"), Trouble.LOST),
-        (failing("53300"), Trouble.AGAIN),
-        (failing("53100"), Trouble.FULL),
-        (failing("42501"), Trouble.REFUSED),
-        (failing("XX000"), Trouble.LOST),
-        (failing(sqlite=sqlite3.SQLITE_FULL), Trouble.FULL),
-        (failing(sqlite=sqlite3.SQLITE_BUSY_SNAPSHOT), Trouble.AGAIN),
-        (failing(sqlite=sqlite3.SQLITE_IOERR_FSYNC), Trouble.LOST),
-        (failing(sqlite=sqlite3.SQLITE_READONLY), Trouble.REFUSED),
-        (NoConnection(), Trouble.AGAIN),
+        (failing(None), Reaction.RETRY_IN_DOUBT),
+        (failing("08006"), Reaction.RETRY_IN_DOUBT),
+        (failing("57P01"), Reaction.RETRY_IN_DOUBT),
+        (failing("57014"), Reaction.RETRY),
+        (failing("40001"), Reaction.RETRY),
+        (failing("40003"), Reaction.RETRY_IN_DOUBT),
+        (failing("53300"), Reaction.RETRY),
+        (failing("53100"), Reaction.FULL),
+        (failing("42501"), Reaction.REFUSE),
+        (failing("XX000"), Reaction.RETRY_IN_DOUBT),
+        (failing(sqlite=sqlite3.SQLITE_FULL), Reaction.FULL),
+        (failing(sqlite=sqlite3.SQLITE_BUSY_SNAPSHOT), Reaction.RETRY),
+        (failing(sqlite=sqlite3.SQLITE_IOERR_FSYNC), Reaction.RETRY_IN_DOUBT),
+        (failing(sqlite=sqlite3.SQLITE_READONLY), Reaction.REFUSE),
+        (NoConnection(), Reaction.RETRY),
     ],
 )
-def test_the_meaning_of_an_error(error: Exception, meaning: Trouble) -> None:
-    assert trouble_of(error) is meaning  # type: ignore[arg-type]
+def test_the_meaning_of_an_error(error: Exception, meaning: Reaction) -> None:
+    assert reaction_to(error) is meaning  # type: ignore[arg-type]
 
 
-def test_the_tables_name_what_exists() -> None:
-    assert all(len(prefix) <= 5 and prefix.isalnum() for prefix in SQLSTATES)
-    assert all(0 < code < 256 for code in SQLITE)
+def test_every_kind_of_error_has_a_reaction() -> None:
+    assert set(REACTIONS) == set(ErrorKind)
 
 
 @pytest.mark.parametrize(
@@ -350,10 +350,10 @@ def test_what_comes_of_errors_one_after_the_other(errors: list[str], outcome: ty
         return "done"
 
     if outcome is None:
-        assert persistently(action, "a test", slept.append) == "done"
+        assert retry.change(action, "a test", slept.append) == "done"
     else:
         with pytest.raises(outcome):
-            persistently(action, "a test", slept.append)
+            retry.change(action, "a test", slept.append)
     assert left == []
     assert slept == list(PAUSES_S[: len(slept)])
     assert len(slept) == min(len(errors), len(PAUSES_S)) or outcome in {LogFull, DecisionRefused}
@@ -364,7 +364,7 @@ def test_what_can_t_be_read_is_not_told() -> None:
         raise failing("42501")
 
     with pytest.raises(LogStopped):
-        told(action, "a test", no_sleep)
+        retry.read(action, "a test", no_sleep)
 
 
 def test_a_keeper_that_can_t_reach_the_database_tries_again(tmp_path: Path, node: str) -> None:

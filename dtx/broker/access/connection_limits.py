@@ -1,0 +1,104 @@
+"""Whom the broker lets in: how many strangers at a time, how many connections in all and of one user, and how long who
+gave a wrong password waits.
+
+A stranger is a peer that has not opened its connection: it may be in the TLS handshake, in SASL, or silent. Strangers
+don't take the room of those who are in. When there are too many, the oldest of the address that has most of them goes,
+so that nobody is kept out by many that say nothing. Some connections are kept for who may manage the broker.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.broker.access.permissions import Permissions
+    from dtx.broker.settings import Limits
+    from dtx.protocol.sasl.mechanisms import Identity
+
+ADDRESSES: Final = 1000
+FORGOTTEN_S: Final = 60.0
+LONGEST_S: Final = 5.0
+
+
+class Peer(Protocol):
+    """A peer, as far as this module cares."""
+
+    @property
+    def host(self) -> str:
+        """Where it comes from."""
+        ...
+
+
+class ConnectionLimits:
+    """Who is here. `first_delay_s` is what the first wrong password costs."""
+
+    def __init__(
+        self, limits: Limits, permissions: Permissions, clock: Callable[[], float], first_delay_s: float
+    ) -> None:
+        self._limits = limits
+        self._permissions = permissions
+        self._clock = clock
+        self._first_delay_s = first_delay_s
+        self._strangers: dict[Peer, None] = {}
+        self._in: dict[Peer, str] = {}
+        self._of_user: Counter[str] = Counter()
+        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    @property
+    def strangers(self) -> int:
+        """How many have not opened their connection."""
+        return len(self._strangers)
+
+    @property
+    def full(self) -> bool:
+        """Whether nobody at all can come in."""
+        return len(self._in) >= self._limits.connections
+
+    def comes(self, peer: Peer) -> Peer | None:
+        """A peer has connected: who has to go for it, if anybody."""
+        goes = None
+        if len(self._strangers) >= self._limits.strangers:
+            hosts = Counter(one.host for one in self._strangers)
+            most = max(hosts.values())
+            goes = next(one for one in self._strangers if hosts[one.host] == most)
+            self._strangers.pop(goes)
+        self._strangers[peer] = None
+        return goes
+
+    def refusal(self, peer: Peer, identity: Identity) -> str | None:
+        """The peer has opened its connection: it is in, unless this says why not."""
+        limits, name = self._limits, identity.name
+        room = limits.connections
+        if not self._permissions.may_manage(identity):
+            room = max(room - limits.operator_connections, min(room, 1))
+        if len(self._in) >= room:
+            return f"there are {len(self._in)} connections"
+        if self._of_user[name] >= limits.connections_per_user:
+            return f"{identity} has {self._of_user[name]} connections, as many as a user may have"
+        self._strangers.pop(peer, None)
+        self._in[peer] = name
+        self._of_user[name] += 1
+        return None
+
+    def leaves(self, peer: Peer) -> None:
+        """The peer's socket is closed."""
+        self._strangers.pop(peer, None)
+        name = self._in.pop(peer, None)
+        if name is not None:
+            self._of_user[name] -= 1
+            if not self._of_user[name]:
+                del self._of_user[name]
+
+    # -- passwords
+    def failed(self, host: str) -> float:
+        """Somebody from `host` did not show who he is: how long he waits to hear so."""
+        now = self._clock()
+        count, last = self._failures.pop(host, (0, now))
+        count = 1 if now - last > FORGOTTEN_S else count + 1
+        self._failures[host] = count, now
+        if len(self._failures) > ADDRESSES:
+            self._failures.popitem(last=False)
+        return float(min(self._first_delay_s * 2.0 ** min(count - 1, 16), LONGEST_S))

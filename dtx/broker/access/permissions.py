@@ -1,0 +1,170 @@
+"""Who may do what at the broker: a table of rules, one per identity.
+
+An access ticket in AMQP 1.0 is the connection's authenticated identity. Its rules are the one with its name,
+and that of `*`, everybody who said who they are; `anonymous` is the rule of those who did not. Addresses are
+given as patterns in which * stands for any text, even none. What no rule allows is refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.protocol.sasl.mechanisms import RESERVED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dtx.protocol.sasl.mechanisms import Identity
+
+EVERYBODY: Final = "*"
+ANONYMOUS: Final = "anonymous"
+
+
+class PermissionsError(Exception):
+    """The table of permissions is wrong. The message says where."""
+
+
+class Action(Enum):
+    """What is asked of an address."""
+
+    CONSUME = "consume"
+    PRODUCE = "produce"
+    CREATE = "create"
+
+
+class Coordination(Enum):
+    """Which branches an identity may prepare, complete, list and read."""
+
+    NONE = "none"
+    OWN = "own"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one identity may do; patterns of addresses for each action."""
+
+    consume: tuple[str, ...] = ()
+    produce: tuple[str, ...] = ()
+    create: tuple[str, ...] = ()
+    coordinate: Coordination = Coordination.NONE
+    manage: bool = False
+
+    def allows(self, action: Action, address: str) -> bool:
+        """Whether one of the patterns for `action` fits `address`."""
+        patterns: tuple[str, ...] = getattr(self, action.value)
+        return any(_fits(pattern, address) for pattern in patterns)
+
+
+EVERYTHING: Final = Rule(("*",), ("*",), ("*",), Coordination.ALL, manage=True)
+
+
+def _fits(pattern: str, address: str) -> bool:
+    first, *parts = pattern.split("*")
+    if not parts:
+        return pattern == address
+    *inner, last = parts
+    position, end = len(first), len(address) - len(last)
+    if not address.startswith(first) or not address.endswith(last):
+        return False
+    for part in inner:  # the leftmost place leaves the most room for the rest
+        position = address.find(part, position, end)
+        if position < 0:
+            return False
+        position += len(part)
+    return position <= end
+
+
+class Permissions:
+    """The table."""
+
+    def __init__(self, rules: Mapping[str, Rule]) -> None:
+        self._rules = dict(rules)
+
+    def _of(self, identity: Identity) -> list[Rule]:
+        names = (ANONYMOUS,) if identity.is_anonymous else (identity.name, EVERYBODY)
+        if identity.name in RESERVED:  # of a certificate, say: nobody is called so
+            names = (EVERYBODY,)
+        return [self._rules[name] for name in names if name in self._rules]
+
+    def may(self, identity: Identity, action: Action, address: str) -> bool:
+        """Whether `identity` may do this at `address`."""
+        return any(rule.allows(action, address) for rule in self._of(identity))
+
+    def may_coordinate(self, identity: Identity, owner: str) -> bool:
+        """Whether `identity` may complete, see and read a branch of `owner`, the name of an identity."""
+        granted = {rule.coordinate for rule in self._of(identity)}
+        return Coordination.ALL in granted or (Coordination.OWN in granted and identity.name == owner)
+
+    def may_coordinate_all(self, identity: Identity) -> bool:
+        """Whether `identity` may complete everybody's branches."""
+        return any(rule.coordinate is Coordination.ALL for rule in self._of(identity))
+
+    def may_manage(self, identity: Identity) -> bool:
+        """Whether `identity` may use the management node."""
+        return any(rule.manage for rule in self._of(identity))
+
+    @classmethod
+    def from_section(cls, section: Mapping[str, Any]) -> Permissions:
+        """The table as the configuration has it: name → { consume, produce, create: patterns;
+        coordinate: "none", "own" or "all"; manage: true or false }."""
+        return cls({name: _rule(name, given) for name, given in section.items()})
+
+
+def _rule(name: str, given: Any) -> Rule:
+    if not isinstance(given, dict):
+        raise PermissionsError(f"permissions of {name!r}: expected a table, not {given!r}")
+    unknown = set(given) - {"consume", "produce", "create", "coordinate", "manage"}
+    if unknown:
+        raise PermissionsError(f"permissions of {name!r}: unknown {', '.join(sorted(unknown))}")
+    patterns = {}
+    for action in Action:
+        value = given.get(action.value, [])
+        if not isinstance(value, list) or not all(isinstance(pattern, str) for pattern in value):
+            raise PermissionsError(f"permissions of {name!r}: {action.value} is a list of address patterns")
+        patterns[action.value] = tuple(value)
+    try:
+        coordinate = Coordination(given.get("coordinate", "none"))
+    except ValueError:
+        raise PermissionsError(f"permissions of {name!r}: coordinate is none, own or all") from None
+    manage = given.get("manage", False)
+    if not isinstance(manage, bool):
+        raise PermissionsError(f"permissions of {name!r}: manage is true or false")
+    return Rule(**patterns, coordinate=coordinate, manage=manage)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens at `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def open_to_this_machine(hosts: Sequence[str]) -> tuple[Permissions, str]:
+    """The table of a broker without users, and the sentence that says so; PermissionsError where others than
+    this machine could reach it."""
+    reachable = [host for host in hosts if not is_loopback(host)]
+    if reachable:
+        raise PermissionsError(
+            f"no users are configured, and the broker listens on {', '.join(reachable)}: everybody could do "
+            "everything. Configure users and permissions, or listen on 127.0.0.1"
+        )
+    notice = f"no users are configured: everybody on this machine may do everything ({', '.join(hosts)})"
+    return Permissions({ANONYMOUS: EVERYTHING}), notice
+
+
+def open_to_users(hosts: Sequence[str]) -> tuple[Permissions, str]:
+    """The table of a broker that knows who its peers are, and was told nothing else of them; and the sentence that
+    says so. PermissionsError where others than this machine could reach it."""
+    reachable = [host for host in hosts if not is_loopback(host)]
+    if reachable:
+        raise PermissionsError(
+            f"no permissions are configured, and the broker listens on {', '.join(reachable)}: every user could do "
+            "everything. Configure [broker.permissions.NAME] for each user, or listen on 127.0.0.1"
+        )
+    notice = "no permissions are configured: whoever shows who they are may do everything"
+    return Permissions({EVERYBODY: EVERYTHING}), notice

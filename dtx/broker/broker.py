@@ -1,0 +1,413 @@
+"""Broker: the asyncio shell around a container. Sockets, TLS, SASL, time, and the store's completions.
+
+All of the container runs on the event loop; the store forces in its own thread, and tells what is durable through
+`call_soon_threadsafe`, so the loop goes on serving while something is forced. What connections have to say is
+written when what came in has been carried out, be it from a peer or from the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import ssl
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from dtx.broker.access.connection_limits import ConnectionLimits
+from dtx.broker.access.credentials import Credentials
+from dtx.broker.access.permissions import open_to_this_machine, open_to_users
+from dtx.broker.access.rate_limited_log import RateLimitedLog
+from dtx.broker.container import Container
+from dtx.broker.endpoint.connection import BrokerConnection
+from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.sasl import SaslServer, ServerPolicy
+from dtx.store.sql import SqlStore
+from xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.broker.config import Address, BrokerConfig
+    from dtx.broker.transactional_resource import Clock
+    from dtx.store.contract import Step, StoreError
+
+LOG: Final = logging.getLogger("xabridge.broker")
+GOODBYE_S: Final = 5.0
+MAX_EARLY: Final = 64 * 1024
+MANY_PEERS: Final = 4
+"""From so many on it is worth a further turn of the loop to gather what a turn has for the store and for them."""
+
+
+class SystemClock:
+    """The machine's time."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+class Broker:
+    """A broker on the running event loop. `hook` is called in the store's thread at each of its steps."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        hook: Callable[[Step], None] = lambda _: None,
+        clock: Clock = SystemClock(),  # noqa: B008 — it has no state
+    ) -> None:
+        self.config = config
+        self.addresses: list[Address] = []
+        self.notice = ""
+        self.failure: StoreError | None = None
+        users = Credentials.load(config.users) if config.users is not None else None
+        permissions = config.permissions
+        anonymous = config.anonymous
+        if permissions is None and (users is not None or config.client_ca is not None):
+            permissions, self.notice = open_to_users(config.hosts)
+        elif permissions is None:
+            permissions, self.notice = open_to_this_machine(config.hosts)
+            anonymous = True
+        self.policy = ServerPolicy(users, anonymous=anonymous, plain_without_tls=config.plain_without_tls)
+        self._loop = asyncio.get_running_loop()
+        self._store = SqlStore(config.store, self._deliver, hook, self._at_end_of_turn)
+        self.container = Container(self._store, clock, config.settings, permissions, self._store_stopped)
+        self.peers: dict[BrokerConnection, PeerProtocol] = {}
+        self.open_peers: set[PeerProtocol] = set()
+        self._paused: set[PeerProtocol] = set()
+        self._flushing = False
+        settings = config.settings
+        self.connection_limits = ConnectionLimits(
+            self.container.limits, permissions, clock.monotonic, settings.wrong_password_s
+        )
+        self.lines = RateLimitedLog(clock.monotonic)
+        self._servers: list[asyncio.Server] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._stop = asyncio.Event()
+        self._gone = asyncio.Event()
+
+    # -- life
+    async def start(self) -> None:
+        """Opens the store, restores what it holds, and listens."""
+        self.container.open()
+        tls = self._tls() if self.config.listen_tls else None
+        for address, context in [(one, None) for one in self.config.listen] + [
+            (one, tls) for one in self.config.listen_tls
+        ]:
+            server = await self._loop.create_server(partial(PeerProtocol, self, context), address.host, address.port)
+            self._servers.append(server)
+            for socket in server.sockets:
+                host, port = socket.getsockname()[:2]
+                self.addresses.append(type(address)(host, port))
+        self._tick()
+
+    def _tls(self) -> ssl.SSLContext:
+        config = self.config
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if config.certificate is not None and config.key is not None:
+            context.load_cert_chain(config.certificate, config.key)
+        if config.client_ca is not None:
+            context.load_verify_locations(config.client_ca)
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+    async def run(self) -> None:
+        """Serves until `stop` is called, or the store stops."""
+        await self._stop.wait()
+        await self.close()
+
+    def stop(self) -> None:
+        """Lets `run` come to its end."""
+        self._stop.set()
+
+    async def close(self) -> None:
+        """Says goodbye to every peer, forces what waits, and lets the store go."""
+        for server in self._servers:
+            server.close()
+        goodbye = Refusal(Condition.CONNECTION_FORCED, "the broker shuts down", Code.XAER_RMFAIL)
+        for connection in tuple(self.peers):
+            if self.failure is None:
+                connection.close(goodbye)
+        self.flush()
+        if self.open_peers and self.failure is None:
+            self._gone.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), GOODBYE_S)
+        for peer in tuple(self.open_peers):
+            peer.abort()
+        await asyncio.sleep(0)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._store.hand_over()
+        await self._loop.run_in_executor(None, self._store.close)
+
+    def _store_stopped(self, error: StoreError) -> None:
+        LOG.critical("the store stopped, nobody is answered any more: %s", error)
+        self.failure = error
+        for peer in tuple(self.open_peers):
+            peer.abort()
+        self.stop()
+
+    # -- turns
+    def _deliver(self, call: Callable[[], None]) -> object:
+        """Runs a completion of the store on the loop; called in the store's threads."""
+        return self._loop.call_soon_threadsafe(self._completed, call)
+
+    def _completed(self, call: Callable[[], None]) -> None:
+        call()
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Has `flush` called when everything that the loop found ready is carried out: one write per peer."""
+        if not self._flushing:
+            self._flushing = True
+            self._at_end_of_turn(self.flush)
+
+    def _at_end_of_turn(self, call: Callable[[], None]) -> None:
+        """Calls `call` when what the loop found ready is carried out; at once where that is little anyway."""
+        if len(self.open_peers) < MANY_PEERS:
+            call()
+        else:
+            self._loop.call_soon(call)
+
+    def flush(self) -> None:
+        """Writes what connections have to say."""
+        self._flushing = False
+        while touched := self.container.take_touched():
+            for connection in touched:
+                peer = self.peers.get(connection)
+                if peer is not None:
+                    peer.write()
+        if self._paused and not self.container.overloaded:
+            for peer in self._paused:
+                peer.resume_reading()
+            self._paused.clear()
+
+    def pause(self, peer: PeerProtocol) -> None:
+        """Too much waits for the store: reads nothing more from this peer until less does."""
+        self._paused.add(peer)
+
+    def left(self, peer: PeerProtocol) -> None:
+        """A peer's socket is closed."""
+        self.open_peers.discard(peer)
+        self.connection_limits.leaves(peer)
+        if not self.open_peers:
+            self._gone.set()
+
+    def _tick(self) -> None:
+        if self.failure is None:
+            delay = self.container.resource.tick()
+            now_ms = int(time.monotonic() * 1000)
+            for connection in tuple(self.peers):
+                if connection.tick(now_ms):
+                    self.container.touch(connection)
+            self.flush()
+            self._timer = self._loop.call_later(max(delay, 0.01), self._tick)
+
+
+class PeerProtocol(asyncio.Protocol):
+    """One peer's socket: TLS first, where there is a context for it, then SASL, then AMQP."""
+
+    def __init__(self, broker: Broker, tls: ssl.SSLContext | None) -> None:
+        self._broker = broker
+        self._tls = tls
+        self._encrypting: asyncio.Task[None] | None = None
+        self._early = b""
+        """What came behind the TLS handshake before this end was ready for it."""
+        self._transport: asyncio.Transport | None = None
+        self.host = ""
+        self._is_in = False
+        self._sasl: SaslServer | None = None
+        self._connection: BrokerConnection | None = None
+        self._handshake: asyncio.TimerHandle | None = None
+        self.address = ""
+        self._reading = True
+
+    # -- asyncio
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        broker = self._broker
+        transport = cast("asyncio.Transport", transport)
+        self._transport = transport
+        peername = transport.get_extra_info("peername")
+        self.address = _shown(peername)
+        self.host = str(peername[0]) if isinstance(peername, tuple) and peername else ""
+        if broker.failure is not None or broker.connection_limits.full:
+            broker.lines.warn("%s: refused, every connection is taken", self.address)
+            transport.abort()
+            return
+        goes = broker.connection_limits.comes(self)
+        if isinstance(goes, PeerProtocol):
+            broker.lines.warn("%s: dropped, too many peers have not said who they are", goes.address)
+            goes.abort()
+        broker.open_peers.add(self)
+        loop = asyncio.get_running_loop()
+        self._handshake = loop.call_later(broker.config.settings.handshake_s, self._too_slow)
+        if self._tls is None:
+            self._greet(None)
+        else:
+            transport.pause_reading()
+            self._encrypting = loop.create_task(self._encrypt(transport, self._tls))
+
+    async def _encrypt(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        settings, encrypted = self._broker.config.settings, None
+        try:
+            encrypted = await asyncio.get_running_loop().start_tls(
+                transport, self, tls, server_side=True, ssl_handshake_timeout=settings.handshake_s
+            )
+        except (OSError, ssl.SSLError) as error:
+            self._broker.lines.warn("%s: no TLS: %s", self.address, error)
+            return
+        finally:
+            if encrypted is None:  # also when it took too long, and the task was cancelled
+                transport.abort()
+                self._broker.left(self)
+        if encrypted is None:
+            return
+        self._transport = encrypted
+        self._greet(encrypted.get_extra_info("ssl_object"))
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
+
+    def _greet(self, encrypted: Any) -> None:
+        self._sasl = SaslServer(
+            self._broker.policy,
+            encrypted=encrypted is not None,
+            certified=_certified(encrypted),
+            nonce=os.urandom,
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if self._connection is not None:
+            self._connection.received(data)
+            if not self._is_in and self._connection.opened:
+                self._come_in(self._connection)
+            self._broker.flush_soon()
+            if self._broker.container.overloaded and self._reading:
+                self.pause_reading()
+                self._broker.pause(self)
+        elif self._sasl is not None:
+            if not self._sasl.failed:
+                self._sasl.feed(data)
+                self._go_on()
+        else:
+            self._early += data
+            if len(self._early) > MAX_EARLY:
+                self.abort()
+
+    def _come_in(self, connection: BrokerConnection) -> None:
+        self._is_in = True
+        told = self._broker.connection_limits.refusal(self, connection.identity)
+        if told is not None:
+            self._broker.lines.warn("%s, %s: refused, %s", self.address, connection.identity, told)
+            connection.close(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._broker.left(self)
+        if self._handshake is not None:
+            self._handshake.cancel()
+        if self._connection is not None:
+            self._broker.peers.pop(self._connection, None)
+            self._connection.lost()
+            self._broker.flush_soon()
+
+    def pause_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.writable = False
+
+    def resume_writing(self) -> None:
+        if self._connection is not None:
+            self._connection.resume()
+            self._broker.flush_soon()
+
+    # -- SASL
+    def _go_on(self) -> None:
+        sasl, transport = self._sasl, self._transport
+        if sasl is None or transport is None:
+            return
+        octets = sasl.output()
+        if sasl.failed:
+            self._broker.lines.warn("%s: %s", self.address, sasl.failure)
+            delay_s = self._broker.connection_limits.failed(self.host) if sasl.mechanism else 0.0
+            self.pause_reading()
+            asyncio.get_running_loop().call_later(delay_s, self._say_no, octets)
+            return
+        if octets:
+            transport.write(octets)
+        if sasl.computation is not None:
+            self.pause_reading()
+            future = asyncio.get_running_loop().run_in_executor(None, sasl.computation)
+            future.add_done_callback(self._computed)
+        elif sasl.done and sasl.identity is not None:
+            self._sasl = None
+            self._connection = BrokerConnection(self._broker.container, sasl.identity, self.address)
+            self._broker.peers[self._connection] = self
+            if sasl.rest:
+                self.data_received(sasl.rest)
+
+    def _computed(self, future: asyncio.Future[Any]) -> None:
+        if self._sasl is not None and self._transport is not None and not self._transport.is_closing():
+            self._sasl.computed(future.result())
+            self.resume_reading()
+            self._go_on()
+
+    def _say_no(self, octets: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(octets)
+            self._transport.close()
+
+    def _too_slow(self) -> None:
+        if self._connection is None or not self._connection.opened:
+            waited_s = self._broker.config.settings.handshake_s
+            self._broker.lines.warn("%s: no open connection after %s s", self.address, waited_s)
+            if self._encrypting is not None:
+                self._encrypting.cancel()
+            self.abort()
+
+    # -- for the broker
+    def write(self) -> None:
+        """Writes what the connection has to say."""
+        connection, transport = self._connection, self._transport
+        if connection is None or transport is None:
+            return
+        while connection.writable and (octets := connection.output()):
+            transport.write(octets)
+        if connection.closed and not transport.is_closing():
+            transport.close()
+
+    def abort(self) -> None:
+        """Drops the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_reading(self) -> None:
+        """Reads nothing more."""
+        if self._transport is not None and self._reading:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Reads on."""
+        if self._transport is not None and not self._reading and not self._transport.is_closing():
+            self._reading = True
+            with contextlib.suppress(RuntimeError):  # it was closed at this moment
+                self._transport.resume_reading()
+
+
+def _shown(peer: Any) -> str:
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else "?"
+
+
+def _certified(encrypted: Any) -> str | None:
+    """The common name in the client's certificate."""
+    certificate = encrypted.getpeercert() if encrypted is not None else None
+    if not certificate:
+        return None
+    names = [value for group in certificate.get("subject", ()) for key, value in group if key == "commonName"]
+    return names[0] if len(names) == 1 else None

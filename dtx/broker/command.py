@@ -1,0 +1,159 @@
+"""`xabridge broker`, and `python -m dtx`: runs the embedded broker until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import getpass
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from dtx.broker.access.credentials import CredentialsError, set_password
+from dtx.broker.access.permissions import PermissionsError
+from dtx.broker.broker import Broker
+from dtx.broker.config import DEFAULT_LISTEN, DEFAULT_STORE, ConfigError, load
+from dtx.store.contract import StoreError
+from dtx.store.sql import compact
+from xa.secrets import masked
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dtx.broker.config import BrokerConfig
+
+SUMMARY: Final = "run the embedded AMQP 1.0 broker with distributed transactions"
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+FLAGS: Final = (
+    "listen",
+    "listen_tls",
+    "store",
+    "certificate",
+    "key",
+    "client_ca",
+    "users",
+    "anonymous",
+    "plain_without_tls",
+)
+"""What goes before the fields of the same names in the file."""
+GC_THRESHOLD: Final = 20_000
+"""A queue is many objects that a collection would look at in vain; what the broker drops is rarely in cycles."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument("--config", type=Path, help="a TOML file with a section [broker]")
+    parser.add_argument(
+        "--listen", action="append", metavar="HOST:PORT", help=f"where to listen (default {DEFAULT_LISTEN})"
+    )
+    parser.add_argument("--listen-tls", action="append", metavar="HOST:PORT", help="where to listen with TLS")
+    parser.add_argument("--store", metavar="URL", help=f"the message store (default {DEFAULT_STORE})")
+    parser.add_argument("--certificate", metavar="FILE", help="TLS: this broker's certificate, PEM")
+    parser.add_argument("--key", metavar="FILE", help="TLS: the certificate's key, PEM")
+    parser.add_argument("--client-ca", metavar="FILE", help="TLS: who may sign certificates of clients, PEM")
+    parser.add_argument("--users", metavar="FILE", help="the file of users")
+    parser.add_argument(
+        "--user-from-env",
+        action="append",
+        default=[],
+        metavar="NAME=VARIABLE",
+        help="set a user's password in the file of users from an environment variable, before the broker starts",
+    )
+    parser.add_argument("--anonymous", action="store_true", default=None, help="take peers without a name")
+    parser.add_argument(
+        "--plain-without-tls", action="store_true", default=None, help="take passwords in the clear, without TLS"
+    )
+    parser.add_argument(
+        "--set-password",
+        metavar="USER",
+        help="add USER to the file of users, or change the password, and end; it is asked for, or read from stdin",
+    )
+    parser.add_argument(
+        "--compact", action="store_true", help="give unused space of the store, in SQLite, back to the system, and end"
+    )
+    parser.add_argument("--verbose", action="store_true", help="say more on stderr")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the broker; the exit code."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO if arguments.verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    try:
+        config = load(arguments.config, {name: getattr(arguments, name) for name in FLAGS})
+        for given in arguments.user_from_env:
+            _set_user(config, given)
+        if arguments.set_password is not None:
+            return _set_password(config, arguments.set_password)
+        if arguments.compact:
+            return _compact(config)
+        return asyncio.run(_serve(config))
+    except (ConfigError, CredentialsError, PermissionsError) as error:
+        sys.stderr.write(f"xabridge broker: {error}\n")
+        return EXIT_USAGE
+    except (StoreError, OSError) as error:
+        sys.stderr.write(f"xabridge broker: {error}\n")
+        return EXIT_FAILED
+
+
+def _set_password(config: BrokerConfig, user: str) -> int:
+    if config.users is None:
+        raise ConfigError("--set-password needs the file of users: --users, or broker.users in the file")
+    typed = sys.stdin.isatty()
+    password = getpass.getpass(f"password of {user}: ") if typed else sys.stdin.readline().rstrip("\n")
+    set_password(config.users, user, password)
+    return EXIT_OK
+
+
+def _compact(config: BrokerConfig) -> int:
+    before, after = compact(config.store)
+    sys.stdout.write(f"xabridge broker: the store had {before} octets, and has {after} now\n")
+    return EXIT_OK
+
+
+def _set_user(config: BrokerConfig, given: str) -> None:
+    user, _, variable = given.partition("=")
+    if config.users is None:
+        raise ConfigError(f"--user-from-env {given}: there is no file of users; name one with --users")
+    password = os.environ.get(variable)
+    if not user or not password:
+        raise ConfigError(f"--user-from-env {given}: expected NAME=VARIABLE, and that variable to be set")
+    set_password(config.users, user, password)
+
+
+async def _serve(config: BrokerConfig) -> int:
+    gc.disable()  # a start makes objects that stay, and nothing to collect
+    broker = Broker(config)
+    await broker.start()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD)
+    gc.enable()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, broker.stop)
+    if broker.notice:
+        sys.stderr.write(f"xabridge broker: {broker.notice}\n")
+    where = ", ".join(map(str, broker.addresses))
+    in_doubt = broker.container.registry.in_doubt_count
+    sys.stdout.write(f"xabridge broker: listening on {where} · {masked(config.store)} · {in_doubt} branches in doubt\n")
+    sys.stdout.flush()
+    await broker.run()
+    if broker.failure is not None:
+        sys.stderr.write(f"xabridge broker: stopped, because the store did: {broker.failure}\n")
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`python -m dtx`."""
+    parser = argparse.ArgumentParser(prog="python -m dtx", description=SUMMARY)
+    add_arguments(parser)
+    return run(parser.parse_args(argv))

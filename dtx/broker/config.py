@@ -1,0 +1,194 @@
+"""The broker's configuration: the section `[broker]` of a TOML file, and flags that override it.
+
+    [broker]
+    listen = ["127.0.0.1:5672"]                  listen_tls = ["0.0.0.0:5671"]
+    store = "sqlite:///broker.db"                certificate, key, client_ca = files, PEM
+    users = "users"                              anonymous = false, plain_without_tls = false
+    create_on_demand = true                      … every field of Settings
+    [broker.limits]                              every field of Limits
+    [broker.queue_defaults]                      every field of QueueSettings
+    [broker.queues.orders]                       as queue_defaults, for one queue
+    [broker.permissions.NAME]                    as dtx.broker.access.permissions says
+
+Whatever is not in these tables, or of another type, is refused with its place in the file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_type_hints
+
+from dtx.broker.access.permissions import Permissions, PermissionsError
+from dtx.broker.settings import Limits, QueueSettings, Settings
+from xa.secrets import expanded, masked
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+T = TypeVar("T")
+DEFAULT_LISTEN: Final = "127.0.0.1:5672"
+DEFAULT_STORE: Final = "sqlite:///xabridge-broker.db"
+_SIMPLE: Final = (bool, int, float, str)
+_OWN: Final = frozenset(
+    {"listen", "listen_tls", "store", "certificate", "key", "client_ca", "users", "anonymous", "plain_without_tls"}
+)
+
+
+class ConfigError(Exception):
+    """The configuration is wrong. The message says where, and holds no password."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen. Port 0 is any that is free."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`host:port`, `[v6 address]:port` or a port alone; ConfigError for anything else."""
+        host, separator, port = text.rpartition(":")
+        if not separator:
+            host = "127.0.0.1"
+        host = host.removeprefix("[").removesuffix("]")
+        if not port.isdecimal() or int(port) > 65535 or not host:
+            raise ConfigError(f"{text!r}: expected host:port")
+        return cls(host, int(port))
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """Everything that a broker is started with."""
+
+    listen: tuple[Address, ...] = ()
+    listen_tls: tuple[Address, ...] = ()
+    store: str = DEFAULT_STORE
+    certificate: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+    users: Path | None = None
+    anonymous: bool = False
+    plain_without_tls: bool = False
+    settings: Settings = field(default_factory=Settings)
+    permissions: Permissions | None = None
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Every host that is listened at."""
+        return tuple(address.host for address in self.listen + self.listen_tls)
+
+
+def load(path: Path | None, overrides: Mapping[str, Any]) -> BrokerConfig:
+    """The configuration in the file, if there is one, with what the flags say; ConfigError says what is
+    wrong."""
+    section: dict[str, Any] = {}
+    if path is not None:
+        try:
+            section = tomllib.loads(path.read_text(encoding="utf-8")).get("broker", {})
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(section, dict):
+        raise ConfigError("broker: expected a table")
+    told = {**section, **{name: value for name, value in overrides.items() if value is not None}}
+    config = _read({name: _expanded(value, f"broker.{name}") for name, value in told.items()})
+    if not config.listen and not config.listen_tls:
+        config = replace(config, listen=(Address.parse(DEFAULT_LISTEN),))
+    if bool(config.certificate) != bool(config.key):
+        raise ConfigError("broker: certificate and key are given together")
+    if config.listen_tls and config.certificate is None:
+        raise ConfigError("broker.listen_tls: TLS needs a certificate and its key")
+    return config
+
+
+def _expanded(value: Any, where: str) -> Any:
+    """`value` with the environment variables in its texts, however deep."""
+    if isinstance(value, dict):
+        return {key: _expanded(inner, f"{where}.{key}") for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_expanded(inner, where) for inner in value]
+    try:
+        return expanded(value) if isinstance(value, str) else value
+    except KeyError as error:
+        raise ConfigError(f"{where}: the environment variable {error.args[0]} is not set") from error
+
+
+def _read(told: dict[str, Any]) -> BrokerConfig:
+    tables = {"limits", "queue_defaults", "queues", "permissions"}
+    plain = {name: value for name, value in told.items() if name not in tables | _OWN}
+    defaults = _fill(QueueSettings, _table(told, "queue_defaults"), "broker.queue_defaults")
+    queues = {
+        name: _fill(QueueSettings, _named(value, f"broker.queues.{name}"), f"broker.queues.{name}", defaults)
+        for name, value in _table(told, "queues").items()
+    }
+    limits = _fill(Limits, _table(told, "limits"), "broker.limits")
+    settings = _fill(Settings, plain, "broker")
+    try:
+        permissions = Permissions.from_section(told["permissions"]) if "permissions" in told else None
+    except PermissionsError as error:
+        raise ConfigError(f"broker.permissions: {error}") from error
+    return BrokerConfig(
+        listen=_addresses(told.get("listen", []), "listen"),
+        listen_tls=_addresses(told.get("listen_tls", []), "listen_tls"),
+        store=_typed(told.get("store", DEFAULT_STORE), str, "broker.store"),
+        certificate=_path(told, "certificate"),
+        key=_path(told, "key"),
+        client_ca=_path(told, "client_ca"),
+        users=_path(told, "users"),
+        anonymous=_typed(told.get("anonymous", False), bool, "broker.anonymous"),
+        plain_without_tls=_typed(told.get("plain_without_tls", False), bool, "broker.plain_without_tls"),
+        settings=replace(settings, limits=limits, queues=queues, queue_defaults=defaults),
+        permissions=permissions,
+    )
+
+
+def _table(told: dict[str, Any], name: str) -> dict[str, Any]:
+    return _named(told.get(name, {}), f"broker.{name}")
+
+
+def _named(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: expected a table, not {value!r}")
+    return value
+
+
+def _addresses(value: Any, name: str) -> tuple[Address, ...]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ConfigError(f"broker.{name}: expected a list of host:port")
+    return tuple(map(Address.parse, items))
+
+
+def _path(told: dict[str, Any], name: str) -> Path | None:
+    value = told.get(name)
+    return None if value is None else Path(_typed(value, str, f"broker.{name}"))
+
+
+def _typed(value: Any, wanted: type[T], where: str) -> T:
+    if type(value) is int and wanted is float:
+        value = float(value)
+    if type(value) is not wanted:
+        raise ConfigError(f"{where}: expected {wanted.__name__}, not {value!r}")
+    return value
+
+
+def _fill(make: type[T], told: dict[str, Any], where: str, base: T | None = None) -> T:
+    """A dataclass of simple fields from a table; what the table leaves out is as in `base`."""
+    hints = get_type_hints(make)
+    simple = {one.name: hints[one.name] for one in fields(make) if hints[one.name] in _SIMPLE}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in told.items():
+        if name not in simple:
+            raise ConfigError(f"{where}.{name}: there is no such setting")
+        values[name] = _typed(value, simple[name], f"{where}.{name}")
+        if isinstance(value, int | float) and value < 0:
+            raise ConfigError(f"{where}.{name}: {value} is negative")
+    return replace(base, **values) if base is not None else make(**values)  # type: ignore[type-var]

@@ -1,0 +1,1 @@
+"""The AMQP side of the broker: a connection, its links and deliveries."""

@@ -1,0 +1,265 @@
+"""Links that read without taking: a queue's messages as they come, and what a branch holds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dtx.broker.endpoint.engine import LIB, Pointer, open_delivery, send
+from dtx.broker.endpoint.link import Link
+from dtx.broker.queues.queue import State
+from dtx.broker.transactional_resource import fits_one_piece
+from dtx.protocol.addresses import ORIGIN_QUEUE, ORIGIN_WORK
+from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.encoding import encode
+from dtx.protocol.messages import VALUE, read_header, with_delivery_annotations, with_header
+from dtx.protocol.values import Described, Symbol, Ulong
+from dtx.store.contract import CHUNK
+from xa import Code
+
+if TYPE_CHECKING:
+    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.queues.queue import Entry, Queue
+    from dtx.broker.transactions.branches import Branch
+
+AHEAD = 50
+"""Messages whose payloads are asked for at once."""
+
+
+class BrowsingLink(Link, ABC):
+    """Sends copies, settled unless the peer wants them unsettled. What it says of them changes nothing."""
+
+    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
+        super().__init__(connection, session, pointer)
+        self._resource = connection.container.resource
+        self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) != LIB.PN_SND_UNSETTLED
+        self._unsettled = 0
+        self._asked: deque[tuple[Entry, list[bytes]]] = deque()
+        self._tag = 0
+        self._crowded = False
+        """Whether it waits until proton has passed on what there is to send."""
+        self.open = True
+
+    @abstractmethod
+    def next_entry(self) -> Entry | None:
+        """The next message to send, None when there is none now."""
+
+    def shown(self, entry: Entry, payload: bytes) -> bytes:
+        """The message as it is shown."""
+        header = read_header(payload)
+        if entry.count:
+            return with_header(payload, header, delivery_count=entry.count, ttl_ms=header.ttl_ms)
+        return payload
+
+    def missed(self, entry: Entry) -> None:
+        """The message went while its payload was on its way here."""
+
+    def flow_event(self) -> None:
+        self.advance()
+        if LIB.pn_link_get_drain(self.pointer):
+            self.connection.draining[self] = None
+
+    def drain(self) -> None:
+        if not LIB.pn_link_get_drain(self.pointer):
+            self.connection.draining.pop(self, None)
+        elif not self._asked and not self._crowded and self.sent_all:
+            self.connection.draining.pop(self, None)
+            self.delivery_count += LIB.pn_link_drained(self.pointer)
+
+    def advance(self) -> None:
+        """Asks for the payloads of what the credit allows to send."""
+        limits = self.connection.container.limits
+        while (
+            self.open
+            and len(self._asked) < min(AHEAD, LIB.pn_link_credit(self.pointer))
+            and self._unsettled + len(self._asked) < limits.unsettled
+        ):
+            if self._crowded:
+                return
+            if LIB.pn_session_outgoing_bytes(self.session.pointer) > limits.output_octets:
+                self._crowded = True
+                self.connection.when_sent(self, self._has_room)
+                return
+            entry = self.next_entry()
+            if entry is None:
+                return
+            self._ask(entry)
+
+    def _has_room(self) -> None:
+        self._crowded = False
+        self.advance()
+
+    def _ask(self, entry: Entry) -> None:
+        pieces: list[bytes] = []
+        self._asked.append((entry, pieces))
+        if not fits_one_piece(entry):
+            self._ask_piece(entry, pieces, 0)
+            return
+        payload = self._resource.payloads.get(entry)
+        if payload is not None:
+            self._got(pieces, payload, last=True)
+        else:
+            self._resource.payloads.fetch(entry, lambda found: self._arrived(pieces, found, last=True))
+
+    def _ask_piece(self, entry: Entry, pieces: list[bytes], number: int) -> None:
+        last = (number + 1) * CHUNK >= entry.size
+
+        def told(piece: bytes | None) -> None:
+            self._arrived(pieces, piece, last=last or piece is None)
+            if piece is not None and not last and self.open:
+                self._ask_piece(entry, pieces, number + 1)
+
+        self._resource.fetch_piece(entry, number, told)
+
+    def _arrived(self, pieces: list[bytes], octets: bytes | None, *, last: bool) -> None:
+        """The store has answered. What is at hand at once is no reason to ask for more: `advance` is asking, and would
+        be called in itself, message by message."""
+        self._got(pieces, octets, last=last)
+        if last:
+            self.advance()
+
+    def _got(self, pieces: list[bytes], octets: bytes | None, *, last: bool) -> None:
+        if not self.open:
+            return
+        pieces.append(octets or b"")
+        if last:
+            pieces.append(b"")  # complete, or gone from the store meanwhile
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._asked and self._asked[0][1] and self._asked[0][1][-1] == b"":
+            entry, pieces = self._asked.popleft()
+            payload = b"".join(pieces)
+            if len(payload) == entry.size:
+                self._send(self.shown(entry, payload))
+            else:
+                self.missed(entry)
+
+    def _send(self, octets: bytes) -> None:
+        self._tag = (self._tag + 1) & 0xFFFF_FFFF
+        self.delivery_count += 1
+        delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
+        send(self.pointer, octets)
+        LIB.pn_link_advance(self.pointer)
+        if self._settles:
+            LIB.pn_delivery_settle(delivery)
+        else:
+            self._unsettled += 1
+        self.connection.container.touch(self.connection)
+
+    def delivery_event(self, delivery: Pointer) -> None:
+        if LIB.pn_delivery_settled(delivery):
+            LIB.pn_delivery_settle(delivery)
+            self._unsettled -= 1
+            self.advance()
+
+    def gone(self) -> None:
+        self.open = False
+        self._asked.clear()
+        self.connection.draining.pop(self, None)
+
+
+class QueueBrowser(BrowsingLink):
+    """A queue's available messages, and those that come."""
+
+    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue) -> None:
+        super().__init__(connection, session, pointer)
+        self._queue = queue
+        self._position = 0
+        self._ahead: deque[Entry] = deque()
+        queue.browsers[self] = None
+
+    def next_entry(self) -> Entry | None:
+        while True:
+            if not self._ahead:
+                self._ahead.extend(self._queue.entries_from(self._position))
+                if not self._ahead:
+                    return None
+                self._position = self._ahead[-1].position
+            entry = self._ahead.popleft()
+            if entry.state is not State.AVAILABLE or entry.queue is not self._queue:
+                continue
+            if not entry.expires_ms or entry.expires_ms > self._resource.now_ms:
+                return entry
+
+    def gone(self) -> None:
+        super().gone()
+        self._queue.browsers.pop(self, None)
+        self._ahead.clear()
+
+
+class BranchBrowser(BrowsingLink):
+    """What a branch holds: the messages that it retires, in their order, then those that it posts."""
+
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        session: Session,
+        pointer: Pointer,
+        branch: Branch,
+        work: str,
+    ) -> None:
+        super().__init__(connection, session, pointer)
+        retired = [held.entry for held in branch.work.retired.values() if work == "all" or held.taken]
+        if work == "posted":
+            retired = []
+        posted = list(branch.work.posts) if work != "retired" else []
+        self._branch = branch
+        self._left = deque([(entry, "retired") for entry in retired] + [(entry, "posted") for entry in posted])
+        self._work: dict[int, str] = {}
+
+    def next_entry(self) -> Entry | None:
+        if not self._left:
+            return None
+        entry, work = self._left.popleft()
+        self._work[entry.number] = work
+        return entry
+
+    def shown(self, entry: Entry, payload: bytes) -> bytes:
+        # the delivery annotations say where the message is from
+        annotations = {
+            Symbol(ORIGIN_QUEUE): entry.queue.name,
+            Symbol(ORIGIN_WORK): Symbol(self._work.pop(entry.number, "retired")),
+        }
+        return with_delivery_annotations(super().shown(entry, payload), annotations)
+
+    def missed(self, entry: Entry) -> None:
+        # The branch was decided meanwhile. Who reads it must not take the rest for the whole.
+        told = f"the branch was decided while it was read, message {entry.number} is gone"
+        self.detach(Refusal(Condition.ILLEGAL_STATE, told, Code.XAER_PROTO, self._branch.xid))
+
+    def gone(self) -> None:
+        super().gone()
+        self._left.clear()
+
+
+class DepthLink(Link):
+    """Sends one message: how many are available in a queue. Those that have expired since the last look count."""
+
+    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue) -> None:
+        super().__init__(connection, session, pointer)
+        self._queue = queue
+        self._told = False
+
+    def flow_event(self) -> None:
+        if not self._told and LIB.pn_link_credit(self.pointer) > 0:
+            self._told = True
+            self.delivery_count += 1
+            delivery = open_delivery(self.pointer, b"0")
+            send(self.pointer, encode(Described(Ulong(VALUE), Ulong(self._queue.available))))
+            LIB.pn_link_advance(self.pointer)
+            LIB.pn_delivery_settle(delivery)
+            self.connection.container.touch(self.connection)
+        if LIB.pn_link_get_drain(self.pointer):
+            self.connection.draining[self] = None
+
+    def drain(self) -> None:
+        if not LIB.pn_link_get_drain(self.pointer):
+            self.connection.draining.pop(self, None)
+        elif self.sent_all:
+            self.connection.draining.pop(self, None)
+            self.delivery_count += LIB.pn_link_drained(self.pointer)
+
+    def gone(self) -> None:
+        self.connection.draining.pop(self, None)

@@ -1,0 +1,199 @@
+"""ControlLink: a link to the coordinator. declare, discharge, end.
+
+A refusal is a rejected outcome where the source of the link knows that outcome, and otherwise closes the
+link with the error. A control message that was sent settled closes the link: nobody could be told what came
+of it. When the link is closed, for whatever reason, the local transactions that it declared are rolled
+back, and the branches that are associated through it become rollback-only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from dtx.broker.endpoint.engine import LIB, put_symbols, symbols
+from dtx.broker.endpoint.link import ReceivingLink, refusal_of
+from dtx.broker.transactions.contexts import DistributedContext, LocalTransaction
+from dtx.protocol.capabilities import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
+from dtx.protocol.commands import Declare, Discharge, End
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import STATUS_OF, Condition, Refusal, RefusedError, refused
+from dtx.protocol.encoding import encode
+from dtx.protocol.fast_commands import read_control
+from dtx.protocol.replies import DECLARED, RESULT
+from dtx.protocol.replies import Result as Told
+from dtx.protocol.values import Ushort
+from xa import Code
+from xa.tables import AssociationVerb
+
+if TYPE_CHECKING:
+    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.endpoint.engine import Pointer
+    from dtx.broker.endpoint.link import Awaited
+    from dtx.broker.transactions.contexts import Gathering
+    from dtx.protocol.commands import Start
+    from dtx.protocol.replies import Reply
+
+CREDIT: Final = 50
+MAX_COMMAND: Final = 8192
+REJECTED_NAMES: Final = frozenset({"amqp:rejected:list"})
+PLAIN_CAPABILITIES: Final = (LOCAL, MULTI_TXNS, MULTI_SSNS)
+ALL_CAPABILITIES: Final = (*PLAIN_CAPABILITIES, DISTRIBUTED, END_AND_PREPARE)
+
+
+class ControlLink(ReceivingLink):
+    """A control link."""
+
+    controls = True
+
+    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
+        super().__init__(connection, session, pointer, credit=CREDIT, limit=MAX_COMMAND)
+        self._container = connection.container
+        self._declared: dict[Gathering, None] = {}
+        desired = symbols(LIB.pn_terminus_capabilities(LIB.pn_link_remote_target(pointer)))
+        select = DISTRIBUTED in desired
+        session.demarcation.attach(select=select)
+        target = LIB.pn_link_target(pointer)
+        LIB.pn_terminus_set_type(target, LIB.PN_COORDINATOR)
+        put_symbols(LIB.pn_terminus_capabilities(target), ALL_CAPABILITIES if select else PLAIN_CAPABILITIES)
+        outcomes = symbols(LIB.pn_terminus_outcomes(LIB.pn_link_remote_source(pointer)))
+        self._rejects = not outcomes or bool(REJECTED_NAMES & set(outcomes))
+
+    # -- messages
+    def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
+        if settled or context is not None:
+            told = "no transactional work is allowed here" if context else "a control message is not sent settled"
+            self.terminate(Refusal(Condition.NOT_ALLOWED, told, Code.XAER_PROTO))
+            return
+        awaited = self.wait(delivery)
+        try:
+            command = read_control(octets)
+            match command:
+                case Declare():
+                    self._declare(awaited, command)
+                case Discharge():
+                    self._discharge(awaited, command)
+                case End():
+                    self._end(awaited, command)
+        except (RefusedError, WireError) as error:
+            self._answer(awaited, refusal_of(error))
+
+    def _answer(self, awaited: Awaited, refusal: Refusal | None) -> None:
+        """Tells that a control message was carried out, or why not."""
+        if not self.waits(awaited):
+            return
+        if refusal is None:
+            self.accept(awaited.pointer)
+        elif self._rejects:
+            self.refuse(awaited.pointer, refusal, None)
+        else:
+            self.terminate(refusal)
+
+    # -- declare
+    def _declare(self, awaited: Awaited, declare: Declare) -> None:
+        connection = self.connection
+        context: Gathering
+        if declare.start is None:
+            txn_id = connection.txns.new()
+            context = LocalTransaction(self._container.resource, txn_id, self, connection.released)
+        else:
+            txn_id = self._txn_id(declare.start)
+            context = self.session.demarcation.start(declare.start, txn_id, self)
+        connection.txns.live[txn_id] = context
+        self._declared[context] = None
+        self.answer_state(awaited.pointer, DECLARED, encode([txn_id]))
+
+    def _txn_id(self, start: Start) -> bytes:
+        txn_id = self._txns.new()
+        if start.txn_id is None:
+            return txn_id
+        if not start.txn_id or start.txn_id in self._txns.live:
+            raise refused(Code.XAER_DUPID, f"the txn-id {start.txn_id.hex()} is in use, or empty", start.xid)
+        return start.txn_id
+
+    # -- discharge
+    def _discharge(self, awaited: Awaited, discharge: Discharge) -> None:
+        context = self._txns.context(discharge.txn_id)
+        if context.partial:
+            self._discharge_partial(awaited, context, fail=discharge.fail)
+        elif isinstance(context, LocalTransaction):
+            context.discharge(
+                fail=discharge.fail,
+                answer=lambda refusal: self.connection.when_withdrawn(lambda: self._answer(awaited, refusal)),
+            )
+        else:
+            verb = AssociationVerb.END_FAIL if discharge.fail else AssociationVerb.END
+            self._dissociate(context, verb)
+            self._answer(awaited, None)
+
+    def _dissociate(self, context: Gathering, verb: AssociationVerb) -> None:
+        if not isinstance(context, DistributedContext):
+            raise refused(Code.XAER_PROTO, "a local transaction is discharged, not ended")
+        self.session.demarcation.end(context, verb)
+
+    def _discharge_partial(self, awaited: Awaited, context: Gathering, *, fail: bool) -> None:
+        """A delivery of the transaction's work is not complete: it is rolled back, and the link is closed
+        with that error. A discharge that asked for the rollback has had it."""
+        told = "rolled back: the transaction was discharged with a delivery that is not complete"
+        self._lose(context)
+        if fail:
+            self._answer(awaited, None)
+        self.terminate(Refusal(Condition.ROLLBACK, told, Code.XA_RBPROTO))
+
+    # -- end
+    def _end(self, awaited: Awaited, end: End) -> None:
+        context = self._txns.context(end.txn_id)
+        if context.partial:
+            self._discharge_partial(awaited, context, fail=end.fail)
+            return
+        if end.fail + end.suspend + end.prepare > 1:
+            raise refused(Code.XAER_INVAL, "fail, suspend and prepare exclude each other")
+        if end.prepare:
+            if not isinstance(context, DistributedContext):
+                raise refused(Code.XAER_PROTO, "a local transaction is discharged, not ended")
+            self._container.coordination.end_and_prepare(
+                context,
+                self.connection.identity,
+                self.session.demarcation,
+                lambda reply: self._tell(awaited, reply),
+                keep=end.keep,
+            )
+            return
+        verb = AssociationVerb.END
+        if end.fail:
+            verb = AssociationVerb.END_FAIL
+        elif end.suspend:
+            verb = AssociationVerb.SUSPEND
+        self._dissociate(context, verb)
+        self._answer(awaited, None)
+
+    def _tell(self, awaited: Awaited, reply: Reply) -> None:
+        """What came of an end with prepare."""
+        if not self.waits(awaited):
+            return
+        if isinstance(reply, Told):
+            self.answer_state(awaited.pointer, int(RESULT.code), encode([Ushort(STATUS_OF[reply.code])]))
+        elif isinstance(reply, Refusal):
+            self._answer(awaited, reply)
+
+    # -- the end of the link
+    def terminate(self, refusal: Refusal) -> None:
+        self.detach(refusal)
+
+    def transaction_ended(self, context: Gathering) -> None:
+        # A suspended association stays the link's.
+        if not isinstance(context, DistributedContext) or context not in context.branch.associations:
+            self._declared.pop(context, None)
+
+    def gone(self) -> None:
+        super().gone()
+        for context in tuple(self._declared):
+            self._lose(context)
+        self._declared.clear()
+
+    def _lose(self, context: Gathering) -> None:
+        self._declared.pop(context, None)
+        if isinstance(context, LocalTransaction):
+            context.lose()
+        elif isinstance(context, DistributedContext):
+            self.session.demarcation.lose(context)
+            self.connection.released(context)

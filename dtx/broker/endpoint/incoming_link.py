@@ -1,0 +1,80 @@
+"""IncomingLink: messages for a queue."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dtx.broker.endpoint.link import FATAL, ReceivingLink, refusal_of
+from dtx.broker.queues.queue import Entry
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import Condition, Refusal, RefusedError
+from dtx.protocol.messages import read_header, with_header
+from dtx.protocol.replies import TRANSACTIONAL
+
+if TYPE_CHECKING:
+    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.endpoint.engine import Pointer
+    from dtx.broker.endpoint.link import Awaited
+    from dtx.broker.queues.queue import Queue
+    from dtx.broker.transactions.contexts import Gathering
+
+
+class IncomingLink(ReceivingLink):
+    """A link whose messages go to a queue."""
+
+    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue) -> None:
+        limits = connection.container.limits
+        super().__init__(connection, session, pointer, credit=limits.credit, limit=limits.message_octets)
+        self._queue = queue
+        self._resource = connection.container.resource
+        self._outside = connection.container.outside
+
+    def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
+        try:
+            entry = self._entry(octets)
+            if context is not None:
+                answer = partial(self.decided, self.wait(delivery)) if self.second and not settled else None
+                state = context.post(entry, answer)
+                if not settled:
+                    self.answer_state(delivery, TRANSACTIONAL, state)
+            elif settled:
+                self._outside.post(entry, None)
+            else:
+                self._outside.post(entry, partial(self._posted, self.wait(delivery)))
+        except (RefusedError, WireError) as error:
+            self._refused(delivery, context, refusal_of(error), settled=settled)
+
+    def _entry(self, octets: bytes) -> Entry:
+        queue = self._queue
+        if queue.deleted:
+            raise WireError(Condition.NOT_FOUND, f"the queue {queue.name} is gone")
+        if queue.full:
+            told = f"the queue {queue.name} is full: {queue.depth} messages"
+            raise WireError(Condition.RESOURCE_LIMIT, told)
+        header = read_header(octets)
+        if header.delivery_count:
+            octets = with_header(octets, header, delivery_count=0, ttl_ms=header.ttl_ms)
+        ttl_ms = header.ttl_ms or queue.settings.ttl_ms
+        expires_ms = self._resource.now_ms + ttl_ms if ttl_ms else 0
+        return Entry(queue, self._resource.number(), len(octets), expires_ms, octets)
+
+    def _refused(self, delivery: Pointer, context: Gathering | None, refusal: Refusal, *, settled: bool) -> None:
+        """A message can't be taken: who sent it unsettled hears it, and may still discharge the
+        transaction; who sent it settled may not."""
+        fatal = refusal.condition in FATAL
+        if not settled:
+            rolled_back = refusal.condition in {Condition.ROLLBACK, Condition.TIMEOUT, Condition.UNKNOWN_ID}
+            self.refuse(delivery, refusal, None if rolled_back else context)
+        elif context is not None:
+            context.refuse_success(refusal)
+        if fatal:
+            self.detach(refusal)
+
+    def _posted(self, awaited: Awaited, refusal: Refusal | None) -> None:
+        if not self.waits(awaited):
+            return
+        if refusal is None:
+            self.accept(awaited.pointer)
+        else:
+            self._refused(awaited.pointer, None, refusal, settled=False)

@@ -1,0 +1,392 @@
+"""OutgoingLink: messages from a queue to a consumer, acquired and retired.
+
+A message that the queue hands over is acquired, under the transaction that the link acquires for, or none.
+It is sent when its payload is at hand; links keep their order. What the peer says of a delivery is given to
+the context that it names, and what becomes of it there comes back through `applied`, `reverted` and
+`withdrawn`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.broker.endpoint.engine import LIB, Pointer, open_delivery, reject, remote_state, send, set_state
+from dtx.broker.endpoint.link import Link, refusal_of
+from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, modified_outcome, with_facts
+from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN
+from dtx.broker.transactional_resource import fits_one_piece
+from dtx.broker.transactions.contexts import Gathering, unknown_id
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import Condition, Refusal, RefusedError
+from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
+from xa import Code
+
+if TYPE_CHECKING:
+    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.queues.outcomes import Outcome
+    from dtx.broker.queues.queue import Entry, Queue
+    from dtx.broker.transactions.contexts import TransactionalContext
+
+_SIMPLE: Final = {ACCEPTED: TAKEN, REJECTED: REFUSED, RELEASED: GIVEN_BACK}
+
+
+class OutgoingLink(Link):
+    """A link that consumes from a queue; one that is `dynamic` goes with the link. `default` is the outcome that the
+    peer named as the default of its source, if any."""
+
+    willing = False
+
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        session: Session,
+        pointer: Pointer,
+        queue: Queue,
+        *,
+        default: Outcome | None,
+        dynamic: bool = False,
+    ) -> None:
+        super().__init__(connection, session, pointer)
+        self._queue = queue
+        self._dynamic = dynamic
+        self._default = default or (TAKEN if dynamic else FAILED)
+        """What becomes of a message that is settled without an outcome: a response is not given twice."""
+        self._txns = connection.txns
+        self.resource = connection.container.resource
+        self._outside = connection.container.outside
+        self.settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
+        self._context: TransactionalContext = self._outside
+        self._acquisition: bytes | None = None
+        self._credit = 0
+        self._waiting: deque[OutgoingDelivery] = deque()
+        self._sent: dict[Pointer, OutgoingDelivery] = {}
+        self._streaming: OutgoingDelivery | None = None
+        self._tag = 0
+        self._crowded = False
+        """Whether it waits until proton has passed on what there is to send."""
+        self._limit = connection.container.limits.unsettled
+        self._output_limit = connection.container.limits.output_octets
+        self.open = True
+
+    # -- taking from the queue
+    def wants(self) -> bool:
+        if (
+            self._credit <= 0
+            or not self.connection.writable
+            or not self._context.takes
+            or len(self._sent) + len(self._waiting) >= self._limit
+            or self.connection.loading >= self._output_limit
+        ):
+            return False
+        outgoing = LIB.pn_session_outgoing_bytes(self.session.pointer)
+        if self.connection.loading + outgoing < self._output_limit:
+            return True
+        if (
+            outgoing < self.connection.little
+        ):  # payloads that are being read fill it: nothing that is sent would make room
+            self.connection.when_unloaded()
+        elif not self._crowded:  # of messages that are sent settled nothing is heard that would wake the link
+            self._crowded = True
+            self.connection.when_sent(self, self._has_room)
+        return False
+
+    def _has_room(self) -> None:
+        self._crowded = False
+        self.connection.has_room()
+
+    def deliver(self, entry: Entry) -> None:
+        self._credit -= 1
+        sent = OutgoingDelivery(self, entry, self._default)
+        if self.settles and self._context is self._outside:
+            sent.context = self._outside  # it is gone once it is sent: not before, its payload may have to be fetched
+        else:
+            self._context.acquire(sent, settled=self.settles)
+        waiting = self._waiting
+        if fits_one_piece(entry):
+            sent.loaded = entry.size
+            self.connection.loading += entry.size
+            sent.payload = self.resource.payloads.get(entry)
+            if sent.payload is None:
+                self.resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
+        if sent.payload is not None and not waiting and self._streaming is None:
+            self._send(sent)
+        else:
+            waiting.append(sent)
+            if len(waiting) == 1 and not fits_one_piece(entry):
+                self._flush()
+
+    def queue_deleted(self) -> None:
+        told = f"the queue {self._queue.name} is gone"
+        self.detach(Refusal(Condition.RESOURCE_DELETED, told, Code.XAER_NOTA))
+
+    def _fetched(self, sent: OutgoingDelivery, payload: bytes | None) -> None:
+        if not self.open or sent.gone:
+            return
+        if payload is not None:
+            sent.payload = payload
+        elif sent.undecided:
+            self.missing(sent)
+            return
+        else:  # a discharge has decided about it before it was sent
+            self._drop(sent)
+        self._flush()
+        if self._credit > 0:
+            self._queue.wake(self)
+
+    def _drop(self, sent: OutgoingDelivery) -> None:
+        sent.gone = True
+        sent.unload()
+        if sent in self._waiting:
+            self._waiting.remove(sent)
+        self._credit += 1
+
+    def missing(self, sent: OutgoingDelivery) -> None:
+        """The store lacks a payload that it has to have. The message stays in its queue, for an operator to see."""
+        told = f"the store lacks the payload of message {sent.entry.number} of {self._queue.name}"
+        self.detach(Refusal(Condition.INTERNAL_ERROR, told, Code.XAER_RMERR))
+
+    def _flush(self) -> None:
+        waiting = self._waiting
+        while waiting and self._streaming is None:
+            sent = waiting[0]
+            if not fits_one_piece(sent.entry):
+                waiting.popleft()
+                self._stream(sent)
+            elif sent.payload is not None:
+                waiting.popleft()
+                self._send(sent)
+            else:
+                return
+
+    # -- sending
+    def _begin(self, sent: OutgoingDelivery) -> Pointer:
+        self._tag = (self._tag + 1) & 0xFFFF_FFFF
+        self.delivery_count += 1
+        delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
+        sent.pointer = delivery
+        if not self.settles:
+            self._sent[delivery] = sent
+        if self._acquisition is not None and sent.context is self._context:
+            set_state(delivery, TRANSACTIONAL, self._acquisition)
+        self.connection.container.touch(self.connection)
+        return delivery
+
+    def _send(self, sent: OutgoingDelivery) -> None:
+        payload, sent.payload = sent.payload or b"", None
+        sent.unload()
+        entry = sent.entry
+        delivery = self._begin(sent)
+        if entry.count or entry.expires_ms:
+            payload = with_facts(entry, payload, self.resource.now_ms)
+        send(self.pointer, payload)
+        LIB.pn_link_advance(self.pointer)
+        if self.settles:
+            self._sent_settled(sent, delivery)
+
+    def _sent_settled(self, sent: OutgoingDelivery, delivery: Pointer) -> None:
+        LIB.pn_delivery_settle(delivery)
+        if sent.context is self._outside:
+            self._outside.acquire(sent, settled=True)
+
+    def _stream(self, sent: OutgoingDelivery) -> None:
+        self._streaming = sent
+        Stream(sent, self._begin(sent)).ask(0)
+
+    def streamed(self, sent: OutgoingDelivery, delivery: Pointer, *, whole: bool) -> None:
+        """A large message was sent to its end, or can't be."""
+        if not whole:
+            LIB.pn_delivery_abort(delivery)
+            self._sent.pop(delivery, None)
+        else:
+            LIB.pn_link_advance(self.pointer)
+            if self.settles:
+                self._sent_settled(sent, delivery)
+        self._end_stream(sent)
+
+    def _end_stream(self, sent: OutgoingDelivery) -> None:
+        if self._streaming is sent:
+            self._streaming = None
+            self._flush()
+            if self._credit > 0:
+                self._queue.wake(self)
+
+    # -- credit
+    def flow_event(self) -> None:
+        self._credit = LIB.pn_link_credit(self.pointer) - len(self._waiting) - (self._streaming is not None)
+        while self._credit < 0 and self._waiting:
+            self._waiting.pop().give_back()
+            self._credit += 1
+        if LIB.pn_link_get_drain(self.pointer):
+            self.connection.draining[self] = None
+        if self._credit > 0:
+            self._queue.wake(self)
+
+    def drain(self) -> None:
+        # The queue had its turn.
+        if not LIB.pn_link_get_drain(self.pointer):
+            self.connection.draining.pop(self, None)
+        elif not self._waiting and self._streaming is None and not self._crowded and self.sent_all:
+            self.connection.draining.pop(self, None)
+            self.delivery_count += LIB.pn_link_drained(self.pointer)
+            self._credit = 0
+
+    def flow_properties(self, txn_id: Any) -> None:
+        # What is acquired from now on belongs to this transaction.
+        if txn_id is None:
+            self._acquire_for(None)
+            return
+        if type(txn_id) is not bytes:
+            self.detach(Refusal(Condition.INVALID_FIELD, "a txn-id is binary", Code.XAER_INVAL))
+            return
+        try:
+            context = self._txns.context(txn_id)
+            context.check()
+        except RefusedError as error:
+            self.detach(error.refusal)
+            return
+        self._acquire_for(context)
+
+    def _acquire_for(self, context: Gathering | None) -> None:
+        self._context = self._outside if context is None else context
+        self._acquisition = None if context is None else context.acquisition
+        self.connection.say_transaction(self.name, None if context is None else context.txn_id)
+
+    def transaction_ended(self, context: Gathering) -> None:
+        if self._context is context:
+            self._acquire_for(None)
+            if self._credit > 0:
+                self._queue.wake(self)
+
+    # -- what the peer says of deliveries
+    def delivery_event(self, delivery: Pointer) -> None:
+        sent = self._sent.get(delivery)
+        if sent is None:
+            return
+        settled = bool(LIB.pn_delivery_settled(delivery))
+        code = LIB.pn_delivery_remote_state(delivery)
+        if code == TRANSACTIONAL:
+            self._transactional(sent, delivery, settled=settled)
+            return
+        outcome = _SIMPLE.get(code)
+        if outcome is None and code == MODIFIED:
+            outcome = modified_outcome(delivery)
+        if isinstance(sent.context, Gathering):
+            if outcome is None and not settled:
+                return
+            told = "an outcome outside of the transaction to which the delivery belongs"
+            if outcome is None:  # it is settled, with the outcome that it has
+                sent.context.retire(sent, None, settled=True)
+                self._forget(sent)
+            else:
+                self._conflict(sent.context, told)
+        elif not sent.decided and (settled or outcome is not None):
+            sent.decided = True
+            self._outside.retire(sent, outcome, settled=settled)
+            if settled:
+                self._forget(sent)
+        elif settled:
+            self._forget(sent)
+
+    def _transactional(self, sent: OutgoingDelivery, delivery: Pointer, *, settled: bool) -> None:
+        try:
+            txn_id, outcome = self._txns.read(remote_state(delivery))
+        except WireError as error:
+            self.detach(refusal_of(error))
+            return
+        context = self._txns.live.get(txn_id)
+        if context is None or txn_id == sent.ended:
+            self._stale(sent, txn_id, settled=settled)
+            return
+        if sent.context is not None and sent.context is not context:
+            told = "the delivery belongs to another transaction that is not discharged"
+            self._conflict(context, told)
+            return
+        if sent.decided:
+            return
+        context.retire(sent, outcome, settled=settled)
+        if settled:
+            self._forget(sent)
+
+    def _stale(self, sent: OutgoingDelivery, txn_id: bytes, *, settled: bool) -> None:
+        """The state names a transaction that is over. That is what is left of it where the peer only settles;
+        otherwise it asks for work that can't be done."""
+        if isinstance(sent.context, Gathering) and sent.context.txn_id == txn_id:
+            if settled:  # ended for its branch, which holds the delivery
+                sent.context.retire(sent, None, settled=True)
+                self._forget(sent)
+        elif txn_id == sent.ended:
+            if settled and not sent.decided:
+                sent.decided = True
+                self._outside.retire(sent, None, settled=True)
+                self._forget(sent)
+        else:
+            self.detach(unknown_id(txn_id))
+
+    def _conflict(self, context: Gathering, told: str) -> None:
+        context.control.terminate(Refusal(Condition.ROLLBACK, f"rolled back: {told}", Code.XA_RBPROTO))
+
+    # -- what becomes of deliveries
+    def _forget(self, sent: OutgoingDelivery) -> None:
+        delivery = sent.pointer
+        if delivery is not None and self._sent.pop(delivery, None) is not None:
+            sent.gone = True
+            LIB.pn_delivery_settle(delivery)
+            self.connection.container.touch(self.connection)
+            if self._credit > 0:
+                self._queue.wake(self)
+
+    def finish(self, sent: OutgoingDelivery, outcome: Outcome) -> None:
+        """The outcome is in force: it is told, and settled."""
+        if self.open and not sent.gone and sent.pointer is not None:
+            set_state(sent.pointer, outcome.code)
+            self._forget(sent)
+
+    def refuse(self, sent: OutgoingDelivery, refusal: Refusal) -> None:
+        """The store did not take what the peer said of a delivery: it hears that, and the link is closed."""
+        if self.open and not sent.gone and sent.pointer is not None:
+            reject(sent.pointer, REJECTED, refusal)
+            self._forget(sent)
+            self.detach(refusal)
+
+    def withdraw(self, sent: OutgoingDelivery) -> None:
+        """The message is the controller's no more: what was not sent never will be."""
+        if not self.open or sent.gone:
+            return
+        if sent.pointer is None:
+            sent.gone = True
+            sent.unload()
+            self._waiting.remove(sent)
+            self._credit += 1
+        elif sent is self._streaming or LIB.pn_delivery_pending(sent.pointer):
+            delivery = sent.pointer
+            sent.gone = True
+            self._sent.pop(delivery, None)
+            LIB.pn_delivery_abort(delivery)
+            self.connection.aborted(self)
+            self.connection.container.touch(self.connection)
+            self._end_stream(sent)
+        else:
+            set_state(sent.pointer, RELEASED)
+            self._forget(sent)
+
+    def gone(self) -> None:
+        # Deliveries that no transaction has end with their default outcome.
+        self.open = False
+        self._queue.forget(self)
+        self.connection.draining.pop(self, None)
+        for sent in self._waiting:
+            sent.give_back()
+        self._waiting.clear()
+        if self.settles and self._streaming is not None and self._streaming.context is self._outside:
+            self._streaming.give_back()
+        for sent in self._sent.values():
+            sent.gone = True
+            if sent.retirement is not None:
+                sent.retirement.delivery = None
+            elif not sent.decided:
+                self.resource.retire(sent.entry, sent.default, None)
+        self._sent.clear()
+        self._streaming = None
+        if self._dynamic:
+            self.connection.drop_reply_queue(self._queue)

@@ -1,0 +1,102 @@
+"""The nodes that answer requests: the command channel's coordination, and management.
+
+A request names a dynamic node of its own connection as reply-to; the response goes there with the request's
+correlation-id, or else its message-id. A request that can't be answered there is rejected.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.broker import management
+from dtx.broker.endpoint.link import ReceivingLink, refusal_of
+from dtx.broker.queues.queue import Entry
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.encoding import encode
+from dtx.protocol.fast_commands import read_coordination
+from dtx.protocol.messages import read_request, response_message
+from dtx.protocol.replies import encode_reply
+from xa import Code
+
+if TYPE_CHECKING:
+    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.endpoint.engine import Pointer
+    from dtx.broker.transactions.contexts import Gathering
+    from dtx.protocol.messages import Request
+    from dtx.protocol.replies import Reply
+
+CREDIT: Final = 100
+MAX_REQUEST: Final = 16_384
+
+
+class RequestLink(ReceivingLink):
+    """A link for requests."""
+
+    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
+        super().__init__(connection, session, pointer, credit=CREDIT, limit=MAX_REQUEST)
+        self._container = connection.container
+
+    def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
+        try:
+            if context is not None:
+                raise refused(Code.XAER_PROTO, "a request to a $ node is no transactional work: nothing was done")
+            request = read_request(octets)
+            if request.reply_to not in self.connection.replies:
+                raise refused(Code.XAER_INVAL, "reply-to is to be a dynamic node of this connection")
+            if self.connection.replies[request.reply_to].full:
+                told = "too many responses are waiting to be read"
+                raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+        except (RefusedError, WireError) as error:
+            if not settled:
+                self.refuse(delivery, refusal_of(error), None)
+            elif context is not None:  # nobody hears it otherwise, and the transaction would commit as if it were done
+                context.refuse_success(refusal_of(error))
+            return
+        if not settled:
+            self.accept(delivery)
+        self.handle(request)
+
+    @abstractmethod
+    def handle(self, request: Request) -> None:
+        """Carries out a request, and answers it."""
+
+    def respond(self, request: Request, value: bytes, properties: dict[Any, Any] | None = None) -> None:
+        """Sends the response, if somebody waits for it still."""
+        queue = self.connection.replies.get(request.reply_to or "")
+        if queue is not None:
+            octets = response_message(value, request.correlation, properties)
+            entry = Entry(queue, self._container.resource.number(), len(octets), 0, octets)
+            self._container.resource.post(entry, None)
+
+
+class CommandLink(RequestLink):
+    """The command channel."""
+
+    def handle(self, request: Request) -> None:
+
+        def answer(reply: Reply) -> None:
+            self.respond(request, encode_reply(reply))
+
+        try:
+            command = read_coordination(request.body)
+        except WireError as error:
+            answer(refusal_of(error))
+            return
+        self._container.coordination.handle(command, self.connection.identity, self.session.demarcation, answer)
+
+
+class ManagementLink(RequestLink):
+    """Requests about the broker itself."""
+
+    def handle(self, request: Request) -> None:
+        try:
+            if not self._container.permissions.may_manage(self.connection.identity):
+                told = f"{self.connection.identity} may not manage this broker"
+                raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
+            value = encode(management.answer(self._container, request))
+        except (RefusedError, WireError) as error:
+            self.respond(request, encode_reply(refusal_of(error)))
+            return
+        self.respond(request, value)

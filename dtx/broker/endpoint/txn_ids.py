@@ -1,0 +1,63 @@
+"""TxnIds: the txn-ids of one connection, what each of them stands for, and the states of deliveries that name them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from dtx.broker.queues.outcomes import read_transactional_state
+from dtx.broker.transactions.contexts import unknown_id
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import Condition, RefusedError, refused
+from xa import Code
+
+if TYPE_CHECKING:
+    from dtx.broker.queues.outcomes import Outcome
+    from dtx.broker.transactions.contexts import Gathering
+
+MAX_STATES: Final = 1000
+
+
+class TxnIds:
+    """At most `limit` txn-ids at once. `live` are those in use, on every session of the connection."""
+
+    __slots__ = ("_limit", "_number", "_states", "live")
+
+    def __init__(self, limit: int) -> None:
+        self.live: dict[bytes, Gathering] = {}
+        self._limit = limit
+        self._number = 0
+        self._states: dict[bytes, tuple[bytes, Outcome | None]] = {}
+
+    def new(self) -> bytes:
+        """A txn-id that the connection has not in use. RefusedError: it has as many as it may."""
+        if len(self.live) >= self._limit:
+            told = f"a connection may have {self._limit} transactions at once"
+            raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+        while True:
+            self._number += 1
+            txn_id = (self._number & 0xFFFF_FFFF).to_bytes(4, "big")
+            if txn_id not in self.live:
+                return txn_id
+
+    def context(self, txn_id: bytes) -> Gathering:
+        """The transaction; RefusedError where there is none."""
+        context = self.live.get(txn_id)
+        if context is None:
+            raise RefusedError(unknown_id(txn_id))
+        return context
+
+    def drop(self, context: Gathering) -> None:
+        """The txn-id of a transaction is no longer in use."""
+        self.live.pop(context.txn_id, None)
+
+    def read(self, octets: bytes | None) -> tuple[bytes, Outcome | None]:
+        """txn-id and outcome of a transactional-state. WireError: it is none."""
+        if octets is None:
+            raise WireError(Condition.INVALID_FIELD, "a delivery state of this size is not looked at")
+        found = self._states.get(octets)
+        if found is None:
+            found = read_transactional_state(octets)
+            if len(self._states) >= MAX_STATES:
+                self._states.clear()
+            self._states[octets] = found
+        return found

@@ -1,0 +1,1 @@
+"""Queues, their messages and what becomes of them."""

@@ -1,0 +1,342 @@
+"""TransactionalResource: queues, store and time, without a connection and without I/O.
+
+Everything happens in turns. In a turn changes that no transaction decides gather in one batch (`turn`),
+queues that got messages are marked; `settle` ends the turn: it hands messages out, submits the batch, and
+asks the store for payloads. Nobody hears that something is done before the store said that it is durable.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dtx.broker.queues.payloads import Payloads
+from dtx.broker.queues.queue import Effect, Entry, Queue, State
+from dtx.broker.settings import QueueSettings, Settings
+from dtx.broker.timers import Timer, Timers
+from dtx.broker.transactions.transactional_work import Unstored
+from dtx.protocol.addresses import RESERVED
+from dtx.protocol.conditions import Condition, Refusal, refused
+from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreRefused
+from xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.broker.queues.outcomes import Outcome
+    from dtx.broker.timers import Timer
+    from dtx.store.contract import MessageStore, Restored
+    from xa import Xid
+
+MAX_NAME: Final = 255
+
+
+class Clock(Protocol):
+    """What time it is."""
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        ...
+
+
+class Turn:
+    """Changes outside of transactions that become durable together: posts, and who waits for these (`answers`), or for
+    what was `retired`."""
+
+    __slots__ = ("answers", "batch", "posts", "retired")
+
+    def __init__(self) -> None:
+        self.batch = Batch()
+        self.posts: list[Entry] = []
+        self.answers: list[Callable[[Refusal | None], None]] = []
+        self.retired: list[Callable[[Refusal | None], None]] = []
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to submit."""
+        batch = self.batch
+        return not (
+            self.posts or self.retired or batch.dequeues or batch.placements or batch.queues or batch.fences
+        ) and not (batch.chunks or batch.finished)
+
+
+class TransactionalResource:
+    """Queues over a store. `stopped` is called once when the store can't say any more what is durable: nobody
+    may be answered from then on."""
+
+    def __init__(
+        self, store: MessageStore, clock: Clock, settings: Settings, stopped: Callable[[StoreError], None]
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.settings = settings
+        self.limits = settings.limits
+        self.queues: dict[str, Queue] = {}
+        self._lasting = 0
+        """How many of these are stored; the others are bounded by the links of their connections."""
+        self.turn = Turn()
+        self.failed = False
+        self.now_ms = clock.wall_ms()
+        self._stopped = stopped
+        self._number = 0
+        self._marked: list[Queue] = []
+        self.timers = Timers()
+        self.unstored = Unstored(self.limits.unstored_octets)
+        self.payloads = Payloads(store, self._stop, self.settle)
+        self._owed: list[tuple[int, int]] = []
+        """Messages that are gone, and could not be deleted from a store that took nothing."""
+        self._owed_answers: list[Callable[[Refusal | None], None]] = []
+        """Who waits for such a message to be deleted from a store that takes nothing now."""
+        self._unstored: dict[int, Queue] = {}
+        """Queues that may not be stored yet: every batch tells them, as it may bring messages of theirs, and an earlier
+        one that told them may be refused."""
+
+    # -- opening
+    def open(self) -> Restored:
+        """Opens the store and restores the queues, with their messages but for those of branches; the
+        registry takes these from what is returned."""
+        restored = self.store.open()
+        self._number = self.store.first_number
+        for stored in restored.queues:
+            self._make(stored.number, stored.name)
+        return restored
+
+    def restore_messages(self, restored: Restored, locked: set[int]) -> dict[int, Entry]:
+        """Puts the stored messages into their queues; gives those that are `locked` by branches."""
+        by_number = {queue.number: queue for queue in self.queues.values()}
+        found: dict[int, Entry] = {}
+        for queue_number, messages in groupby(restored.messages(), key=attrgetter("queue")):
+            queue = by_number.get(queue_number)
+            if queue is None:
+                raise StoreDamaged(f"the store has messages of a queue that it does not have, number {queue_number}")
+            found.update(queue.restore(messages, locked))
+        return found
+
+    def make_configured(self) -> None:
+        """The queues that the settings name."""
+        for name in self.settings.queues:
+            if name not in self.queues:
+                self.create(name)
+
+    # -- numbers and time
+    def number(self) -> int:
+        """A number that was never used and never will be again."""
+        self._number += 1
+        return self._number - 1
+
+    def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
+        """Calls `call` in a later `tick`, not before `delay_s` have passed, unless the timer is called off."""
+        return self.timers.add(self.clock.monotonic() + delay_s, call)
+
+    def tick(self) -> float:
+        """Does what is due; in how many seconds there is something again, at most one."""
+        now = self.clock.monotonic()
+        self.now_ms = self.clock.wall_ms()
+        self.timers.run(now)
+        for queue in tuple(self.queues.values()):
+            queue.drop_expired(self.now_ms, self.turn.batch)
+        for number, size in self._owed:
+            self.turn.batch.dequeue(number, size)
+        self._owed.clear()
+        self.turn.retired += self._owed_answers
+        self._owed_answers.clear()
+        self._tell_queues(self.turn.batch)
+        self.settle()
+        due_in = self.timers.next_in(now)
+        return 1.0 if due_in is None else min(1.0, due_in)
+
+    # -- queues
+    def _make(self, number: int, name: str, *, lasting: bool = True) -> Queue:
+        settings = self.settings.queues.get(name, self.settings.queue_defaults)
+        queue = Queue(
+            number,
+            name,
+            settings if lasting else QueueSettings(max_depth=1000, max_deliveries=0, dead_letter=""),
+            lasting=lasting,
+            positions=self.number,
+            dead_letter=self._dead_letter,
+            on_available=self._marked.append,
+        )
+        self.queues[name] = queue
+        self._lasting += lasting
+        return queue
+
+    def create(self, name: str) -> Queue:
+        """A new lasting queue."""
+        if self._lasting >= self.limits.queues:
+            raise refused(Code.XAER_RMERR, f"there are {self._lasting} queues", condition=Condition.RESOURCE_LIMIT)
+        queue = self._make(self.number(), name)
+        self._unstored[queue.number] = queue
+        self.turn.batch.create_queue(queue.number, name)
+        return queue
+
+    def find(self, name: str) -> Queue:
+        """The queue `name`, made on demand where the settings say so; RefusedError when there is none."""
+        queue = self.queues.get(name)
+        if queue is not None:
+            return queue
+        if not self.settings.create_on_demand or name.startswith(RESERVED):
+            raise refused(Code.XAER_NOTA, f"there is no queue {name!r}")
+        if not name or len(name) > MAX_NAME or not name.isprintable():
+            raise refused(Code.XAER_INVAL, f"a queue's name has 1 to {MAX_NAME} printable characters")
+        return self.create(name)
+
+    def make_dynamic(self, name: str) -> Queue:
+        """A queue that is not stored; who asked for it lets it go with `drop_dynamic`."""
+        return self._make(self.number(), name, lasting=False)
+
+    def drop_dynamic(self, queue: Queue) -> None:
+        """The queue goes, with what it holds."""
+        if self.queues.pop(queue.name, None) is not None:
+            queue.delete()
+
+    def _dead_letter(self, queue: Queue) -> Queue | None:
+        before, star, behind = queue.settings.dead_letter.partition("*")
+        if not queue.lasting or (star and queue.name.startswith(before) and queue.name.endswith(behind)):
+            return None  # it is one of dead letters itself
+        room = MAX_NAME - len(before) - len(behind)
+        name = f"{before}{queue.name[:room]}{behind}" if star else before
+        if not name or name == queue.name:
+            return None
+        target = self.queues.get(name)
+        if target is None and self._lasting < self.limits.queues:
+            target = self.create(name)
+        return None if target is None or target.full else target
+
+    # -- messages outside of transactions
+    def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> None:
+        """Posts a message; it becomes available, and `answer` is called, when it is durable."""
+        entry.queue.pending += 1
+        turn = self.turn
+        if entry.queue.lasting:
+            entry.position = entry.queue.next_position()
+            turn.batch.enqueue(entry.number, entry.queue.number, entry.position, entry.payload or b"", entry.expires_ms)
+            turn.posts.append(entry)
+            if answer is not None:
+                turn.answers.append(answer)
+            return
+        entry.queue.pending -= 1
+        entry.position = entry.queue.next_position()
+        entry.queue.append(entry)
+        if answer is not None:
+            answer(None)
+
+    def retire(self, entry: Entry, outcome: Outcome, answer: Callable[[Refusal | None], None] | None) -> None:
+        """Applies an outcome to a held message at once; `answer` is called when that is durable, or when the store did
+        not take it: then the message may come again after a restart."""
+        turn = self.turn
+        if entry.state is State.HELD:
+            entry.queue.carry_out(entry.queue.plan(entry, outcome, turn.batch))
+        if answer is not None:
+            turn.retired.append(answer)
+
+    def apply(self, effects: list[Effect]) -> None:
+        """Carries planned effects out."""
+        for effect in effects:
+            effect.entry.queue.carry_out(effect)
+
+    # -- payloads
+    def fetch_piece(self, entry: Entry, number: int, done: Callable[[bytes | None], None]) -> None:
+        """Reads a piece of a message that is larger than one."""
+
+        def fetched(piece: bytes | None, error: StoreError | None) -> None:
+            if error is not None:
+                self._stop(error)
+                return
+            done(piece)
+            self.settle()
+
+        self.store.fetch_chunk(entry.number, number, fetched)
+
+    # -- the store
+    def submit(self, batch: Batch, done: Callable[[NotStored | None], None]) -> None:
+        """Makes `batch` durable, after the turn so far. `done` hears None, or why it never will be
+        durable."""
+        self._submit_turn()
+        self._submit(batch, done)
+
+    def _submit(self, batch: Batch, done: Callable[[NotStored | None], None]) -> None:
+        self._tell_queues(batch)
+
+        def told(error: StoreError | None) -> None:
+            if error is not None and not isinstance(error, NotStored):
+                self._stop(error)
+            elif not self.failed:
+                if error is None and self._unstored:
+                    for number in batch.queues:
+                        self._unstored.pop(number, None)
+                done(error)
+                self.settle()
+
+        self.store.submit(batch, told)
+
+    def _tell_queues(self, batch: Batch) -> None:
+        for queue in self._unstored.values():
+            batch.create_queue(queue.number, queue.name)
+
+    def _submit_turn(self) -> None:
+        turn = self.turn
+        if turn.empty:
+            return
+        self.turn = Turn()
+        self._submit(turn.batch, partial(self._turned, turn))
+
+    def _turned(self, turn: Turn, error: NotStored | None) -> None:
+        refusal = None
+        if error is None:
+            for entry in turn.posts:
+                queue = entry.queue
+                queue.pending -= 1
+                entry.payload = None
+                queue.append(entry)
+        else:
+            refusal = not_stored(error, Code.XAER_RMERR)
+            for entry in turn.posts:
+                entry.queue.pending -= 1
+                entry.state = State.GONE
+                entry.payload = None
+            chunked = set(turn.batch.chunked_dequeues)
+            self._owed += [(number, CHUNK + (number in chunked)) for number in turn.batch.dequeues]
+            if not isinstance(error, StoreRefused):
+                self._owed_answers += turn.retired
+                turn.retired = []
+        for answer in turn.answers:
+            answer(refusal)
+        for answer in turn.retired:
+            answer(refusal)
+
+    def _stop(self, error: StoreError) -> None:
+        if not self.failed:
+            self.failed = True
+            self._stopped(error)
+
+    # -- turns
+    def settle(self) -> None:
+        """Ends the turn."""
+        if self.failed:
+            return
+        marked = self._marked
+        while marked:
+            queues = marked[:]
+            marked.clear()
+            for queue in queues:
+                queue.dispatch(self.now_ms)
+        self.payloads.send()
+        self._submit_turn()
+
+
+def not_stored(error: NotStored, code: Code, xid: Xid | None = None) -> Refusal:
+    """Nothing happened: the store takes nothing now, or never this."""
+    condition = Condition.INTERNAL_ERROR if isinstance(error, StoreRefused) else Condition.RESOURCE_LIMIT
+    return Refusal(condition, f"nothing happened: {error}", code, xid)
+
+
+def fits_one_piece(entry: Entry) -> bool:
+    """Whether the payload is stored in one piece."""
+    return entry.size <= CHUNK or not entry.queue.lasting

@@ -1,0 +1,1 @@
+"""Transactions: branches, what they hold, and what decides them."""

@@ -1,0 +1,310 @@
+"""Branches: the registry of xids, and what happens to the branch of each.
+
+A branch moves by the branch table of xa, and only when what justifies the move has happened: a prepare that
+is being forced leaves the branch idle until the store says that it is durable. Operations on one branch
+take their turn. Timers and lost connections never touch a prepared branch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from dtx.broker.queues.queue import Entry
+from dtx.broker.transactions.branch_index import BranchIndex
+from dtx.broker.transactions.transactional_work import TransactionalWork
+from dtx.protocol.conditions import Condition, Refusal, refused
+from dtx.store.contract import StoreDamaged
+from xa import Code, Xid
+from xa.machine import Result, advance
+from xa.tables import BRANCH, AssociationState, BranchState, BranchVerb
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable, Iterator
+
+    from dtx.broker.timers import Timer
+    from dtx.broker.transactional_resource import TransactionalResource
+    from dtx.broker.transactions.contexts import DistributedContext
+    from dtx.protocol.replies import Reply
+    from dtx.store.contract import Restored
+
+    Answer = Callable[[Reply], None]
+
+HEURISTIC: Final = {True: Code.XA_HEURCOM, False: Code.XA_HEURRB}
+IN_DOUBT: Final = frozenset({BranchState.S3, BranchState.S5})
+UNPREPARED: Final = frozenset({BranchState.S1, BranchState.S2, BranchState.S4})
+EXPIRING: Final = frozenset({BranchState.S1, BranchState.S2})
+
+
+class Branch:
+    """One branch, as long as it exists."""
+
+    __slots__ = (
+        "_cause",
+        "_registry",
+        "_told",
+        "associations",
+        "deadline",
+        "number",
+        "outcome",
+        "owner",
+        "since_ms",
+        "state",
+        "timeout_s",
+        "timer",
+        "waiting",
+        "work",
+        "xid",
+    )
+
+    def __init__(self, registry: Registry, xid: Xid, owner: str, work: TransactionalWork) -> None:
+        self.xid = xid
+        self.owner = owner
+        self.work = work
+        self.state = BranchState.S0
+        self.associations: list[DistributedContext] = []
+        self.number = 0
+        """What the store knows it by, once it is prepared."""
+        self.outcome: Code | None = None
+        """How it was completed heuristically."""
+        self.timeout_s = 0
+        self.deadline = 0.0
+        self.timer: Timer | None = None
+        """What is to happen if nothing does; one at a time."""
+        self.since_ms = 0
+        self.waiting: deque[Callable[[], None]] | None = None
+        """What waits while an operation is being forced; None when none is."""
+        self._registry = registry
+        self._cause: Code | None = None
+        """Why it will be, or is, rollback-only."""
+        self._told = ""
+
+    # -- what moves it
+    def move(self, verb: BranchVerb, result: Result = Result.OK) -> None:
+        """One step in the branch table; `legal` was asked before."""
+        self.state = advance(BRANCH, self.state, verb, result)
+
+    def legal(self, verb: BranchVerb) -> None:
+        """RefusedError when the table has no row for `verb` now."""
+        code = BRANCH.refusal(self.state, verb)
+        if code is not None:
+            raise refused(code, f"{verb.value} is not possible: the branch is {self.state.value}", self.xid)
+
+    def why(self) -> Refusal:
+        """Why the branch takes no work, or can't be prepared."""
+        code = self._cause or Code.XA_RBROLLBACK
+        condition = Condition.TIMEOUT if code is Code.XA_RBTIMEOUT else Condition.ROLLBACK
+        return Refusal(condition, self._told or "the branch is rollback-only", code, self.xid)
+
+    @property
+    def cause(self) -> Code:
+        """The rollback code that tells why the branch is, or will be, rollback-only."""
+        return self._cause or Code.XA_RBROLLBACK
+
+    @property
+    def failed(self) -> bool:
+        """Whether the next end answers with a rollback code."""
+        return self._cause is not None
+
+    def fail(self, told: str, code: Code = Code.XA_RBOTHER) -> None:
+        """The branch can't succeed any more; every end of it says so."""
+        if self._cause is None and self.state in UNPREPARED:
+            self._cause, self._told = code, f"the branch is rollback-only: {told}"
+
+    def undo(self, verb: BranchVerb, told: str, code: Code, result: Result = Result.OK) -> None:
+        """The branch becomes rollback-only, and what it holds is free."""
+        self.fail(told, code)
+        self.move(verb, result)
+        self._registry.undo(self)
+
+    # -- who is at work
+    @property
+    def active(self) -> int:
+        """How many associations are at work."""
+        return sum(1 for one in self.associations if one.state is AssociationState.T1)
+
+    @property
+    def suspended(self) -> int:
+        """How many associations are suspended."""
+        return sum(1 for one in self.associations if one.state is AssociationState.T2)
+
+
+class Registry:
+    """Every branch by its xid."""
+
+    def __init__(self, resource: TransactionalResource) -> None:
+        self._resource = resource
+        self._branches: dict[Xid, Branch] = {}
+        self._in_doubt: list[Xid] = []
+        self._of_user: Counter[str] = Counter()
+        self._dead: dict[str, dict[Xid, Branch]] = {}
+        """By owner: rollback-only branches with which nobody is associated, in the order in which they became so."""
+        self.prepared_by_queue = BranchIndex()
+
+    # -- opening
+    def restore(self, restored: Restored) -> None:
+        """Takes the stored branches, and puts the stored messages into the queues, locked where a
+        prepared branch holds them."""
+        locked = {dequeue.message for branch in restored.branches for dequeue in branch.dequeues}
+        entries = self._resource.restore_messages(restored, locked)
+        queues = {queue.number: queue for queue in self._resource.queues.values()}
+        for stored in restored.branches:
+            branch = Branch(
+                self, stored.xid, stored.owner, TransactionalWork(self._resource.limits, self._resource.unstored)
+            )
+            branch.number, branch.since_ms, branch.outcome = stored.number, stored.prepared_ms, stored.outcome
+            branch.state = BranchState.S3
+            if any(post.queue not in queues for post in stored.enqueues):
+                raise StoreDamaged(f"the branch {stored.xid} posts to a queue that the store does not have")
+            posts = [Entry(queues[post.queue], post.number, post.size, post.expires_ms) for post in stored.enqueues]
+            retired = [(entries[one.message], one.outcome) for one in stored.dequeues if one.message in entries]
+            branch.work.restore(posts, retired)
+            if stored.outcome is not None:
+                branch.move(BranchVerb.DECIDE)
+                branch.since_ms = stored.completed_ms
+            else:
+                self.prepared_by_queue.add(branch)
+            self._branches[branch.xid] = branch
+            self._of_user[branch.owner] += 1
+        self._in_doubt = sorted(self._branches)
+
+    # -- finding
+    def of(self, format_id: int, gtrid: bytes) -> list[Branch]:
+        """The branches of a global transaction."""
+        return [
+            branch
+            for branch in self._branches.values()
+            if branch.xid.gtrid == gtrid and branch.xid.format_id == format_id
+        ]
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    def __iter__(self) -> Iterator[Branch]:
+        return iter(self._branches.values())
+
+    def find(self, xid: Xid) -> Branch:
+        """The branch; RefusedError where there is none."""
+        branch = self._branches.get(xid)
+        if branch is None:
+            raise refused(Code.XAER_NOTA, "there is no such branch", xid)
+        return branch
+
+    @property
+    def in_doubt_count(self) -> int:
+        """How many branches are prepared or heuristically completed."""
+        return len(self._in_doubt)
+
+    def in_doubt(self, after: Xid, prefix: bytes) -> Iterator[Branch]:
+        """Prepared and heuristically completed branches behind `after`, in the order of their xids, of gtrids
+        that begin with `prefix`."""
+        at = 0 if after.is_null else bisect_right(self._in_doubt, after)
+        for index in range(at, len(self._in_doubt)):
+            xid = self._in_doubt[index]
+            if xid.gtrid.startswith(prefix):
+                yield self._branches[xid]
+
+    def unprepared(self) -> list[Branch]:
+        """Branches that somebody works for, or that are rollback-only."""
+        if len(self._branches) == len(self._in_doubt):
+            return []
+        return [branch for branch in self._branches.values() if branch.state in UNPREPARED]
+
+    # -- beginning and ending
+    def make(self, xid: Xid, owner: str) -> Branch:
+        """A new branch, which somebody is about to work for."""
+        known = self._branches.get(xid)
+        if known is not None:
+            raise refused(Code.XAER_DUPID, f"the branch exists already, it is {known.state.value}", xid)
+        limits = self._resource.limits
+        if self._of_user[owner] >= limits.branches_per_user and not self._forget_dead(owner):
+            told = f"{owner or 'anonymous'} has {self._of_user[owner]} branches, as many as a user may have"
+            raise refused(Code.XAER_RMERR, told, xid, Condition.RESOURCE_LIMIT)
+        if len(self._branches) >= limits.branches and not any(map(self._forget_dead, tuple(self._dead))):
+            told = f"there are {len(self._branches)} branches"
+            raise refused(Code.XAER_RMERR, told, xid, Condition.RESOURCE_LIMIT)
+        branch = Branch(self, xid, owner, TransactionalWork(self._resource.limits, self._resource.unstored))
+        branch.since_ms = self._resource.clock.wall_ms()
+        branch.move(BranchVerb.START)
+        self._branches[xid] = branch
+        self._of_user[owner] += 1
+        self.set_timeout(branch, 0)
+        return branch
+
+    def set_timeout(self, branch: Branch, timeout_s: int) -> None:
+        """From now on the branch may take so long; 0 is the default."""
+        branch.timeout_s = timeout_s or self._resource.settings.branch_timeout_s
+        branch.deadline = self._resource.clock.monotonic() + branch.timeout_s
+        if branch.state in EXPIRING:
+            self._after(branch.timeout_s, branch, self._expire)
+
+    def _after(self, delay_s: float, branch: Branch, call: Callable[[Branch], None]) -> None:
+        if branch.timer is not None:
+            branch.timer.cancel()
+        branch.timer = self._resource.after(delay_s, lambda: call(branch))
+
+    def _expire(self, branch: Branch) -> None:
+        now = self._resource.clock.monotonic()
+        if branch.state not in UNPREPARED or now < branch.deadline:
+            return
+        if branch.waiting is not None:  # a prepare, commit or rollback is being forced: it decides
+            self._after(1.0, branch, self._expire)
+        elif branch.state is not BranchState.S4:
+            told = f"it was not prepared within {branch.timeout_s} s"
+            branch.undo(BranchVerb.EXPIRE, told, Code.XA_RBTIMEOUT)
+
+    def undo(self, branch: Branch) -> None:
+        """Undoes the work of a branch that is not prepared; it is remembered for a while."""
+        self.undo_now(branch)
+        self._dead.setdefault(branch.owner, {})[branch.xid] = branch
+        self._after(self._resource.settings.rollback_only_s, branch, self._let_go)
+
+    def _forget_dead(self, owner: str) -> bool:
+        """Forgets the oldest rollback-only branch of `owner` that nobody works for; whether there was one."""
+        for branch in self._dead.get(owner, {}).values():
+            if branch.state is BranchState.S4 and not branch.associations and branch.waiting is None:
+                branch.move(BranchVerb.ROLLBACK)
+                self.remove(branch)
+                return True
+        return False
+
+    def _let_go(self, branch: Branch) -> None:
+        """Nobody came to hear that the branch is rollback-only; presumed abort says the same."""
+        if branch.state is BranchState.S4 and self._branches.get(branch.xid) is branch:
+            if branch.associations or branch.waiting is not None:
+                self._after(60.0, branch, self._let_go)
+            else:
+                branch.move(BranchVerb.ROLLBACK)
+                self.remove(branch)
+
+    def prepared(self, branch: Branch) -> None:
+        """The branch is in doubt from now on: no timer may touch it."""
+        insort(self._in_doubt, branch.xid)
+        self.prepared_by_queue.add(branch)
+        if branch.timer is not None:
+            branch.timer.cancel()
+
+    def undo_now(self, branch: Branch) -> None:
+        """Undoes what is not prepared."""
+        batch = self._resource.turn.batch
+        branch.work.rollback(branch.work.write_rollback(batch, stored=False), batch)
+
+    def remove(self, branch: Branch) -> None:
+        """The branch is gone."""
+        if self._branches.pop(branch.xid, None) is not None:
+            self._of_user[branch.owner] -= 1
+            if not self._of_user[branch.owner]:
+                del self._of_user[branch.owner]
+        dead = self._dead.get(branch.owner)
+        if dead is not None:
+            dead.pop(branch.xid, None)
+            if not dead:
+                del self._dead[branch.owner]
+        self.prepared_by_queue.drop(branch)
+        if branch.timer is not None:
+            branch.timer.cancel()
+        at = bisect_left(self._in_doubt, branch.xid)
+        if at < len(self._in_doubt) and self._in_doubt[at] == branch.xid:
+            del self._in_doubt[at]

@@ -1,0 +1,332 @@
+"""TransactionalContext: under whose decision work happens. Three flavours: none, local, distributed.
+
+Links post, acquire and retire through a context, and never ask which one it is. Without a transaction every
+operation stands for itself. The local and the distributed context gather work; a local transaction decides
+at its discharge, a distributed one never decides anything: that is the coordination's.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Final, Protocol
+
+from dtx.broker.queues.outcomes import TAKEN, TAKEN_OCTETS, Outcome, transactional_state
+from dtx.broker.transactions.state_tables import LOCAL, Local, LocalVerb
+from dtx.broker.transactions.transactional_work import Held, Retirement, TransactionalWork, WorkFullError
+from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
+from dtx.store.contract import Batch
+from xa import Code
+from xa.machine import Result, advance
+from xa.tables import ASSOCIATION, AssociationState, AssociationVerb, BranchState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.broker.queues.queue import Entry
+    from dtx.broker.transactional_resource import TransactionalResource
+    from dtx.broker.transactions.branches import Branch
+    from dtx.store.contract import NotStored
+
+
+class Delivery(Held, Protocol):
+    """A message at a consumer, as a context sees it. `context` is the transaction that acquired or retires
+    it; `retirement` what that transaction has of it."""
+
+    entry: Entry
+    context: TransactionalContext | None
+    retirement: Retirement | None
+    default: Outcome
+
+    def refused(self, refusal: Refusal) -> None:
+        """The outcome that it was given outside of transactions could not be made durable."""
+        ...
+
+
+class Control(Protocol):
+    """A control link, as the transactions that it declared see it."""
+
+    def terminate(self, refusal: Refusal) -> None:
+        """Closes the link with this error. Its local transactions are rolled back."""
+        ...
+
+
+class TransactionalContext(Protocol):
+    """What links work through."""
+
+    @property
+    def takes(self) -> bool:
+        """Whether one more message may be acquired."""
+        ...
+
+    def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
+        """Posts a message. The fields of the transactional-state that tell the presumptive outcome, or None
+        when there is no transaction: then `answer` is called when the message is durable. RefusedError: not
+        posted."""
+        ...
+
+    def acquire(self, delivery: Delivery, *, settled: bool) -> None:
+        """A message was taken from its queue for this delivery; `settled` when it is sent settled."""
+        ...
+
+    def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
+        """The controller gave a delivery an outcome (None: settled it without one)."""
+        ...
+
+    def begin_partial(self) -> None:
+        """The first part of a delivery came, of which there is more. RefusedError: it must not."""
+        ...
+
+    def end_partial(self) -> None:
+        """A delivery that came in parts is complete, or aborted."""
+        ...
+
+    def refuse_success(self, refusal: Refusal) -> None:
+        """Something could not be done, and nobody hears of that alone: the transaction can't succeed any more."""
+        ...
+
+
+class NoTransaction:
+    """Every operation for itself."""
+
+    takes: Final = True
+
+    def __init__(self, resource: TransactionalResource) -> None:
+        self._resource = resource
+
+    def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
+        self._resource.post(entry, answer)
+        return None
+
+    def acquire(self, delivery: Delivery, *, settled: bool) -> None:
+        if settled:
+            self._resource.retire(delivery.entry, TAKEN, None)
+
+    def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
+        if settled:
+            self._resource.retire(delivery.entry, outcome or delivery.default, None)
+        elif outcome is not None:
+            decided = outcome
+            self._resource.retire(
+                delivery.entry,
+                decided,
+                lambda refusal: delivery.applied(decided) if refusal is None else delivery.refused(refusal),
+            )
+
+    def begin_partial(self) -> None:
+        pass
+
+    def end_partial(self) -> None:
+        pass
+
+    def refuse_success(self, refusal: Refusal) -> None:
+        pass
+
+
+class Gathering:
+    """What the local and the distributed context have in common: work is gathered until somebody decides."""
+
+    # It is abstract without ABC as its base: links ask of each delivery whether a context is one, and isinstance takes
+    # ten times as long where that is asked of ABCMeta. mypy keeps it from being made all the same.
+
+    def __init__(
+        self, resource: TransactionalResource, txn_id: bytes, control: Control, work: TransactionalWork
+    ) -> None:
+        self.control = control
+        self.work = work
+        self.partial = 0
+        """Deliveries posted with this txn-id of which more is to come."""
+        self._resource = resource
+        self.name(txn_id)
+
+    def name(self, txn_id: bytes) -> None:
+        """From now on work is done under this txn-id."""
+        self.txn_id = txn_id
+        self.acquisition = transactional_state(txn_id)
+        self._presumed = transactional_state(txn_id, TAKEN_OCTETS)
+
+    @property
+    def takes(self) -> bool:
+        return self.work.takes
+
+    @abstractmethod
+    def check(self) -> None:
+        """RefusedError when no work can be done under this txn-id."""
+
+    def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
+        self.check()
+        try:
+            self.work.post(entry, answer)
+        except WorkFullError as error:
+            raise refused(Code.XAER_RMERR, str(error), condition=Condition.RESOURCE_LIMIT) from None
+        return self._presumed
+
+    def acquire(self, delivery: Delivery, *, settled: bool) -> None:
+        retirement = Retirement(
+            delivery.entry,
+            TAKEN if settled else None,
+            None if settled else delivery,
+            delivery.default,
+            acquired=True,
+        )
+        self.work.hold(retirement)
+        if not settled:
+            delivery.context, delivery.retirement = self, retirement
+
+    def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
+        retirement = delivery.retirement
+        if retirement is None:
+            try:
+                self.check()
+                self._check_room()
+            except RefusedError:  # it is rolled back: nothing is applied, and the delivery is as it was
+                if settled:
+                    self._resource.retire(delivery.entry, delivery.default, None)
+                return
+            retirement = Retirement(delivery.entry, outcome, delivery, delivery.default)
+            self.work.hold(retirement)
+            delivery.context, delivery.retirement = self, retirement
+        elif outcome is not None:
+            retirement.outcome = outcome
+        if settled:
+            retirement.delivery = None
+
+    def _check_room(self) -> None:
+        """What is too much can't be left out, as nobody would hear of it: the transaction can't succeed."""
+        if not self.work.takes:
+            told = f"the transaction retires {len(self.work.retired)} messages"
+            refusal = Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR)
+            self.refuse_success(refusal)
+            raise RefusedError(refusal)
+
+    def begin_partial(self) -> None:
+        self.check()
+        self.partial += 1
+
+    def end_partial(self) -> None:
+        self.partial -= 1
+
+    @abstractmethod
+    def refuse_success(self, refusal: Refusal) -> None:
+        pass
+
+
+class LocalTransaction(Gathering):
+    """A transaction of one txn-id, decided by its discharge. `ended` is called when it is over."""
+
+    def __init__(
+        self,
+        resource: TransactionalResource,
+        txn_id: bytes,
+        control: Control,
+        ended: Callable[[LocalTransaction], None],
+    ) -> None:
+        super().__init__(resource, txn_id, control, TransactionalWork(resource.limits, resource.unstored))
+        self.state = Local.ACTIVE
+        self._cause: Refusal | None = None
+        self._ended = ended
+        timeout_s = resource.settings.local_timeout_s
+        self._timer = resource.after(timeout_s, self._expire) if timeout_s else None
+
+    def check(self) -> None:
+        if self.state is not Local.ACTIVE:
+            raise RefusedError(self._cause or unknown_id(self.txn_id))
+
+    def discharge(self, *, fail: bool, answer: Callable[[Refusal | None], None]) -> None:
+        """Commits or rolls back. `answer` hears None once that is done, and durable where it has to be."""
+        if fail:
+            active = self.state is Local.ACTIVE
+            self.state = advance(LOCAL, self.state, LocalVerb.ROLLBACK)
+            if active:
+                self._undo()
+            self._over()
+            answer(None)
+        elif self.state is Local.ROLLED_BACK:
+            self.state = advance(LOCAL, self.state, LocalVerb.COMMIT, Result.RB)
+            self._over()
+            answer(self._cause)
+        else:
+            self._commit(answer)
+
+    def _commit(self, answer: Callable[[Refusal | None], None]) -> None:
+        if self.work.lost:
+            self._cause = Refusal(Condition.ROLLBACK, f"rolled back: {self.work.lost}", Code.XA_RBOTHER)
+            self.state = advance(LOCAL, self.state, LocalVerb.COMMIT, Result.RB)
+            self._undo()
+            self._over()
+            answer(self._cause)
+            return
+        self.state = advance(LOCAL, self.state, LocalVerb.COMMIT)
+        self.work.let_go_undecided()
+        batch = Batch()
+        effects = self.work.write_commit(batch, stored=False)
+
+        def done(error: NotStored | None) -> None:
+            if error is None:
+                self.state = advance(LOCAL, self.state, LocalVerb.FORCED)
+                self.work.commit(effects)
+                answer(None)
+            else:
+                self.state = advance(LOCAL, self.state, LocalVerb.FORCED, Result.RB)
+                self._undo()
+                answer(Refusal(Condition.ROLLBACK, f"rolled back: {error}", Code.XA_RBOTHER))
+
+        self._over()
+        if self.work.empty:
+            done(None)
+        else:
+            self._resource.submit(batch, done)
+
+    def refuse_success(self, refusal: Refusal) -> None:
+        if self.state is Local.ACTIVE:
+            self.state = advance(LOCAL, self.state, LocalVerb.BREAK)
+            told = f"rolled back: {refusal.description}"
+            self._cause = Refusal(Condition.ROLLBACK, told, Code.XA_RBOTHER)
+            self._undo()
+
+    def lose(self) -> None:
+        """The control link is closed."""
+        active = self.state is Local.ACTIVE
+        self.state = advance(LOCAL, self.state, LocalVerb.LOSE)
+        if active:
+            self._undo()
+        self._over()
+
+    def _expire(self) -> None:
+        if self.state is Local.ACTIVE:
+            self.state = advance(LOCAL, self.state, LocalVerb.EXPIRE)
+            timeout_s = self._resource.settings.local_timeout_s
+            told = f"rolled back: the transaction took longer than {timeout_s} s"
+            self._cause = Refusal(Condition.TIMEOUT, told, Code.XA_RBTIMEOUT)
+            self._undo()
+
+    def _over(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._ended(self)
+
+    def _undo(self) -> None:
+        batch = self._resource.turn.batch
+        self.work.rollback(self.work.write_rollback(batch, stored=False), batch)
+
+
+class DistributedContext(Gathering):
+    """The association of a txn-id with a branch. It gathers for the branch, and decides nothing."""
+
+    def __init__(self, resource: TransactionalResource, txn_id: bytes, control: Control, branch: Branch) -> None:
+        super().__init__(resource, txn_id, control, branch.work)
+        self.branch = branch
+        self.state = advance(ASSOCIATION, AssociationState.T0, AssociationVerb.START)
+
+    def check(self) -> None:
+        if self.state is not AssociationState.T1:
+            raise RefusedError(unknown_id(self.txn_id))
+        if self.branch.state is not BranchState.S1:
+            raise RefusedError(self.branch.why())
+
+    def refuse_success(self, refusal: Refusal) -> None:
+        self.branch.fail(refusal.description)
+
+
+def unknown_id(txn_id: bytes) -> Refusal:
+    """There is no such transaction, or not any more."""
+    return Refusal(Condition.UNKNOWN_ID, f"there is no transaction {txn_id.hex()}", Code.XAER_NOTA)

@@ -1,0 +1,283 @@
+"""TransactionalWork: what one transaction posts, acquires and retires, until it is decided.
+
+It is the same for a local transaction and for a branch; they differ in who decides, and when. What is to become durable
+is written into a batch first (`write_commit`, `write_prepare`, …), and becomes true for everybody else when the batch
+is durable (`commit`, `prepared`, …). Undoing what was not prepared needs no force.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from dtx.broker.queues.outcomes import FAILED, TAKEN, Outcome, decode_outcomes, encode_outcomes
+from dtx.broker.queues.queue import Effect, Entry, State
+from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.replies import ACCEPTED
+from xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from dtx.broker.settings import Limits
+    from dtx.store.contract import Batch
+
+
+class Held(Protocol):
+    """A delivery that is live at the controller: neither side has settled it."""
+
+    def applied(self, outcome: Outcome) -> None:
+        """The transaction that retired it is committed: the outcome is in force, and it is settled."""
+        ...
+
+    def reverted(self) -> None:
+        """The transaction that retired it is rolled back: it is as before, and belongs to no transaction."""
+        ...
+
+    def withdrawn(self) -> None:
+        """The transaction that acquired it is rolled back: it is the controller's no more."""
+        ...
+
+
+class Retirement:
+    """A message that a transaction holds: the outcome to apply (None as long as it is only acquired), the
+    delivery if it is live, and whether its acquisition belongs to the transaction as well. `default` is
+    what is applied where the controller can say nothing any more."""
+
+    __slots__ = ("acquired", "default", "delivery", "entry", "outcome")
+
+    def __init__(
+        self,
+        entry: Entry,
+        outcome: Outcome | None,
+        delivery: Held | None,
+        default: Outcome = FAILED,
+        *,
+        acquired: bool = False,
+    ) -> None:
+        self.entry = entry
+        self.outcome = outcome
+        self.delivery = delivery
+        self.default = default
+        self.acquired = acquired
+
+    @property
+    def taken(self) -> bool:
+        """Whether a commit takes the message out of its queue for good."""
+        return (self.outcome or self.default).code == ACCEPTED
+
+
+class Unstored:
+    """Octets of messages that are in memory only, as they came in part or their transactions are open; `limit` bounds
+    them."""
+
+    __slots__ = ("limit", "octets")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.octets = 0
+
+
+class WorkFullError(Exception):
+    """The transaction holds as much as one may."""
+
+
+class TransactionalWork:
+    """Posts in their order, and retirements in theirs, by message number."""
+
+    __slots__ = ("_answers", "_unstored", "limits", "octets", "posts", "retired")
+
+    def __init__(self, limits: Limits, unstored: Unstored) -> None:
+        self.limits = limits
+        self._unstored = unstored
+        self.posts: list[Entry] = []
+        self.retired: dict[int, Retirement] = {}
+        self.octets = 0
+        self._answers: list[Callable[[Refusal | None], None]] = []
+
+    @property
+    def lost(self) -> str:
+        """Why an outcome that was told for a posted message can't be applied any more; empty when all can."""
+        gone = {entry.queue.name for entry in self.posts if entry.queue.deleted}
+        return f"the queue {min(gone)} is gone" if gone else ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to decide."""
+        return not self.posts and not self.retired
+
+    @property
+    def takes(self) -> bool:
+        """Whether one more message may be acquired or retired."""
+        return len(self.retired) < self.limits.transaction_messages
+
+    # -- what the controller does
+    def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None = None) -> None:
+        """A message to be made available; `answer` hears whether it was. WorkFullError: nothing happened."""
+        if (
+            len(self.posts) >= self.limits.transaction_messages
+            or self.octets + entry.size > self.limits.transaction_octets
+        ):
+            raise WorkFullError(f"the transaction posts {len(self.posts)} messages of {self.octets} octets")
+        unstored = self._unstored
+        if unstored.octets + entry.size > unstored.limit:
+            raise WorkFullError(f"all transactions that are open post {unstored.octets} octets")
+        unstored.octets += entry.size
+        self.octets += entry.size
+        self.posts.append(entry)
+        entry.queue.pending += 1
+        if answer is not None:
+            self._answers.append(answer)
+
+    def hold(self, retirement: Retirement) -> None:
+        """A message is acquired or retired."""
+        self.retired[retirement.entry.number] = retirement
+
+    # -- preparing
+    def give_back(self, outcomes: Mapping[int, Outcome]) -> bool:
+        """Messages that were sent settled are not taken: each by its place among those that are retired. False, and
+        nothing is changed: there is no such place, or the controller said itself what becomes of the message."""
+        retired = list(self.retired.values())
+        if max(outcomes) >= len(retired) or any(retired[place].delivery is not None for place in outcomes):
+            return False
+        for place, outcome in outcomes.items():
+            retired[place].outcome = outcome
+        return True
+
+    def write_prepare(self, batch: Batch) -> tuple[list[int], list[tuple[int, bytes]]]:
+        """Writes the posted messages; what the branch enqueues and dequeues, as the store is to be told.
+        What lives in memory only is not told: it ends with its connection, prepared or not."""
+        enqueues = []
+        for entry in self.posts:
+            if entry.queue.lasting:
+                batch.enqueue(entry.number, entry.queue.number, 0, entry.payload or b"", entry.expires_ms)
+                enqueues.append(entry.number)
+        dequeues = [
+            (held.entry.number, encode_outcomes(held.outcome or held.default, held.default))
+            for held in self.retired.values()
+            if held.entry.queue.lasting
+        ]
+        return enqueues, dequeues
+
+    def let_go_undecided(self) -> None:
+        """Messages that were acquired, whose delivery is live and has no outcome: the acquisition stands, and
+        the outcome is not this transaction's any more."""
+        for held in [held for held in self.retired.values() if held.outcome is None and held.delivery is not None]:
+            del self.retired[held.entry.number]
+            if held.delivery is not None:
+                held.delivery.reverted()
+
+    def prepared(self) -> None:
+        """The store has the payloads."""
+        for entry in self.posts:
+            if entry.queue.lasting:
+                entry.payload = None
+        self._stored()
+
+    def _stored(self) -> None:
+        """What was posted takes no memory any more."""
+        self._unstored.octets -= self.octets
+        self.octets = 0
+
+    # -- committing
+    def write_commit(self, batch: Batch, *, stored: bool) -> list[Effect]:
+        """Writes the commit; `stored` when the posted messages are in the store already (a prepared
+        branch)."""
+        for entry in self.posts:
+            entry.position = entry.queue.next_position()
+            if not entry.queue.lasting:
+                continue
+            if stored:
+                batch.place(entry.number, entry.queue.number, entry.position, 0)
+            else:
+                batch.enqueue(entry.number, entry.queue.number, entry.position, entry.payload or b"", entry.expires_ms)
+        effects = []
+        for held in self.retired.values():
+            entry = held.entry
+            if entry.state is State.HELD:
+                effects.append(entry.queue.plan(entry, held.outcome or held.default, batch))
+        return effects
+
+    def commit(self, effects: Iterable[Effect]) -> None:
+        """The commit is durable: what was posted becomes available, the outcomes are in force."""
+        for entry in self.posts:
+            queue = entry.queue
+            queue.pending -= 1
+            if queue.deleted:
+                entry.state = State.GONE
+                entry.payload = None
+                continue
+            if queue.lasting:
+                entry.payload = None
+            queue.append(entry)
+        for effect in effects:
+            if effect.entry.state is State.HELD:
+                effect.entry.queue.carry_out(effect)
+        for held in self.retired.values():
+            if held.delivery is not None:
+                held.delivery.applied(held.outcome or TAKEN)
+        self._clear(None)
+
+    # -- rolling back
+    def write_rollback(self, batch: Batch, *, stored: bool) -> list[Effect]:
+        """Writes the rollback: posted messages go where they were `stored`, and messages that nobody can say
+        anything about any more get their default outcome."""
+        if stored:
+            for entry in self.posts:
+                if entry.queue.lasting:
+                    batch.dequeue(entry.number, entry.size)
+        effects = []
+        for held in self.retired.values():
+            entry = held.entry
+            if entry.state is State.HELD and (held.acquired or held.delivery is None):
+                effects.append(entry.queue.plan(entry, held.default, batch))
+        return effects
+
+    def rollback(self, effects: Iterable[Effect], batch: Batch) -> None:
+        """The work is undone. A delivery that ended since its rollback was written gets its default outcome
+        now, in `batch`: nobody waits for that."""
+        for entry in self.posts:
+            entry.queue.pending -= 1
+            entry.state = State.GONE
+            entry.payload = None
+        planned = {effect.entry.number: effect for effect in effects}
+        for number, held in self.retired.items():
+            effect = planned.get(number)
+            if held.delivery is not None:
+                if held.acquired:
+                    held.delivery.withdrawn()
+                else:
+                    held.delivery.reverted()
+            elif effect is None and held.entry.state is State.HELD:
+                effect = held.entry.queue.plan(held.entry, held.default, batch)
+            if effect is not None and effect.entry.state is State.HELD:
+                effect.entry.queue.carry_out(effect)
+        self._clear(Refusal(Condition.ROLLBACK, "rolled back", Code.XA_RBROLLBACK))
+
+    def _clear(self, refusal: Refusal | None) -> None:
+        self.posts.clear()
+        self.retired.clear()
+        self._stored()
+        answers, self._answers = self._answers, []
+        for answer in answers:
+            answer(refusal)
+
+    # -- what it holds, for people
+    def holdings(self) -> dict[str, tuple[int, int]]:
+        """By queue: how many messages are retired, and how many posted."""
+        found: dict[str, tuple[int, int]] = {}
+        for entry in (held.entry for held in self.retired.values()):
+            retired, posted = found.get(entry.queue.name, (0, 0))
+            found[entry.queue.name] = (retired + 1, posted)
+        for entry in self.posts:
+            retired, posted = found.get(entry.queue.name, (0, 0))
+            found[entry.queue.name] = (retired, posted + 1)
+        return found
+
+    def restore(self, posts: Iterable[Entry], retired: Iterable[tuple[Entry, bytes]]) -> None:
+        """What the store knows of a prepared branch."""
+        for entry in posts:
+            self.posts.append(entry)
+            entry.queue.pending += 1
+        for entry, octets in retired:
+            outcome, default = decode_outcomes(octets)
+            self.hold(Retirement(entry, outcome, None, default))

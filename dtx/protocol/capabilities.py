@@ -1,0 +1,16 @@
+"""Capabilities of a coordinator, and what a control link offers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOCAL: Final = "amqp:local-transactions"
+DISTRIBUTED: Final = "amqp:distributed-transactions"
+MULTI_TXNS: Final = "amqp:multi-txns-per-ssn"
+MULTI_SSNS: Final = "amqp:multi-ssns-per-txn"
+END_AND_PREPARE: Final = "xabridge:end-and-prepare"
+"""Ours: the resource takes `end` with `prepare`."""
+
+CONTROL_OUTCOMES: Final = ("amqp:accepted:list", "amqp:rejected:list")
+"""What the source of a control link tells as its outcomes: a refusal is then a rejected message and leaves
+the link as it is. `declared` and `xa-result` come as well: they stand for success."""

@@ -1,0 +1,80 @@
+"""Carrying out a group of batches in one transaction, kind by kind: creations, changes, deletions."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.store.contract import Batch
+from dtx.store.sql.statements import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from dtx.store.sql.database import Transactions
+    from dtx.store.sql.statements import Many, Statements
+
+CHUNK_ROWS: Final = 16
+"""Large rows go in smaller statements: 4 MiB each."""
+
+
+def carry_out(group: Sequence[Batch], transactions: Transactions, statements: Statements) -> None:
+    """Everything that `group` tells, in the transaction that was begun."""
+    batch = group[0] if len(group) == 1 else Batch.merged(group)
+    _create(batch, transactions, statements)
+    _change(batch, transactions, statements)
+    _delete(batch, transactions, statements)
+
+
+def _create(batch: Batch, transactions: Transactions, statements: Statements) -> None:
+    if batch.queues:
+        _rows(transactions, statements.insert_queues, [(number, *facts) for number, facts in batch.queues.items()])
+    if batch.enqueues:
+        _rows(transactions, statements.insert_messages, batch.enqueues)
+        _rows(transactions, statements.insert_payloads, batch.payloads)
+    if batch.chunks:
+        _rows(transactions, statements.insert_chunks, batch.chunks, CHUNK_ROWS)
+    if batch.branches:
+        _rows(transactions, statements.insert_branches, batch.branches)
+        _rows(transactions, statements.insert_work, batch.work)
+
+
+def _change(batch: Batch, transactions: Transactions, statements: Statements) -> None:
+    if batch.placements:
+        places = [(message, *place) for message, place in batch.placements.items()]
+        _rows(transactions, statements.place, places)
+    if batch.fences:
+        _keys(transactions, statements.delete_fences, batch.fences)
+        fenced = [(gtrid, *fence) for gtrid, fence in batch.fences.items() if fence is not None]
+        _rows(transactions, statements.insert_fences, fenced)
+    if batch.completions:
+        _rows(transactions, statements.complete, batch.completions)
+        _keys(transactions, statements.delete_work, [branch for branch, _, _ in batch.completions])
+
+
+def _delete(batch: Batch, transactions: Transactions, statements: Statements) -> None:
+    if batch.dequeues:
+        _keys(transactions, statements.delete_messages, batch.dequeues)
+        _keys(transactions, statements.delete_payloads, batch.dequeues)
+        _keys(transactions, statements.delete_chunks, batch.chunked_dequeues)
+    if batch.finished:
+        _keys(transactions, statements.delete_branches, batch.finished)
+        _keys(transactions, statements.delete_work, batch.finished)
+    if batch.queues_deleted:
+        _keys(transactions, statements.delete_payloads_of_queues, batch.queues_deleted)
+        _keys(transactions, statements.delete_chunks_of_queues, batch.queues_deleted)
+        _keys(transactions, statements.delete_messages_of_queues, batch.queues_deleted)
+        _keys(transactions, statements.delete_queues, batch.queues_deleted)
+
+
+def _rows(transactions: Transactions, many: Many, rows: Sequence[tuple[Any, ...]], at_once: int = ROWS) -> None:
+    for start in range(0, len(rows), at_once):
+        some = rows[start : start + at_once]
+        transactions.execute(many.text(len(some)), tuple(chain.from_iterable(some)))
+
+
+def _keys(transactions: Transactions, many: Many, keys: Collection[Any]) -> None:
+    all_keys = tuple(keys)
+    for start in range(0, len(all_keys), ROWS):
+        some = all_keys[start : start + ROWS]
+        transactions.execute(many.text(len(some)), some)

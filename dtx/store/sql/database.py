@@ -1,0 +1,164 @@
+"""Database: where a SQL store lives, as the store's threads see it. `dtx.store.sql.sqlite` and `dtx.store.sql.postgres`
+are the two kinds.
+
+A database gives out connections. The one that writes is used through `Transactions`, and what is known of the disk
+below it is its `Space`. How each of them is opened so that it is durable, and what errors mean, is in `xa.sql`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from dtx.store.contract import StoreBusy, StoreFull, StoreRefused
+from xa.sql.errors import ErrorKind, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection
+
+    from dtx.store.contract import NotStored
+
+OPENING_FAILURES: Final = (SQLAlchemyError, sqlite3.Error)
+"""What opening a database raises, through SQLAlchemy and below it, in SQLite's pragmas."""
+
+
+class Space(Protocol):
+    """The disk that a store is on, for the thread that writes."""
+
+    @property
+    def tight(self) -> bool:
+        """Whether there is so little space that nothing is taken but what frees some."""
+        ...
+
+    def is_undone(self, error: Exception) -> bool:
+        """Whether a commit that failed with `error` has certainly left no trace."""
+        ...
+
+    def has_room(self, octets: int) -> bool:
+        """Whether what takes so much may be tried; otherwise it is refused as if the disk were full."""
+        ...
+
+    def written(self, octets: int) -> None:
+        """So much was made durable."""
+        ...
+
+    def make_room(self) -> bool:
+        """There is no space: uses what was kept for this; whether there was any."""
+        ...
+
+    def keep_room(self, octets: int) -> None:
+        """Keeps some space again, where there is, and makes room for what takes so much. To be called now and then
+        while it is tight, or there is no room."""
+        ...
+
+    def tidy(self) -> bool:
+        """Gives a part of the space that is not used any more back to the system; whether there may be more. To be
+        called when there is nothing else to do."""
+        ...
+
+
+class UnknownSpace:
+    """The space of another machine's disk: nobody knows of it here, so everything is tried."""
+
+    tight: Final = False
+
+    def is_undone(self, error: Exception) -> bool:  # noqa: ARG002 — the server does not tell it of any error
+        return False
+
+    def has_room(self, octets: int) -> bool:  # noqa: ARG002
+        return True
+
+    def written(self, octets: int) -> None:
+        pass
+
+    def make_room(self) -> bool:
+        return False
+
+    def keep_room(self, octets: int) -> None:
+        pass
+
+    def tidy(self) -> bool:
+        return False
+
+
+class Transactions:
+    """Transactions on a connection's driver itself: every statement of a force is one of few texts, and
+    SQLAlchemy's way with a statement would take longer than SQLite's."""
+
+    def __init__(self, connection: Connection, begin: str = "") -> None:
+        self._driver = connection.connection
+        self._begin = begin
+        self.cursor = self._driver.cursor()
+        self.failures: tuple[type[Exception], ...] = (SQLAlchemyError, connection.dialect.loaded_dbapi.Error)
+        """What these methods raise."""
+
+    def begin(self) -> None:
+        """Begins one; PostgreSQL's driver does so itself, at the first statement."""
+        if self._begin:
+            self.cursor.execute(self._begin)
+
+    def execute(self, text: str, parameters: Sequence[Any]) -> None:
+        """One statement."""
+        self.cursor.execute(text, parameters)
+
+    def commit(self) -> None:
+        """Makes the transaction durable."""
+        self._driver.commit()
+
+    def rollback(self) -> None:
+        """Leaves no trace of the transaction."""
+        self._driver.rollback()
+
+
+class Database(Protocol):
+    """A database that this process has for itself."""
+
+    def writer(self) -> Connection:
+        """The connection that writes; where the lock is a session's, it is this one's."""
+        ...
+
+    def reader(self) -> Connection:
+        """A further connection, that reads what was committed."""
+        ...
+
+    def transactions(self, writer: Connection) -> tuple[Transactions, Space]:
+        """Transactions on the connection that writes, which is used for nothing else from now on, and the space that
+        they have."""
+        ...
+
+    def close(self) -> None:
+        """Lets others open the database."""
+        ...
+
+
+_NOT_STORED: Final[dict[ErrorKind, tuple[type[NotStored], str]]] = {
+    ErrorKind.FULL: (StoreFull, "no space in the store"),
+    ErrorKind.DEADLOCK: (StoreBusy, "the store takes nothing now"),
+    ErrorKind.SERIALIZATION: (StoreBusy, "the store takes nothing now"),
+    ErrorKind.LOCKED: (StoreBusy, "the store takes nothing now"),
+    ErrorKind.CANCELLED: (StoreBusy, "the store takes nothing now"),
+    ErrorKind.EXHAUSTED: (StoreBusy, "the store takes nothing now"),
+    ErrorKind.INVALID: (StoreRefused, "the store does not take it"),
+}
+"""The errors of statements that leave the connection as good as before. After any other one the store stops."""
+
+
+def not_stored(error: Exception) -> NotStored | None:
+    """What a statement failed of, where its transaction can be rolled back and the store can go on."""
+    found = _NOT_STORED.get(kind_of(error))
+    if found is None:
+        return None
+    refusal, words = found
+    return refusal(f"{words}: {error}")
+
+
+def close_all(connections: Sequence[Connection]) -> None:
+    """Closes connections, those that broke too; what was not committed is rolled back."""
+    for connection in connections:
+        with suppress(DBAPIError):
+            connection.close()

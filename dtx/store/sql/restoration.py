@@ -1,0 +1,62 @@
+"""Reading back what a SQL store holds: queues, branches with their work, fences, the facts of messages."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import select
+
+from dtx.store.contract import PENDING, StoredBranch, StoredDequeue, StoredFence, StoredMessage, StoredQueue
+from dtx.store.sql.tables import BRANCH, FENCE, MESSAGE, QUEUE, WORK
+from xa import Code, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sqlalchemy import Connection
+
+FETCHED: Final = 1000
+
+
+class RestoredFromSql:
+    """A `dtx.store.contract.Restored`. `messages` reads from `connection` while it is iterated."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.queues: Sequence[StoredQueue] = [
+            StoredQueue(*row) for row in connection.execute(select(QUEUE).order_by(QUEUE.c.number))
+        ]
+        self.fences: Sequence[StoredFence] = [StoredFence(*row) for row in connection.execute(select(FENCE))]
+        self.branches: Sequence[StoredBranch] = list(self._read_branches())
+
+    def _read_branches(self) -> Iterator[StoredBranch]:
+        enqueues: dict[int, list[StoredMessage]] = {}
+        dequeues: dict[int, list[StoredDequeue]] = {}
+        work = select(WORK.c.branch, WORK.c.message, WORK.c.outcome, MESSAGE).select_from(
+            WORK.join(MESSAGE, WORK.c.message == MESSAGE.c.number)
+        )
+        for branch, message, outcome, *facts in self._connection.execute(work.order_by(WORK.c.branch, WORK.c.ordinal)):
+            if outcome is None:
+                enqueues.setdefault(branch, []).append(StoredMessage(*facts))
+            else:
+                dequeues.setdefault(branch, []).append(StoredDequeue(message, outcome))
+        for row in self._connection.execute(select(BRANCH).order_by(BRANCH.c.number)):
+            number, format_id, gtrid, bqual, owner, prepared_ms, outcome, completed_ms = row
+            yield StoredBranch(
+                number,
+                Xid(format_id, gtrid, bqual),
+                owner,
+                prepared_ms,
+                None if outcome is None else Code(outcome),
+                completed_ms or 0,
+                tuple(enqueues.get(number, ())),
+                tuple(dequeues.get(number, ())),
+            )
+
+    def messages(self) -> Iterator[StoredMessage]:
+        standing = select(MESSAGE).where(MESSAGE.c.position != PENDING)
+        rows = self._connection.execution_options(stream_results=True).execute(
+            standing.order_by(MESSAGE.c.queue, MESSAGE.c.position)
+        )
+        return map(StoredMessage._make, chain.from_iterable(rows.partitions(FETCHED)))

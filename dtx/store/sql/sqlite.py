@@ -1,0 +1,247 @@
+"""A SQL store in a file of SQLite, in WAL mode and forced at every commit.
+
+A lock file beside it says which process has it, and a reserve keeps some space for when the disk is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import create_engine, event, make_url
+from sqlalchemy.pool import NullPool
+
+from dtx.store.contract import StoreError, StoreLocked
+from dtx.store.sql.database import OPENING_FAILURES, Transactions, close_all
+from dtx.store.sql.reserve import BESIDES, LEAST, Reserve
+from xa.sql import sqlite
+from xa.sql.errors import ErrorKind, kind_of
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL, Connection
+
+    from dtx.store.sql.database import Space
+
+PAGE_SIZE: Final = 8192
+INCREMENTAL: Final = 2
+"""The mode of auto_vacuum in which pages are given back when somebody asks for it."""
+WORTH_PAGES: Final = 1024
+"""So many unused pages are worth giving back, usually."""
+FEW_PAGES: Final = 16
+"""The same where the disk is short of space."""
+TIDY_PAGES: Final = 256
+TIGHT_PAGES: Final = 32
+"""So many are given back at a time then: what this writes to the log has to find space, too."""
+MOST_TIMES: Final = 64
+"""So often at most while somebody waits."""
+MARGIN: Final = 256 * 1024
+LITTLE: Final = 1024 * 1024
+"""With less free, a store is opened without its reserve."""
+KEPT_TEXTS: Final = 512
+OPENING_S: Final = 5.0
+"""How long a file may be locked by others while it is opened: by people, since another broker has the lock file."""
+
+
+class DiskSpace:
+    """The `Space` of a file, as the connection sees it that writes."""
+
+    def __init__(self, transactions: Transactions, reserve: Reserve) -> None:
+        self._cursor = transactions.cursor
+        self._failures = transactions.failures
+        self._reserve = reserve
+        self._gives_back = self._pragma("auto_vacuum") == INCREMENTAL
+        self._tight = not reserve.hold()
+        self._limit_log()
+        if self._tight:
+            self.keep_room(0)
+
+    @property
+    def tight(self) -> bool:
+        return self._tight
+
+    def is_undone(self, error: Exception) -> bool:
+        return kind_of(error) is ErrorKind.FULL  # a write failed, before the force
+
+    def has_room(self, octets: int) -> bool:
+        if octets == 0:
+            return True
+        free = self._reserve.free - MARGIN
+        if free > 2 * octets:  # in the log, and then in the file
+            return True
+        return free > octets + max(0, octets - self._unused)
+
+    def written(self, octets: int) -> None:
+        if octets > self._reserve.octets // 4:
+            self._checkpoint("PASSIVE")
+
+    def make_room(self) -> bool:
+        self._tight = True
+        released = self._reserve.release()
+        self._checkpoint()
+        return released
+
+    def keep_room(self, octets: int) -> None:
+        self._checkpoint()
+        enough = max(BESIDES * LEAST, 2 * octets + MARGIN) + LEAST
+        with contextlib.suppress(*self._failures):  # there is not even space to give some back
+            for _ in range(MOST_TIMES):
+                if self._reserve.free >= enough or not self._gave_back():
+                    break
+        self._tight = not self._reserve.hold(self._unused)
+        self._limit_log()
+
+    def tidy(self) -> bool:
+        if self._tight or self._reserve.free < BESIDES * LEAST:
+            return self._gave_back()
+        if not self._gives_back or self._pragma("freelist_count") < WORTH_PAGES:
+            return False
+        self._cursor.execute(f"PRAGMA incremental_vacuum({TIDY_PAGES})").fetchall()
+        return True
+
+    def _gave_back(self) -> bool:
+        """Gives a few unused pages back, because the disk is short of space; whether there were some."""
+        if not self._gives_back or self._pragma("freelist_count") < FEW_PAGES:
+            return False
+        self._cursor.execute(f"PRAGMA incremental_vacuum({TIGHT_PAGES})").fetchall()
+        self._checkpoint()  # the file gets smaller only now
+        return True
+
+    @property
+    def _unused(self) -> int:
+        """Octets that are free inside of the file, as far as it can be read just now."""
+        with contextlib.suppress(*self._failures):
+            return self._pragma("freelist_count") * PAGE_SIZE
+        return 0
+
+    def _limit_log(self) -> None:
+        """What is in the log only, and not in the file, has to fit into the reserve when nothing else is left."""
+        self._cursor.execute(f"PRAGMA wal_autocheckpoint = {max(1, self._reserve.octets // 2 // PAGE_SIZE)}")
+
+    def _checkpoint(self, mode: str = "TRUNCATE") -> None:
+        """Takes over what is in the log, so that its space can be had."""
+        with contextlib.suppress(*self._failures):  # somebody reads at this moment; there will be another one
+            self._cursor.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+
+    def _pragma(self, name: str) -> int:
+        return int(self._cursor.execute(f"PRAGMA {name}").fetchone()[0])
+
+
+class SqliteDatabase:
+    """A `Database`."""
+
+    def __init__(self, url: URL) -> None:
+        if sqlite.is_in_memory(url):
+            raise StoreError("a store in SQLite needs a file: sqlite:///path")
+        path = Path(str(url.database)).absolute()
+        try:
+            _make_folder(path.parent)
+            self._lock = _locked(path.with_name(path.name + ".lock"))
+            self._reserve = Reserve(path.with_name(path.name + ".reserve"))
+            if _free(path.parent) < LITTLE:
+                self._reserve.release()
+            created = not path.exists()
+            path.touch(mode=0o600)
+            if created:
+                _force_directory(path.parent)
+        except OSError as error:
+            raise StoreError(f"the store {path} can't be opened: {error}") from error
+        self._engine = create_engine(
+            url,
+            poolclass=NullPool,
+            connect_args={"isolation_level": None, "check_same_thread": False, "cached_statements": KEPT_TEXTS},
+        )
+        event.listen(self._engine, "connect", _lay_out)  # first: in WAL mode the layout can't be changed any more
+        sqlite.force_commits(self._engine, OPENING_S, _no_write_ahead_log)
+        self._connections: list[Connection] = []
+
+    def writer(self) -> Connection:
+        return self.reader()
+
+    def reader(self) -> Connection:
+        self._connections.append(self._engine.connect())
+        return self._connections[-1]
+
+    def transactions(self, writer: Connection) -> tuple[Transactions, Space]:
+        transactions = Transactions(writer, "BEGIN IMMEDIATE")
+        return transactions, DiskSpace(transactions, self._reserve)
+
+    def close(self) -> None:
+        close_all(self._connections)
+        os.close(self._lock)
+
+
+def _lay_out(connection: Any, _record: object) -> None:
+    for pragma in (
+        f"page_size = {PAGE_SIZE}",
+        f"auto_vacuum = {INCREMENTAL}",  # of a new file; of another one `compact` changes it
+        "secure_delete = FAST",  # some builds write zeros over what is deleted: then it would take space to free some
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _no_write_ahead_log(mode: str) -> StoreError:
+    return StoreError(f"this file system does not let SQLite use its WAL mode (it stays in {mode} mode)")
+
+
+def _locked(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 64, 0).decode("ascii", "replace").strip()
+        os.close(descriptor)
+        raise StoreLocked(f"the store is in use by process {holder or 'unknown'} ({path} is locked)") from None
+    with contextlib.suppress(OSError):  # where the disk is full, it is not said who holds it
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def _make_folder(path: Path) -> None:
+    """Makes a folder, and those above it, each of which is in the one above it durably."""
+    if path.is_dir():
+        return
+    _make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    _force_directory(path.parent)
+
+
+def _free(folder: Path) -> int:
+    place = os.statvfs(folder)
+    return place.f_bavail * place.f_frsize
+
+
+def compact(url: str) -> tuple[int, int]:
+    """Gives the space that a store in SQLite does not use back, which nobody may have open; octets before and after.
+    It takes as much space as the store will have, for a moment. From then on the store gives it back by itself."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        raise StoreError("only a store in SQLite is made smaller; PostgreSQL does so by itself, or by VACUUM FULL")
+    path = Path(str(parsed.database))
+    if not path.exists():
+        raise StoreError(f"there is no store {path}")
+    database = SqliteDatabase(parsed)
+    try:
+        before = path.stat().st_size
+        connection = database.writer().connection
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        cursor.execute(f"PRAGMA auto_vacuum = {INCREMENTAL}")
+        cursor.execute("VACUUM")
+        cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return before, path.stat().st_size
+    except OPENING_FAILURES as error:
+        raise StoreError(f"the store {path} can't be made smaller: {error}") from error
+    finally:
+        database.close()
+
+
+def _force_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

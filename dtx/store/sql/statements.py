@@ -1,0 +1,98 @@
+"""The texts of the statements that the SQL store executes often.
+
+A statement takes, and answers, many rows at once: sqlite3 lets other threads run at each row that it steps over, and a
+busy event loop gives the interpreter back milliseconds later.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import bindparam, column, delete, func, insert, literal_column, select, update, values
+
+from dtx.store.contract import PENDING
+from dtx.store.sql.tables import BRANCH, CHUNKS, FENCE, MESSAGE, PAYLOAD, QUEUE, WORK
+
+if TYPE_CHECKING:
+    from sqlalchemy import Column, ColumnElement, Delete, Dialect, Insert, Select, Table, Update
+
+ROWS: Final = 256
+"""Rows of one statement at most."""
+_KEY: Final = r"(?<= IN \()[^() ]+(?=\))"
+
+
+class Many:
+    """A statement for any number of rows: the dialect writes it for one, and `row` finds what is repeated."""
+
+    def __init__(
+        self, statement: Insert | Update | Delete | Select[Any], dialect: Dialect, row: str, tail: str = ""
+    ) -> None:
+        text = str(statement.compile(dialect=dialect)) + tail
+        found = list(re.finditer(row, text))
+        if len(found) != 1:
+            raise ValueError(f"one row was expected in {text!r}")
+        self._head, self._row, self._tail = text[: found[0].start()], found[0][0], text[found[0].end() :]
+        self._texts: dict[int, str] = {}
+
+    def text(self, count: int) -> str:
+        """The statement for `count` rows."""
+        text = self._texts.get(count)
+        if text is None:
+            text = self._texts[count] = self._head + ", ".join([self._row] * count) + self._tail
+        return text
+
+
+class Statements:
+    """What the store executes, for one dialect with positional parameters."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self.insert_queues = self._insert(QUEUE, tail=" ON CONFLICT DO NOTHING")
+        self.insert_messages = self._insert(MESSAGE)
+        self.insert_payloads = self._insert(PAYLOAD)
+        self.insert_chunks = self._insert(CHUNKS)
+        self.insert_branches = self._insert(BRANCH, "number", "format_id", "gtrid", "bqual", "owner", "prepared_ms")
+        self.insert_work = self._insert(WORK)
+        self.insert_fences = self._insert(FENCE)
+
+        self.place = self._update(MESSAGE, "queue", "position", "delivery_count")
+        self.complete = self._update(BRANCH, "outcome", "completed_ms")
+
+        self.delete_messages = self._with_keys(delete(MESSAGE), MESSAGE.c.number)
+        self.delete_payloads = self._with_keys(delete(PAYLOAD), PAYLOAD.c.message)
+        self.delete_chunks = self._with_keys(delete(CHUNKS), CHUNKS.c.message)
+        self.delete_branches = self._with_keys(delete(BRANCH), BRANCH.c.number)
+        self.delete_work = self._with_keys(delete(WORK), WORK.c.branch)
+        self.delete_fences = self._with_keys(delete(FENCE), FENCE.c.gtrid)
+
+        standing = MESSAGE.c.position != literal_column(str(PENDING))
+        self.delete_payloads_of_queues = self._of_queues(PAYLOAD.c.message, standing)
+        self.delete_chunks_of_queues = self._of_queues(CHUNKS.c.message, standing)
+        self.delete_messages_of_queues = self._with_keys(delete(MESSAGE).where(standing), MESSAGE.c.queue)
+        self.delete_queues = self._with_keys(delete(QUEUE), QUEUE.c.number)
+
+        payload: tuple[ColumnElement[Any], ...] = (PAYLOAD.c.message, PAYLOAD.c.data)
+        if dialect.name == "sqlite":  # one row, in which the messages and their payloads stand in one order
+            payload = (func.group_concat(PAYLOAD.c.message), func.group_concat(func.hex(PAYLOAD.c.data)))
+        self.select_payloads = self._with_keys(select(*payload), PAYLOAD.c.message)
+
+    def _insert(self, table: Table, *columns: str, tail: str = "") -> Many:
+        names = columns or tuple(table.columns.keys())
+        statement = insert(table).values({name: bindparam(name) for name in names})
+        return Many(statement, self._dialect, r"(?<=VALUES )\(.*\)", tail)
+
+    def _update(self, table: Table, *columns: str) -> Many:
+        """Rows of the key `number` and the new values of `columns`."""
+        names = ("number", *columns)
+        given = values(*(column(name) for name in names))
+        new = given.data([tuple(bindparam(name) for name in names)]).cte("new")
+        statement = update(table).where(table.c.number == new.c.number)
+        return Many(statement.values({name: new.c[name] for name in columns}), self._dialect, r"(?<=VALUES )\([^()]+\)")
+
+    def _with_keys(self, statement: Delete | Select[Any], key: ColumnElement[int]) -> Many:
+        return Many(statement.where(key.in_([bindparam("key")])), self._dialect, _KEY)
+
+    def _of_queues(self, key: Column[int], standing: ColumnElement[bool]) -> Many:
+        messages = select(MESSAGE.c.number).where(standing, MESSAGE.c.queue.in_([bindparam("key")]))
+        return Many(delete(key.table).where(key.in_(messages)), self._dialect, _KEY)

@@ -1,0 +1,190 @@
+"""SqlStore: messages and branches in SQLite or PostgreSQL, by URL; one thread writes, another one reads.
+
+What it is made of:
+
+    database      where it lives: connections, transactions, the space of its disk; in `sqlite` or `postgres`
+    tables        its tables; `statements` are the texts that it executes often
+    writer        the thread that writes: group commit; `batches` carries a group out
+    reader        the thread that reads payloads, and the cache of those that were stored last
+    restoration   reading back, at a start, what is stored
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import delete, insert, inspect, make_url, select, update
+from sqlalchemy.exc import ArgumentError
+
+from dtx.store.contract import NUMBERS_PER_OPENING, Step, StoreDamaged, StoreError
+from dtx.store.sql.database import OPENING_FAILURES
+from dtx.store.sql.postgres import PostgresDatabase
+from dtx.store.sql.reader import PayloadCache, Reader
+from dtx.store.sql.restoration import RestoredFromSql
+from dtx.store.sql.sqlite import SqliteDatabase
+from dtx.store.sql.statements import Statements
+from dtx.store.sql.tables import CHUNKS, MESSAGE, META, METADATA, VERSION
+from dtx.store.sql.writer import Writer
+from xa.secrets import masked, with_password
+from xa.sql.errors import ErrorKind, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from sqlalchemy import Connection
+
+    from dtx.store.contract import Batch
+    from dtx.store.sql.database import Database
+    from dtx.store.sql.reader import ChunkFetched, Fetched
+    from dtx.store.sql.writer import Submitted
+
+CACHE_OCTETS: Final = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What an open store has."""
+
+    database: Database
+    writer: Writer
+    reader: Reader
+
+
+class SqlStore:
+    """A `dtx.store.contract.MessageStore`. `hook` is called in the writing thread at each `Step`.
+
+    `soon` calls what it is given a little later, on the event loop: what is submitted until then goes to the writing
+    thread together, so that a turn of the loop wakes it once, and has one force.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        deliver: Callable[[Callable[[], None]], object],
+        hook: Callable[[Step], None] = lambda _: None,
+        soon: Callable[[Callable[[], None]], object] = lambda call: call(),
+        cache_octets: int = CACHE_OCTETS,
+    ) -> None:
+        self._url = url
+        self._deliver = deliver
+        self._hook = hook
+        self._soon = soon
+        self._gathered: list[Submitted] = []
+        self._cache = PayloadCache(cache_octets)
+        self._opened: _Opened | None = None
+        self.waiting_octets = 0
+        self.first_number = 0
+        self.groups = 0
+
+    def open(self) -> RestoredFromSql:
+        if self._opened is not None:
+            raise StoreError("this store is open already")
+        database = open_database(self._url)
+        try:
+            connection = database.writer()
+            self.first_number = _prepare_tables(connection) * NUMBERS_PER_OPENING
+            restored = RestoredFromSql(database.reader())
+            statements = Statements(connection.dialect)
+            reader = Reader(database.reader(), statements, self._deliver)
+            writer = Writer(*database.transactions(connection), statements, self._hook, self._written)
+        except StoreError:
+            database.close()
+            raise
+        except OPENING_FAILURES as error:
+            database.close()
+            raise _opening_error(error) from error
+        self._opened = _Opened(database, writer, reader)
+        return restored
+
+    @property
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            raise StoreError("this store is not open")
+        return self._opened
+
+    def submit(self, batch: Batch, done: Callable[[StoreError | None], None]) -> None:
+        if self._opened is None:
+            raise StoreError("this store is not open")
+        self.waiting_octets += batch.octets
+        self._gathered.append((batch, done))
+        if len(self._gathered) == 1:
+            self._soon(self.hand_over)
+
+    def hand_over(self) -> None:
+        """Gives the writing thread what was submitted; on the event loop, and before `close` for the last time."""
+        gathered, self._gathered = self._gathered, []
+        if gathered:
+            self._open.writer.submit(gathered)
+
+    def _written(self, group: list[Submitted], error: StoreError | None) -> None:
+        """Called in the writing thread, once per group."""
+        self._deliver(lambda: self._completed(group, error))
+
+    def _completed(self, group: list[Submitted], error: StoreError | None) -> None:
+        self.groups += 1
+        for batch, done in group:
+            self.waiting_octets -= batch.octets
+            if error is None:
+                self._cache.add(batch.payloads)
+                for message in batch.dequeues:
+                    self._cache.drop(message)
+            done(error)
+
+    def cached(self, message: int) -> bytes | None:
+        return self._cache.get(message)
+
+    def fetch(self, messages: Sequence[int], done: Fetched) -> None:
+        self._open.reader.fetch(messages, done)
+
+    def fetch_chunk(self, message: int, number: int, done: ChunkFetched) -> None:
+        self._open.reader.fetch_chunk(message, number, done)
+
+    def close(self) -> None:
+        if self._opened is None:
+            return
+        opened, self._opened = self._opened, None
+        opened.writer.close()
+        opened.reader.close()
+        opened.database.close()
+
+
+def open_database(url: str) -> Database:
+    """The database of a URL: sqlite:///path or postgresql://user@host/name."""
+    try:
+        url = with_password(url)
+    except ValueError as error:
+        raise StoreError(f"the store can't be opened: {error}") from None
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise StoreError(f"{masked(url)!r} is no URL of a store, such as sqlite:///path or postgresql://…") from error
+    kind = parsed.get_backend_name()
+    if kind == "sqlite":
+        return SqliteDatabase(parsed)
+    if kind == "postgresql":
+        return PostgresDatabase(parsed)
+    raise StoreError(f"a store lives in sqlite or postgresql, not in {kind}")
+
+
+def _prepare_tables(connection: Connection) -> int:
+    """Makes the tables where there are none, drops what an earlier process left unfinished, and counts this
+    opening; all in one transaction."""
+    with connection.begin():
+        if not inspect(connection).has_table(META.name):
+            METADATA.create_all(connection)
+            connection.execute(insert(META), [{"name": "version", "value": VERSION}, {"name": "openings", "value": 0}])
+        facts = {row.name: row.value for row in connection.execute(select(META))}
+        if facts.get("version") != VERSION:
+            raise StoreDamaged(f"the store has tables of version {facts.get('version')}, not {VERSION}")
+        openings: int = facts["openings"] + 1
+        connection.execute(update(META).where(META.c.name == "openings").values(value=openings))
+        connection.execute(delete(CHUNKS).where(CHUNKS.c.message.not_in(select(MESSAGE.c.number))))
+    return openings
+
+
+def _opening_error(error: Exception) -> StoreError:
+    original = getattr(error, "orig", error)
+    if kind_of(error) is ErrorKind.DAMAGED:
+        return StoreDamaged(f"the store is no database of ours, or damaged: {original}")
+    return StoreError(f"the store can't be opened: {original}")

@@ -1,0 +1,235 @@
+"""The thread that writes for a SQL store: group commit.
+
+1. It takes everything that waits at this moment, up to GROUP_OCTETS, and carries it out in one transaction.
+2. It commits: this is the force, and the only one.
+3. It delivers the completion of the group to the event loop, which answers the batches in their order.
+
+When the database takes nothing before step 2 (it is locked), the group is refused. When there is no space, only what
+takes some is refused, and the rest is carried out with the space that was kept for this (`dtx.store.sql.reserve`). When
+the database does not take what one of the batches says, they are carried out one by one, so that the others are kept.
+Any other failure stops the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from itertools import groupby
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from dtx.store.contract import Batch, Step, StoreError, StoreFull, StoreRefused, StoreStopped
+from dtx.store.sql.batches import carry_out
+from dtx.store.sql.database import not_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.store.sql.database import Space, Transactions
+    from dtx.store.sql.statements import Statements
+
+    Submitted: TypeAlias = tuple[Batch, Callable[[StoreError | None], None]]
+
+LOG: Final = logging.getLogger("xabridge.broker")
+TIGHT: Final = "no space in the store: only what frees some is taken"
+LOOK_AGAIN_S: Final = 1.0
+TELL_AGAIN_S: Final = 60.0
+GROUP_OCTETS: Final = 16 * 1024 * 1024
+GROUP_BATCHES: Final = 4096
+
+
+class Writer:
+    """The thread. `completed(group, error)` is delivered once per group."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        space: Space,
+        statements: Statements,
+        hook: Callable[[Step], None],
+        completed: Callable[[list[Submitted], StoreError | None], None],
+    ) -> None:
+        self._transactions = transactions
+        self._space = space
+        self._statements = statements
+        self._hook = hook
+        self._completed = completed
+        self._waiting: SimpleQueue[list[Submitted] | None] = SimpleQueue()
+        self._stopped: StoreStopped | None = None
+        self._clock = time.monotonic
+        self._look_at = 0.0
+        self._untidy = True
+        """Whether there may be space to give back; also what an earlier process left."""
+        self._told = False
+        """Whether the log was told that there is no space, and not yet that there is some."""
+        self._tell_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, batches: list[Submitted]) -> None:
+        """Queues batches."""
+        self._waiting.put(batches)
+
+    def close(self) -> None:
+        """Writes what waits, and ends the thread."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        group: list[Submitted] = []
+        ended = False
+        try:
+            while not ended:
+                group, ended = self._next_group()
+                if group:
+                    self._write(group)
+                    group = []
+        finally:
+            if not ended:  # something that nobody foresaw: it is reported, and nobody waits for ever
+                self._answer_all(group)
+
+    def _next_group(self) -> tuple[list[Submitted], bool]:
+        """What waits now, at least one batch; and whether it is the last."""
+        entry = self._next()
+        group: list[Submitted] = []
+        octets = 0
+        while entry is not None:
+            group += entry
+            octets += sum(batch.octets for batch, _ in entry)
+            if octets >= GROUP_OCTETS or len(group) >= GROUP_BATCHES:
+                return group, False
+            try:
+                entry = self._waiting.get_nowait()
+            except Empty:
+                return group, False
+        return group, True
+
+    def _next(self) -> list[Submitted] | None:
+        """What comes next; while there is nothing, unused space is given back."""
+        more = self._untidy
+        while more:
+            try:
+                return self._waiting.get_nowait()
+            except Empty:
+                more = self._untidy = self._stopped is None and self._tidied()
+                if not more and self._stopped is None and self._space.tight:
+                    self._look_for_room(0)
+        return self._waiting.get()
+
+    def _tidied(self) -> bool:
+        try:
+            return self._space.tidy()
+        except self._transactions.failures:  # a reader is in the way, or there is no space for it
+            return False
+
+    def _write(self, group: list[Submitted]) -> None:
+        """Makes the group durable, or at least what the database takes of it, and answers it."""
+        octets = sum(batch.octets for batch, _ in group)
+        if not self._has_room(octets):
+            self._look_for_room(octets)
+            if not self._has_room(octets):
+                self._write_what_frees(group, StoreFull(TIGHT))
+                return
+        error = self._force([batch for batch, _ in group])
+        if self._told and error is None and octets:
+            self._told = False
+            LOG.warning("there is space again: what takes space is taken")
+        if isinstance(error, StoreFull):
+            self._write_what_frees(group, error)
+            return
+        if not isinstance(error, StoreRefused) or len(group) == 1:
+            self._completed(group, error)
+            return
+        while group:
+            self._write(group[:1])
+            del group[:1]
+
+    def _has_room(self, octets: int) -> bool:
+        return not self._space.tight and self._space.has_room(octets)
+
+    def _write_what_frees(self, group: list[Submitted], full: StoreFull) -> None:
+        """Refuses what takes space, and carries out the rest; answers all in their order."""
+        error: StoreError | None = None
+        while group:
+            takes, same = next(groupby(group, lambda one: one[0].takes_space))
+            alike = list(same)
+            if takes:
+                error = full
+                self._refused(len(alike), full)
+            else:
+                batches = [batch for batch, _ in alike]
+                error = self._force(batches)
+                if isinstance(error, StoreFull):
+                    if self._space.make_room():
+                        LOG.error("the disk is full: nothing is taken any more but what frees space (%s)", full)
+                    error = self._force(batches)
+                if isinstance(error, StoreFull) and len(alike) > 1:  # less at a time may fit
+                    alike = alike[:1]
+                    error = self._force([alike[0][0]])
+            self._completed(alike, error)
+            del group[: len(alike)]
+        if self._space.tight:
+            self._look_for_room(0)
+
+    def _refused(self, count: int, full: StoreFull) -> None:
+        """Says now and then that something is refused for lack of space."""
+        now = self._clock()
+        if now >= self._tell_at:
+            self._tell_at, self._told = now + TELL_AGAIN_S, True
+            LOG.error("%d changes that take space were refused: %s (told once in %.0f s)", count, full, TELL_AGAIN_S)
+
+    def _look_for_room(self, octets: int) -> None:
+        """Now and then, while it is tight, or there is no room for so much."""
+        now = self._clock()
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_AGAIN_S
+        self._space.keep_room(octets)
+
+    def _force(self, batches: list[Batch]) -> StoreError | None:
+        """Makes the group durable; the error that its batches are told, or None."""
+        if self._stopped is not None:
+            return self._stopped
+        try:
+            self._hook(Step.BEFORE_WRITE)
+            self._transactions.begin()
+            carry_out(batches, self._transactions, self._statements)
+            self._hook(Step.WRITTEN)
+        except self._transactions.failures as error:
+            return self._not_written(error)
+        try:
+            self._transactions.commit()  # the force: what the batches tell is durable from here on
+        except self._transactions.failures as error:
+            if self._space.is_undone(error):
+                return self._not_written(error)
+            return self._stop(f"a force failed: {error}")
+        self._hook(Step.FORCED)
+        self._space.written(sum(batch.octets for batch in batches))
+        self._untidy = self._untidy or any(batch.dequeues or batch.queues_deleted for batch in batches)
+        return None
+
+    def _not_written(self, error: Exception) -> StoreError:
+        """The answer to a group that failed before its force."""
+        refusal = not_stored(error)
+        if refusal is None:
+            return self._stop(f"a write failed: {error}")
+        try:
+            self._transactions.rollback()
+        except self._transactions.failures as failure:
+            return self._stop(f"after {error}: {failure}")
+        return refusal
+
+    def _stop(self, reason: str) -> StoreStopped:
+        self._stopped = StoreStopped(f"the store has stopped, open it again: {reason}")
+        return self._stopped
+
+    def _answer_all(self, group: list[Submitted]) -> None:
+        stopped = self._stop("its writing thread ended unexpectedly")
+        entry: list[Submitted] | None = None
+        while True:
+            self._completed(group, stopped)
+            entry = self._waiting.get()
+            if entry is None:
+                return
+            group = entry

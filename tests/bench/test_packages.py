@@ -1,0 +1,77 @@
+"""The drawing of the packages: what docs/architecture.md shows is what the imports say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.packages import drawing, imports, main, reduced, replaced, sizes
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_architecture_shows_the_imports_of_today() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert page == replaced(page, drawing(ROOT)), "make docs"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Three packages, one above the other."""
+    for name, text in {
+        "tm/__init__.py": "import xa\n",
+        "tm/log/__init__.py": "from xa.xid import Xid\n",
+        "xa/__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tm\n",
+        "xabridge/__init__.py": "import os\n\n\ndef late() -> None:\n    import tm\n    import xa\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def test_an_arrow_is_an_import_that_runs(project: Path) -> None:
+    assert imports(project) == {"xabridge": {"tm", "xa"}, "tm": {"xa"}, "xa": set()}
+    drawn = drawing(project)
+    assert "xabridge --> tm" in drawn
+    assert "tm --> xa" in drawn
+    assert "xabridge --> xa" not in drawn  # follows from the two
+    assert "xa --> tm" not in drawn  # for type checkers only
+    assert "<b>tm</b><br>log" in drawn
+
+
+def test_arrows_that_follow_from_a_longer_way_are_left_out() -> None:
+    assert reduced({"a": {"b", "c", "d"}, "b": {"c"}, "c": {"d"}, "d": set()}) == {
+        "a": {"b"},
+        "b": {"c"},
+        "c": {"d"},
+        "d": set(),
+    }
+
+
+def test_sizes(project: Path) -> None:
+    assert "| `tm/` | 2 | 2 |" in sizes(project)
+    assert "| `xabridge/` | 1 | 6 |" in sizes(project)
+
+
+def test_a_page_gets_the_drawing(project: Path) -> None:
+    page = project / "page.md"
+    page.write_text("before\n<!-- drawn by bench/packages.py -->\nold\n<!-- end of the drawing -->\nbehind\n")
+    assert main([str(project), "--into", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nbehind\n")
+    assert "old" not in text
+    assert "tm --> xa" in text
+    with pytest.raises(ValueError, match="the page has no"):
+        replaced("without marks", "")
+
+
+def test_it_is_a_command(project: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.packages", project, "--lines"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("| package | modules | lines |")

@@ -1,0 +1,55 @@
+"""The broker that is killed: python -m tests.dtx.broker.broker_child FOLDER
+
+Says on stdout where it listens. When the file FOLDER/die names a step of the store ("FORCED 3": the third time that
+it is passed from now on), it kills itself there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from dtx.broker.broker import Broker
+from dtx.broker.config import Address, BrokerConfig
+from dtx.broker.settings import QueueSettings, Settings
+from dtx.store.contract import Step
+
+QUEUES = ("orders", "invoices")
+
+
+class Fuse:
+    """Counts steps, and kills this process at the one that is named."""
+
+    def __init__(self, order: Path) -> None:
+        self._order = order
+        self._passed = 0
+
+    def hit(self, step: Step) -> None:
+        """Called in the store's thread."""
+        if not self._order.exists():
+            return
+        name, count = self._order.read_text().split()
+        self._passed += step is Step[name]
+        if step is Step[name] and self._passed == int(count):
+            os.kill(os.getpid(), signal.SIGKILL)
+            threading.Event().wait()  # for the signal
+
+
+async def serve(folder: Path) -> None:
+    """Until it is killed."""
+    queues = {name: QueueSettings() for name in QUEUES}  # made at the start, and not while somebody counts forces
+    config = BrokerConfig(
+        listen=(Address("127.0.0.1", 0),), store=f"sqlite:///{folder}/store.db", settings=Settings(queues=queues)
+    )
+    broker = Broker(config, Fuse(folder / "die").hit)
+    await broker.start()
+    print(broker.addresses[0].port, flush=True)  # noqa: T201 — what the parent reads
+    await broker.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1])))

@@ -1,0 +1,491 @@
+"""A broker's node and peers, engine against engine, in memory: no socket, no thread, no sleep.
+
+`World` holds a node over a `MemoryStore` on a `Disk`; what the store would do in its thread waits in `jobs`
+until `World.pump` runs it, so that a test can stop between a force and what follows. `Peer` is proton's own
+client engine with the few steps that a transaction controller takes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cproton import (  # type: ignore[import-untyped]
+    pn_data_clear,
+    pn_delivery_local,
+    pn_disposition_data,
+)
+from proton import (
+    Collector,
+    Connection,
+    Data,
+    Delivery,
+    Described,
+    Link,
+    Message,
+    Receiver,
+    Sender,
+    Session,
+    Terminus,
+    Transport,
+    symbol,
+    ulong,
+)
+
+from dtx.broker.access.permissions import EVERYTHING, Permissions
+from dtx.broker.container import Container
+from dtx.broker.endpoint.connection import BrokerConnection
+from dtx.broker.settings import Settings
+from dtx.protocol.addresses import COORDINATION as COORDINATION_ADDRESS
+from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
+from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Start
+from dtx.protocol.conditions import Refusal
+from dtx.protocol.decoding import decode
+from dtx.protocol.encoding import encode
+from dtx.protocol.frames import IncomingFrames, OutgoingFrames
+from dtx.protocol.messages import body_value, request_message, value_message
+from dtx.protocol.performatives import FlowSeen
+from dtx.protocol.replies import DECLARED, TRANSACTIONAL, decode_reply
+from dtx.protocol.sasl.mechanisms import Identity
+from dtx.protocol.values import Described as TypedDescribed
+from dtx.protocol.values import Symbol, Uint, Ulong
+from dtx.store.memory import Disk, MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.protocol.performatives import Seen
+    from dtx.protocol.replies import Reply
+    from dtx.store.contract import Step, StoreError
+
+CAPABILITIES = (LOCAL, DISTRIBUTED)
+
+
+class ManualClock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000_000.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def wall_ms(self) -> int:
+        return int(self.seconds * 1000)
+
+
+class World:
+    """A node, its disk, and the peers that are connected to it."""
+
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        permissions: Permissions | None = None,
+        disk: Disk | None = None,
+        hook: Callable[[Step], None] = lambda _: None,
+        cached_size: int = 256 * 1024,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.permissions = permissions or Permissions({"anonymous": EVERYTHING, "*": EVERYTHING})
+        self.disk = disk or Disk()
+        self.clock = ManualClock()
+        self.jobs: deque[Callable[[], None]] = deque()
+        self.stopped: list[StoreError] = []
+        self.peers: list[Peer] = []
+        self.store = MemoryStore(self.disk, self.jobs.append, hook, cached_size)
+        self.container = Container(self.store, self.clock, self.settings, self.permissions, self.stopped.append)
+        self.container.open()
+        self.pump()
+
+    def connect(self, user: str = "") -> Peer:
+        """A new peer, connected and open."""
+        peer = Peer(self, Identity(user))
+        self.peers.append(peer)
+        self.pump()
+        return peer
+
+    def accept(self, identity: Identity) -> BrokerConnection:
+        """The broker's side of a new connection."""
+        return BrokerConnection(self.container, identity, "memory")
+
+    def pump(self, *, store: bool = True) -> None:
+        """Lets everybody talk until nobody has anything to say; without `store` what waits for it stays."""
+        moved = True
+        while moved:
+            moved = False
+            for peer in self.peers:
+                moved |= peer.exchange()
+            while store and self.jobs:
+                self.jobs.popleft()()
+                moved = True
+
+    def pass_time(self, seconds: float) -> None:
+        """Moves the clock, and lets the node do what is due."""
+        self.clock.seconds += seconds
+        self.container.resource.tick()
+        self.pump()
+
+    def crash(self) -> World:
+        """Another node on what was forced."""
+        return World(self.settings, self.permissions, self.disk)
+
+
+@dataclass
+class Coordinator:
+    """A control link, as a controller uses it."""
+
+    peer: Peer
+    link: Sender
+    tags: int = 0
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def send(self, body: bytes, *, settled: bool = False) -> Delivery:
+        self.tags += 1
+        return self.peer.send_octets(self.link, value_message(body), f"c{self.tags}", settled=settled)
+
+    def outcome(self, body: bytes) -> tuple[int, Any, Refusal | None]:
+        """State, data and refusal of a control message's outcome."""
+        delivery = self.send(body)
+        self.peer.world.pump()
+        return self.read(delivery)
+
+    def read(self, delivery: Delivery) -> tuple[int, Any, Refusal | None]:
+        code, refusal = int(delivery.remote_state), None
+        if delivery.remote_state == Delivery.REJECTED:
+            condition: Any = delivery.remote.condition
+            refusal = Refusal.read(condition.name, condition.description, condition.info)
+        data = delivery.remote.data
+        if delivery.settled:
+            delivery.settle()
+        return code, data, refusal
+
+    def declare(self, start: Start | None = None) -> bytes:
+        code, data, refusal = self.outcome(CONTROL.encode(Declare(start)))
+        assert code == DECLARED, refusal
+        return bytes(data[0])
+
+    def refused(self, command: Declare | Discharge | End) -> Refusal:
+        code, _, refusal = self.outcome(CONTROL.encode(command))
+        assert code == Delivery.REJECTED, code
+        assert refusal is not None
+        return refusal
+
+    def discharge(self, txn_id: bytes, *, fail: bool = False) -> None:
+        code, _, refusal = self.outcome(CONTROL.encode(Discharge(txn_id, fail)))
+        assert code == Delivery.ACCEPTED, refusal
+
+    def end(self, txn_id: bytes, **how: bool) -> tuple[int, Any, Refusal | None]:
+        return self.outcome(CONTROL.encode(End(txn_id, **how)))
+
+
+class Peer:
+    """One client connection."""
+
+    def __init__(self, world: World, identity: Identity) -> None:
+        self.world = world
+        self.server = world.accept(identity)
+        self.connection = Connection()
+        self.connection.container = "peer"
+        self.transport = Transport()
+        self.collector = Collector()
+        self.connection.collect(self.collector)
+        self.transport.bind(self.connection)
+        self.connection.open()
+        self.session = self.connection.session()
+        self.session.open()
+        self.connected = True
+        self.names = 0
+        self.sent = OutgoingFrames()
+        self.heard = IncomingFrames(65_536)
+        self.seen: list[Seen] = []
+        self.names_of: dict[int, str] = {}
+        self.states: list[tuple[str, int, int]] = []
+        self.default_outcome: int | None = None
+        """The default outcome in the sources of receivers that are attached from now on."""
+        self._replies: Receiver | None = None
+        self._requests: Sender | None = None
+
+    # -- octets
+    def exchange(self) -> bool:
+        moved = False
+        if not self.connected:
+            return False
+        pending = self.transport.pending()
+        if pending > 0:
+            octets = self.transport.peek(pending) or b""
+            self.transport.pop(len(octets))
+            self.server.received(self.with_default_outcome(self.sent.feed(bytes(octets))))
+            moved = True
+        octets = self.server.output()
+        while octets:
+            self.hear(octets)
+            while octets:  # proton takes no more than its buffer at a time
+                room = self.transport.capacity()
+                assert room > 0, "the client's transport takes nothing more"
+                self.transport.push(octets[:room])
+                octets = octets[room:]
+            moved = True
+            octets = self.server.output()
+        while self.collector.peek():
+            self.collector.pop()
+        return moved
+
+    def hear(self, octets: bytes) -> None:
+        """Notes what the broker says that proton doesn't tell."""
+        for data, seen in self.heard.feed(octets):
+            if seen is not None:
+                self.seen.append(seen)
+            at = 8 if data[:4] == b"AMQP" else 0
+            while at < len(data):
+                size = int.from_bytes(data[at : at + 4], "big")
+                if data[at + 10] == 0x12:
+                    fields = decode(data[at + 8 : at + size]).value
+                    self.names_of[int(fields[1])] = fields[0]
+                elif data[at + 10] == 0x13:
+                    fields = decode(data[at + 8 : at + size]).value
+                    if len(fields) > 6 and fields[4] is not None:
+                        self.states.append((self.names_of[int(fields[4])], int(fields[5]), int(fields[6])))
+                at += size
+
+    def acquire_for(self, link: Receiver, txn_id: bytes | None) -> None:
+        """From now on flows of this receiver have the property txn-id."""
+        self.sent.set_properties(link.name, receiver=True, properties={} if txn_id is None else {"txn-id": txn_id})
+
+    def flows_seen(self) -> list[Any]:
+        """The txn-ids in the flows of links that the broker sent."""
+        return [seen.properties.get("txn-id") for seen in self.seen if isinstance(seen, FlowSeen)]
+
+    def with_default_outcome(self, octets: bytes) -> bytes:
+        """What proton can't say in an attach."""
+        if self.default_outcome is None:
+            return octets
+        found, at = b"", 0
+        while at < len(octets):
+            size = int.from_bytes(octets[at : at + 4], "big")
+            one, at = octets[at : at + size], at + size
+            if one[10:11] == b"\x12":
+                fields = decode(one[8:]).value
+                source = fields[5].value
+                source += [None] * (9 - len(source))
+                source[8] = TypedDescribed(Ulong(self.default_outcome), [])
+                one = frame(0x12, fields)
+            found += one
+        return found
+
+    def handle_of(self, link: Link) -> int:
+        """The handle with which our end of a link goes."""
+        handles = {name: handle for (_, handle), (name, _) in self.sent._links.items()}
+        return handles[link.name]
+
+    def flow_for(self, link: Link, txn_id: Any) -> None:
+        """Sends a flow with this txn-id, of a link of either direction."""
+        value = Uint(txn_id) if isinstance(txn_id, int) else txn_id
+        self.inject(flow(self.handle_of(link), 0, 1, {Symbol("txn-id"): value}))
+
+    def set_credit(self, link: Receiver, credit: int, count: int, *, echo: bool) -> None:
+        """Sends a flow that sets the credit after `count` deliveries."""
+        self.inject(flow(self.handle_of(link), count, credit, None, echo=echo))
+
+    def echoes(self, link: Receiver) -> list[tuple[int, int]]:
+        """Delivery-count and credit in the flows of a link that the broker sent."""
+        return [(count, credit) for name, count, credit in self.states if name == link.name]
+
+    def vanish(self) -> None:
+        """The connection is gone, without a word."""
+        self.connected = False
+        self.server.lost()
+        self.world.pump()
+
+    def inject(self, octets: bytes) -> None:
+        """Sends octets that proton would not."""
+        self.exchange()
+        self.server.received(octets)
+        self.world.pump()
+
+    # -- links
+    def name(self, kind: str) -> str:
+        self.names += 1
+        return f"{kind}-{self.names}"
+
+    def new_session(self) -> Session:
+        session = self.connection.session()
+        session.open()
+        self.world.pump()
+        return session
+
+    def coordinator(
+        self,
+        capabilities: tuple[str, ...] = CAPABILITIES,
+        session: Session | None = None,
+        outcomes: tuple[str, ...] | None = None,
+    ) -> Coordinator:
+        link = (session or self.session).sender(self.name("control"))
+        link.target.type = Terminus.COORDINATOR
+        link.target.capabilities.put_array(False, Data.SYMBOL)
+        link.target.capabilities.enter()
+        for capability in capabilities:
+            link.target.capabilities.put_symbol(symbol(capability))
+        link.target.capabilities.exit()
+        if outcomes is not None:
+            link.source.outcomes.put_array(False, Data.SYMBOL)
+            link.source.outcomes.enter()
+            for outcome in outcomes:
+                link.source.outcomes.put_symbol(symbol(outcome))
+            link.source.outcomes.exit()
+        link.open()
+        self.world.pump()
+        return Coordinator(self, link)
+
+    def sender(self, address: str, session: Session | None = None, *, second: bool = False) -> Sender:
+        link = (session or self.session).sender(self.name("out"))
+        link.target.address = address
+        if second:
+            link.rcv_settle_mode = Link.RCV_SECOND
+        link.open()
+        self.world.pump()
+        return link
+
+    def receiver(self, address: str | None, credit: int = 0, session: Session | None = None, **how: Any) -> Receiver:
+        link = (session or self.session).receiver(self.name("in"))
+        if address is None:
+            link.source.dynamic = True
+        else:
+            link.source.address = address
+        if how.get("browse"):
+            link.source.distribution_mode = Terminus.DIST_MODE_COPY
+        if how.get("settled"):
+            link.snd_settle_mode = Link.SND_SETTLED
+        link.open()
+        if credit:
+            link.flow(credit)
+        self.world.pump()
+        return link
+
+    # -- messages
+    def send_octets(
+        self, link: Sender, octets: bytes, tag: str, txn_id: bytes | None = None, *, settled: bool = False
+    ) -> Delivery:
+        delivery = link.delivery(tag)
+        if txn_id is not None:
+            say_state(delivery, TRANSACTIONAL, [txn_id])
+        link.stream(octets)
+        link.advance()
+        if settled:
+            delivery.settle()
+        return delivery
+
+    def post(self, link: Sender, body: Any, txn_id: bytes | None = None, *, settled: bool = False) -> Delivery:
+        delivery = self.send_octets(link, Message(body=body).encode(), self.name("m"), txn_id, settled=settled)
+        self.world.pump()
+        return delivery
+
+    def take(self, link: Receiver) -> tuple[Delivery, Message] | None:
+        """The next delivery that has come whole, with its message."""
+        delivery = link.current
+        if delivery is None or not delivery.readable or delivery.partial:
+            return None
+        octets = link.recv(delivery.pending) or b""
+        link.advance()
+        message = Message()
+        message.decode(octets)
+        return delivery, message
+
+    def bodies(self, link: Receiver) -> list[Any]:
+        """What has come, settled as accepted."""
+        found = []
+        while (taken := self.take(link)) is not None:
+            found.append(taken[1].body)
+            taken[0].update(Delivery.ACCEPTED)
+            taken[0].settle()
+        self.world.pump()
+        return found
+
+    def retire(
+        self,
+        delivery: Delivery,
+        txn_id: bytes,
+        outcome: int = 0x24,
+        *,
+        settle: bool = False,
+    ) -> None:
+        say_state(delivery, TRANSACTIONAL, [txn_id, Described(ulong(outcome), [])])
+        if settle:
+            delivery.settle()
+        self.world.pump()
+
+    def drained(self, address: str) -> list[Any]:
+        """Everything that can be had from a queue now, left where it is."""
+        link = self.receiver(address, 10_000, browse=True)
+        found = []
+        while (taken := self.take(link)) is not None:
+            found.append(taken[1].body)
+        link.close()
+        self.world.pump()
+        return found
+
+    # -- the command channel
+    def ask(self, command: Any) -> Reply:
+        """A command, and its answer."""
+        self.request(command)
+        self.world.pump()
+        return self.answer()
+
+    def request(self, command: Any) -> None:
+        if self._replies is None or self._requests is None:
+            self._replies = self.receiver(None, 1000)
+            self._requests = self.sender(COORDINATION_ADDRESS)
+        reply_to = str(self._replies.remote_source.address)
+        octets = request_message(COORDINATION.encode(command), reply_to, self.name("r"))
+        self.send_octets(self._requests, octets, self.name("q"), settled=True)
+
+    def answer(self) -> Reply:
+        assert self._replies is not None
+        delivery = self._replies.current
+        assert delivery is not None, "no answer"
+        assert delivery.readable, "no answer"
+        octets = self._replies.recv(delivery.pending) or b""
+        self._replies.advance()
+        delivery.settle()
+        return decode_reply(body_value(octets))
+
+
+def frame(code: int, fields: list[Any], payload: bytes = b"", channel: int = 0) -> bytes:
+    """An AMQP frame."""
+    body = encode(TypedDescribed(Ulong(code), fields)) + payload
+    return struct.pack(">IBBH", 8 + len(body), 2, 0, channel) + body
+
+
+def flow(handle: int, count: int, credit: int, properties: Any, *, echo: bool = False) -> bytes:
+    """A flow frame for a link, with windows that hinder nobody."""
+    session = [Uint(0), Uint(2**30), Uint(0), Uint(2**30)]
+    link = [Uint(handle), Uint(count), Uint(credit), None, False, echo, properties]
+    return frame(0x13, [*session, *link])
+
+
+def say_state(delivery: Delivery, code: int, fields: list[Any]) -> None:
+    """Sets our state of a delivery; proton's own way adds to the fields that were said before."""
+    pn_data_clear(pn_disposition_data(pn_delivery_local(delivery._impl)))
+    delivery.local.data = fields
+    delivery.update(code)
+
+
+def told(delivery: Delivery) -> tuple[bytes, Any]:
+    """txn-id and outcome in the transactional-state that the broker told of a delivery."""
+    fields: Any = delivery.remote.data
+    assert delivery.remote_state == TRANSACTIONAL
+    return bytes(fields[0]), fields[1] if len(fields) > 1 else None
+
+
+def condition_of(link: Link) -> Refusal:
+    """Why the broker closed a link."""
+    condition = link.remote_condition
+    assert condition is not None, "the link is not closed with an error"
+    info: Any = condition.info
+    return Refusal.read(condition.name, condition.description, info)
+
+
+def closed(link: Link) -> bool:
+    """Whether the broker closed a link."""
+    return bool(link.state & Link.REMOTE_CLOSED)

@@ -1,0 +1,114 @@
+"""Peers that say what they like, frame by frame, and what the broker answers them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dtx.broker.endpoint.connection import BrokerConnection
+from dtx.protocol.decoding import decode_from
+from dtx.protocol.frames import AMQP_HEADER
+from dtx.protocol.sasl.mechanisms import Identity
+from dtx.protocol.values import Array, Described, Symbol, Uint, Ulong
+from tests.dtx.broker.peer import frame
+
+if TYPE_CHECKING:
+    from tests.dtx.broker.peer import World
+
+OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
+
+
+class Stranger:
+    """A connection whose octets are made by hand."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.server = BrokerConnection(world.container, Identity(""), "stranger")
+        self.heard = b""
+
+    def say(self, octets: bytes) -> None:
+        """Sends octets, and lets the broker do what follows."""
+        self.server.received(octets)
+        self.listen()
+
+    def listen(self) -> None:
+        """Takes what the broker has to say."""
+        moved = True
+        while moved:
+            moved = False
+            while said := self.server.output():
+                self.heard += said
+                moved = True
+            while self.world.jobs:
+                self.world.jobs.popleft()()
+                moved = True
+
+    def greet(self, sessions: int = 1) -> None:
+        """Header, open, and sessions."""
+        self.say(AMQP_HEADER + frame(OPEN, ["stranger", None, Uint(65_536), None]))
+        for channel in range(sessions):
+            self.say(frame(BEGIN, [None, Uint(0), Uint(2048), Uint(2048)], channel=channel))
+
+    def attach(self, handle: int, target: Any = None, source: Any = None, *, receiver: bool = False) -> None:
+        """Attaches a link; the other terminus is empty."""
+        source = source if source is not None else Described(Ulong(0x28), [])
+        target = target if target is not None else Described(Ulong(0x29), [])
+        count = None if receiver else Uint(0)
+        link = [f"link-{handle}", Uint(handle), receiver, None, None, source, target, None, None, count]
+        self.say(frame(ATTACH, link))
+
+    def transfer(self, handle: int, number: int, payload: bytes, *, settled: bool | None = None) -> None:
+        """Sends a message."""
+        fields = [Uint(handle), Uint(number), number.to_bytes(4, "big"), Uint(0), settled]
+        self.say(frame(TRANSFER, fields, payload))
+
+    def told(self) -> list[tuple[int, int, list[Any]]]:
+        """Channel, descriptor and fields of the performatives that the broker said since the last call."""
+        said, self.heard = self.heard, b""
+        at = len(AMQP_HEADER) if said.startswith(AMQP_HEADER) else 0  # a refused header is answered by nothing else
+        found = []
+        while at < len(said):
+            size, channel = int.from_bytes(said[at : at + 4], "big"), int.from_bytes(said[at + 6 : at + 8], "big")
+            if size > 8:
+                performative, _ = decode_from(said, at + 8, at + size)
+                found.append((channel, int(performative.descriptor), performative.value))
+            at += size
+        return found
+
+    def leave(self) -> None:
+        """Is gone, without a word."""
+        self.server.lost()
+        self.listen()
+
+
+def node(address: str | None) -> Described:
+    """A target with an address."""
+    return Described(Ulong(0x29), [address])
+
+
+def coordinator(*capabilities: str) -> Described:
+    """The target of a control link."""
+    return Described(Ulong(0x30), [Array(map(Symbol, capabilities))])
+
+
+def closed_with(told: list[tuple[int, int, list[Any]]], code: int = CLOSE) -> str:
+    """The condition in the close (or detach, or end) that the broker sent; empty when there is none."""
+    for _, said, fields in told:
+        if said == code:
+            error = fields[-1]
+            return str(error.value[0]) if isinstance(error, Described) else "without an error"
+    return ""
+
+
+def serves(world: World) -> None:
+    """The broker works for others: a message goes in under a transaction, and comes out again."""
+    peer = world.connect()
+    try:
+        control = peer.coordinator()
+        txn_id = control.declare()
+        peer.post(peer.sender("others"), "still here", txn_id)
+        control.discharge(txn_id)
+        receiver = peer.receiver("others", 10)
+        assert "still here" in peer.bodies(receiver)
+    finally:
+        peer.vanish()
+        world.peers.remove(peer)

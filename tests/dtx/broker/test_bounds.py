@@ -1,0 +1,306 @@
+"""Rule 9: everything is bounded; a refusal is clear, and does no harm to others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from proton import Delivery, Link, Message, Terminus
+
+from dtx.broker.settings import Limits, QueueSettings, Settings
+from dtx.protocol.commands import Commit, Declare, Discharge, Fence, GetTimeout, Prepare, Rollback, Start
+from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.replies import Result
+from dtx.protocol.values import Described, Symbol, Uint, Ulong
+from tests.dtx.broker.peer import World, closed, condition_of, frame, told
+from tests.dtx.broker.strangers import FLOW, TRANSFER, Stranger
+from xa import Code, Xid
+
+XID = Xid(1, b"gtrid", b"bqual")
+OK = Result(Code.XA_OK)
+
+
+@pytest.mark.parametrize(
+    ("limits", "command"),
+    [(Limits(branches=1), Declare(Start(Xid(2, b"g")))), (Limits(transactions=1), Declare())],
+)
+def test_transactions_and_branches_are_bounded(limits: Limits, command: Declare) -> None:
+    world = World(Settings(limits=limits))
+    control = world.connect().coordinator()
+    txn_id = control.declare(Start(XID))
+    assert control.refused(command).condition == Condition.RESOURCE_LIMIT
+    control.discharge(txn_id)
+
+
+@pytest.mark.parametrize("start", [None, Start(XID)], ids=["local", "branch"])
+def test_what_a_transaction_posts_is_bounded(start: Start | None) -> None:
+    """The message that is too much is rejected, the others are committed."""
+    world = World(Settings(limits=Limits(transaction_messages=2)))
+    peer = world.connect()
+    control, sender = peer.coordinator(), peer.sender("q")
+    txn_id = control.declare(start)
+    deliveries = [peer.post(sender, number, txn_id) for number in range(3)]
+    outcomes = [told(delivery)[1] for delivery in deliveries]
+    assert [outcome.descriptor for outcome in outcomes] == [Delivery.ACCEPTED, Delivery.ACCEPTED, Delivery.REJECTED]
+    assert outcomes[2].value[0].value[0] == Condition.RESOURCE_LIMIT
+    assert not closed(sender)
+    control.discharge(txn_id)
+    if start is not None:
+        assert peer.ask(Commit(XID, one_phase=True)) == OK
+    assert peer.drained("q") == [0, 1]
+
+
+def test_what_all_open_transactions_post_is_bounded() -> None:
+    """Over all connections, and with messages that have come in part; what is decided or prepared counts no more."""
+    world = World(Settings(limits=Limits(unstored_octets=100_000)))
+    peer, other = world.connect(), world.connect()
+    control, sender, theirs = peer.coordinator(), peer.sender("q"), other.sender("q")
+    local, branch = control.declare(), control.declare(Start(XID))
+    large = b"x" * 40_000
+    for txn_id in (local, branch):
+        assert told(peer.post(sender, large, txn_id))[1].descriptor == Delivery.ACCEPTED
+    refused = told(peer.post(sender, large, local))[1]
+    assert refused.value[0].value[0] == Condition.RESOURCE_LIMIT
+    theirs.delivery("part")
+    for _ in range(2):
+        theirs.stream(large)
+        world.pump()
+    assert condition_of(theirs).condition == Condition.RESOURCE_LIMIT
+    control.discharge(branch)
+    assert peer.ask(Prepare(XID)) == OK
+    assert told(peer.post(sender, large, local))[1].descriptor == Delivery.ACCEPTED
+    control.discharge(local, fail=True)
+    assert peer.ask(Rollback(XID)) == OK
+    assert world.container.resource.unstored.octets == 0
+
+
+@pytest.mark.parametrize("settle", [False, True])
+@pytest.mark.parametrize("start", [None, Start(XID)], ids=["local", "branch"])
+def test_what_a_transaction_retires_is_bounded(start: Start | None, *, settle: bool) -> None:
+    """One disposition too many can't be answered alone: the transaction is rolled back, and nothing is lost."""
+    world = World(Settings(limits=Limits(transaction_messages=2)))
+    peer = world.connect()
+    sender = peer.sender("q")
+    for number in range(3):
+        peer.post(sender, number)
+    control, receiver = peer.coordinator(), peer.receiver("q", 3)
+    txn_id = control.declare(start)
+    for _ in range(3):
+        taken = peer.take(receiver)
+        assert taken is not None
+        peer.retire(taken[0], txn_id, settle=settle)
+    refused = control.refused(Discharge(txn_id))
+    assert refused.condition == Condition.ROLLBACK
+    assert "retires 2 messages" in refused.description
+    if start is not None:
+        peer.ask(Rollback(XID))
+    peer.vanish()
+    other = world.connect()
+    assert sorted(other.bodies(other.receiver("q", 10))) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_what_a_transaction_acquires_is_bounded(settled: bool) -> None:
+    """The link gets no more for this transaction, and goes on when it is discharged."""
+    world = World(Settings(limits=Limits(transaction_messages=2)))
+    peer = world.connect()
+    sender = peer.sender("q")
+    for number in range(5):
+        peer.post(sender, number)
+    control, receiver = peer.coordinator(), peer.receiver("q", settled=settled)
+    txn_id = control.declare()
+    peer.acquire_for(receiver, txn_id)
+    receiver.flow(3)
+    world.pump()
+    for number in range(2):
+        taken = peer.take(receiver)
+        assert taken is not None
+        assert taken[1].body == number
+        if not settled:
+            peer.retire(taken[0], txn_id)
+    assert peer.take(receiver) is None
+    peer.acquire_for(receiver, None)
+    control.discharge(txn_id)
+    assert peer.take(receiver) is not None, "credit is left"
+    assert peer.drained("q") == [3, 4]
+
+
+def test_what_waits_for_one_branch_is_bounded() -> None:
+    """While a prepare is being forced, commands for its branch wait: not more of them than may."""
+    world = World(Settings(limits=Limits(waiting_commands=3)))
+    peer = world.connect()
+    control = peer.coordinator()
+    txn_id = control.declare(Start(XID))
+    peer.post(peer.sender("q"), "x", txn_id)
+    control.discharge(txn_id)
+    peer.ask(GetTimeout(XID))
+    peer.request(Prepare(XID))
+    for _ in range(5):
+        peer.request(Commit(XID))
+    world.pump()
+    answers = [peer.answer() for _ in range(6)]
+    refusals = [answer for answer in answers if isinstance(answer, Refusal)]
+    assert [answer for answer in answers if answer == OK] == [OK, OK]
+    assert sorted(refusal.condition for refusal in refusals) == sorted(
+        [Condition.RESOURCE_LIMIT] * 2 + [Condition.NOT_FOUND] * 2
+    )
+    assert peer.drained("q") == ["x"]
+
+
+def test_fences_are_bounded() -> None:
+    world = World(Settings(limits=Limits(fences=1)))
+    peer = world.connect()
+    assert peer.ask(Fence(1, b"a")) == OK
+    assert peer.ask(Fence(1, b"a")) == OK, "the same one again"
+    refusal = peer.ask(Fence(1, b"b"))
+    assert isinstance(refusal, Refusal)
+    assert refusal.condition == Condition.RESOURCE_LIMIT
+
+
+def test_links_and_sessions_are_bounded() -> None:
+    world = World(Settings(limits=Limits(links=3, sessions=2)))
+    peer, other = world.connect(), world.connect()
+    links = [peer.sender("q") for _ in range(4)]
+    assert [closed(link) for link in links] == [False, False, False, True]
+    assert condition_of(links[3]).condition == Condition.RESOURCE_LIMIT
+    peer.new_session()
+    assert len(peer.server.sessions) == 2
+    assert not closed(other.sender("q"))
+    links[0].close()
+    world.pump()
+    assert not closed(peer.sender("q"))
+    peer.inject(frame(0x11, [None, Uint(0), Uint(100), Uint(100)], channel=2))
+    assert not peer.server.sessions, "a peer that takes more than it may loses its connection"
+    assert not closed(other.sender("q"))
+
+
+def test_queues_are_bounded() -> None:
+    world = World(Settings(limits=Limits(queues=2)))
+    peer = world.connect()
+    assert [closed(peer.sender(name)) for name in ("a", "b", "c", "a")] == [False, False, True, False]
+
+
+def test_dynamic_nodes_of_one_peer_leave_the_queues_of_others() -> None:
+    world = World(Settings(limits=Limits(queues=3)))
+    peer, other = world.connect(), world.connect()
+    for _ in range(10):
+        assert not closed(peer.receiver(None))
+    sender = other.sender("theirs")
+    assert other.post(sender, "x").remote_state == Delivery.ACCEPTED
+
+
+def test_the_size_of_messages_is_bounded() -> None:
+    world = World(Settings(limits=Limits(message_octets=100_000)))
+    peer = world.connect()
+    sender = peer.sender("q")
+    assert sender.remote_max_message_size == 100_000
+    assert peer.post(sender, "x" * 90_000).remote_state == Delivery.ACCEPTED
+    peer.post(sender, "x" * 110_000)
+    assert condition_of(sender).condition == Condition.MESSAGE_SIZE
+    assert len(world.connect().drained("q")) == 1
+
+
+def test_credit_is_a_bound() -> None:
+    world = World()
+    peer = world.connect()
+    sender = peer.sender("q")
+    for _ in range(world.settings.limits.credit + 10):
+        peer.send_octets(sender, bytes(Message(body="x").encode()), peer.name("m"), settled=True)
+    assert sender.credit < 0
+    link_credit = sender.credit
+    del link_credit
+    world.pump()
+    assert not closed(sender), "proton waits for credit"
+
+
+# --- what grows with time, or with what a peer says again and again --------------------
+def with_ttl(ttl_ms: int) -> World:
+    return World(Settings(queue_defaults=QueueSettings(ttl_ms=ttl_ms, max_deliveries=0)))
+
+
+def test_messages_that_expire_unread_leave_nothing() -> None:
+    """Nobody consumes, and messages come and expire: they take no memory, also behind one that lasts."""
+    world = with_ttl(500)
+    peer = world.connect()
+    sender = peer.sender("q")
+    peer.send_octets(sender, Message(body="lasts", ttl=1000).encode() or b"", "lasts")
+    queue = world.container.resource.queues["q"]
+    for _ in range(30):
+        for number in range(100):
+            peer.send_octets(sender, bytes(Message(body=number).encode()), peer.name("m"), settled=True)
+        world.pump()
+        world.pass_time(1)
+    assert (queue.depth, peer.drained("q")) == (1, ["lasts"])
+    assert len(queue._ready) < 1200
+    assert len(queue._expiring) == 1
+    assert peer.bodies(peer.receiver("q", 10)) == ["lasts"]
+
+
+def test_a_message_that_is_given_back_again_and_again_expires_once() -> None:
+    world = with_ttl(1000)
+    peer = world.connect()
+    peer.post(peer.sender("q"), "x")
+    receiver, queue = peer.receiver("q"), world.container.resource.queues["q"]
+    for _ in range(50):
+        receiver.flow(1)
+        world.pump()
+        taken = peer.take(receiver)
+        assert taken is not None
+        taken[0].update(Delivery.RELEASED)
+        taken[0].settle()
+        world.pump()
+    assert len(queue._expiring) == 1
+    receiver.flow(1)
+    world.pump()
+    taken = peer.take(receiver)
+    assert taken is not None
+    world.pass_time(2)
+    assert queue.depth == 1, "it is held"
+    taken[0].update(Delivery.RELEASED)
+    taken[0].settle()
+    world.pump()
+    world.pass_time(2)
+    assert queue.depth == 0
+
+
+def test_a_browser_that_settles_nothing_is_sent_no_more() -> None:
+    """Who asks for unsettled copies gets as many as a consumer may hold; to others they are sent settled."""
+    world = World(Settings(limits=Limits(unsettled=5)))
+    peer = world.connect()
+    sender = peer.sender("q")
+    for number in range(12):
+        peer.post(sender, number)
+    assert peer.drained("q") == list(range(12))
+    link = peer.session.receiver("unsettled")
+    link.source.address, link.source.distribution_mode = "q", Terminus.DIST_MODE_COPY
+    link.snd_settle_mode = Link.SND_UNSETTLED
+    link.open()
+    link.flow(100)
+    world.pump()
+    found: list[list[Any]] = []
+    while taken := list(iter(lambda: peer.take(link), None)):
+        found.append([message.body for _, message in taken])
+        for delivery, _ in taken:
+            delivery.settle()
+        world.pump()
+    assert found == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
+
+
+def test_flows_of_a_peer_that_reads_nothing_are_not_kept() -> None:
+    """A browser for whom much waits already asks for more, again and again."""
+    world = World(Settings(limits=Limits(output_octets=1000)))
+    peer = world.connect()
+    sender = peer.sender("q")
+    for _ in range(5):
+        peer.post(sender, b"x" * 2000)
+    stranger = Stranger(world)
+    stranger.greet()
+    copies = Described(Ulong(0x28), ["q", None, None, None, None, None, Symbol("copy")])
+    stranger.attach(0, source=copies, receiver=True)
+    flow = [Uint(0), Uint(2048), Uint(0), Uint(2048), Uint(0), Uint(0)]
+    for credit in range(1, 500):
+        stranger.server.received(frame(FLOW, [*flow, Uint(credit)]))
+    assert len(stranger.server._unsent) == 1
+    stranger.listen()
+    assert [code for _, code, _ in stranger.told()].count(TRANSFER) == 5
+    stranger.leave()

@@ -1,0 +1,484 @@
+"""The transactions chapter: retirement and acquisition, and what settlement has to do with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from proton import Delivery, Described, Disposition, Message, ulong
+
+from dtx.broker.settings import Limits, Settings
+from dtx.protocol.commands import CONTROL, Discharge, Prepare, Rollback, Start
+from dtx.protocol.conditions import Condition
+from dtx.protocol.replies import TRANSACTIONAL, Result
+from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of, say_state, told
+from xa import Code, Xid
+
+if TYPE_CHECKING:
+    from proton import Receiver
+
+XID = Xid(1, b"gtrid", b"bqual")
+
+
+def consuming(
+    *bodies: str, credit: int = 10, settings: Settings | None = None
+) -> tuple[World, Peer, Coordinator, Receiver]:
+    """A world with these messages in q, and somebody who consumes them."""
+    world = World(settings)
+    peer = world.connect()
+    sender = peer.sender("q")
+    for body in bodies:
+        peer.post(sender, body)
+    return world, peer, peer.coordinator(), peer.receiver("q", credit)
+
+
+def had(peer: Peer, receiver: Receiver) -> Delivery:
+    """The next delivery."""
+    taken = peer.take(receiver)
+    assert taken is not None
+    return taken[0]
+
+
+def locked(world: World) -> int:
+    """Messages of q that somebody holds."""
+    return world.container.resource.queues["q"].held
+
+
+# --- retirement --------------------
+@pytest.mark.parametrize("settle", [False, True])
+def test_a_discharge_applies_the_outcome(settle: bool) -> None:
+    """Upon a successful discharge the outcome specified by the controller is applied at the source. On a
+    successful discharge, the resource will apply the given outcome and may immediately settle the
+    transfers."""
+    world, peer, control, receiver = consuming("x")
+    txn_id = control.declare()
+    delivery = had(peer, receiver)
+    peer.retire(delivery, txn_id, settle=settle)
+    assert locked(world) == 1
+    control.discharge(txn_id)
+    assert world.container.resource.queues["q"].depth == 0
+    assert world.crash().connect().drained("q") == []
+    if not settle:
+        assert delivery.settled
+        assert delivery.remote_state == Delivery.ACCEPTED
+
+
+def test_after_a_rollback_the_delivery_is_live() -> None:
+    """In the event of a controller initiated rollback (a discharge where the fail flag is set to true) or a
+    resource initiated rollback (the discharge message being rejected, …) the outcome will not be applied,
+    and the deliveries will still be "live" and will remain acquired by the controller - i.e. the resource
+    should expect the controller to request a disposition for the delivery (either transactionally on a new
+    transaction, or non-transactionally). Otherwise the state reverts to that which occurred before the
+    controller sent its (transactional) disposition."""
+    world, peer, control, receiver = consuming("x", "y")
+    first, second = had(peer, receiver), had(peer, receiver)
+    txn_id = control.declare()
+    peer.retire(first, txn_id)
+    peer.retire(second, txn_id)
+    control.discharge(txn_id, fail=True)
+    assert not first.settled
+    assert locked(world) == 2
+    txn_id = control.declare()
+    peer.retire(first, txn_id)
+    control.discharge(txn_id)
+    assert world.container.resource.queues["q"].depth == 1
+    second.update(Delivery.ACCEPTED)
+    second.settle()
+    world.pump()
+    assert world.container.resource.queues["q"].depth == 0
+
+
+@pytest.mark.parametrize("start", [None, Start(XID)])
+def test_a_rejected_discharge_leaves_deliveries_live(start: Start | None) -> None:
+    """… or a resource initiated rollback (the discharge message being rejected, or the link to the
+    coordinator being detached with an error)."""
+    world, peer, control, receiver = consuming("x")
+    delivery = had(peer, receiver)
+    txn_id = control.declare(start)
+    peer.retire(delivery, txn_id)
+    world.pass_time(world.settings.local_timeout_s + 1)
+    assert control.refused(Discharge(txn_id)).condition == Condition.TIMEOUT
+    assert not delivery.settled
+    delivery.update(Delivery.ACCEPTED)
+    delivery.settle()
+    world.pump()
+    assert world.container.resource.queues["q"].depth == 0
+
+
+def test_a_settled_delivery_gets_the_default_outcome_after_a_rollback() -> None:
+    """At this point the controller can no longer influence the state of the delivery as it is settled, and
+    the resource MUST apply the default outcome."""
+    world, peer, control, receiver = consuming("x")
+    txn_id = control.declare()
+    peer.retire(had(peer, receiver), txn_id, settle=True)
+    assert peer.take(receiver) is None
+    control.discharge(txn_id, fail=True)
+    taken = peer.take(receiver)
+    assert taken is not None, "it is available again"
+    assert taken[1].delivery_count == 1, "our default is another attempt, counted"
+    assert world.crash().connect().drained("q") == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "left", "count"),
+    [(0x26, ["x"], 0), (0x27, ["x"], 0), (0x24, [], None), (0x25, [], None)],
+)
+def test_the_default_outcome_is_the_one_of_the_source(outcome: int, left: list[str], count: int | None) -> None:
+    """… the resource MUST apply the default outcome: the one that the receiver's attach names."""
+    world, peer, control, _ = consuming("x", credit=0)
+    peer.default_outcome = outcome
+    receiver = peer.receiver("q", 1)
+    txn_id = control.declare()
+    peer.retire(had(peer, receiver), txn_id, settle=True)
+    control.discharge(txn_id, fail=True)
+    assert peer.drained("q") == left
+    if count is not None:
+        receiver.flow(1)
+        world.pump()
+        taken = peer.take(receiver)
+        assert taken is not None
+        assert taken[1].delivery_count == count
+
+
+@pytest.mark.parametrize("outcome", [0x24, 0x26])
+def test_an_outcome_may_be_replaced_until_the_discharge(outcome: int) -> None:
+    """The controller is free to update the state: the last outcome before the discharge counts."""
+    world, peer, control, receiver = consuming("x")
+    delivery = had(peer, receiver)
+    txn_id = control.declare()
+    peer.retire(delivery, txn_id, 0x24 if outcome == 0x26 else 0x26)
+    peer.retire(delivery, txn_id, outcome)
+    control.discharge(txn_id)
+    receiver.close()
+    world.pump()
+    assert peer.drained("q") == (["x"] if outcome == 0x26 else [])
+
+
+def test_an_outcome_settled_later_counts() -> None:
+    """Delivery Sent Unsettled By Resource; Controller Settles: in two dispositions."""
+    world, peer, control, receiver = consuming("x")
+    delivery = had(peer, receiver)
+    txn_id = control.declare()
+    peer.retire(delivery, txn_id)
+    delivery.settle()
+    world.pump()
+    control.discharge(txn_id)
+    assert world.container.resource.queues["q"].depth == 0
+
+
+def test_a_delivery_and_its_outcome_are_not_of_different_transactions() -> None:
+    """However, the delivery MUST NOT be associated with a different non discharged transaction than the
+    outcome. If this happens then the control link MUST be terminated with a transaction-rollback error."""
+    world, peer, control, receiver = consuming("x", "y")
+    other = peer.coordinator()
+    first, second = control.declare(), other.declare()
+    delivery, fine = had(peer, receiver), had(peer, receiver)
+    peer.retire(delivery, first)
+    peer.retire(fine, second)
+    peer.retire(delivery, second)
+    assert closed(other.link)
+    assert condition_of(other.link).condition == Condition.ROLLBACK
+    assert not closed(control.link)
+    control.discharge(first)
+    assert delivery.settled
+    assert not fine.settled
+    assert world.container.resource.queues["q"].depth == 1
+
+
+def test_a_delivery_of_a_discharged_transaction_may_get_another_outcome() -> None:
+    """… a different *non discharged* transaction …"""
+    world, peer, control, receiver = consuming("x")
+    delivery = had(peer, receiver)
+    first = control.declare()
+    peer.retire(delivery, first)
+    control.discharge(first, fail=True)
+    second = control.declare()
+    peer.retire(delivery, second)
+    control.discharge(second)
+    assert not closed(control.link)
+    assert world.container.resource.queues["q"].depth == 0
+
+
+def test_settling_after_a_rollback_means_the_default_outcome() -> None:
+    """A delivery that was reverted, and is then settled without a new outcome."""
+    world, peer, control, receiver = consuming("x")
+    delivery = had(peer, receiver)
+    txn_id = control.declare()
+    peer.retire(delivery, txn_id)
+    control.discharge(txn_id, fail=True)
+    delivery.settle()
+    world.pump()
+    assert not closed(receiver)
+    taken = peer.take(receiver)
+    assert taken is not None
+    assert taken[1].delivery_count == 1
+
+
+def test_an_outcome_in_an_unknown_transaction_closes_the_link() -> None:
+    """… attempts to perform further transactional work on them will lead to failure: the message is not
+    lost."""
+    world, peer, _, receiver = consuming("x")
+    peer.retire(had(peer, receiver), b"nonsense", settle=True)
+    assert condition_of(receiver).condition == Condition.UNKNOWN_ID
+    assert world.connect().drained("q") == ["x"]
+
+
+def test_a_branch_keeps_what_its_connection_retired() -> None:
+    """Rule 5 and the command channel: the branch is finished after its connection is gone."""
+    world, peer, control, receiver = consuming("x")
+    txn_id = control.declare(Start(XID))
+    peer.retire(had(peer, receiver), txn_id)
+    control.discharge(txn_id)
+    assert peer.ask(Prepare(XID)) == Result(Code.XA_OK)
+    peer.vanish()
+    other = world.connect()
+    assert other.drained("q") == []
+    assert other.ask(Rollback(XID)) == Result(Code.XA_OK)
+    consumer = other.receiver("q", 1)
+    taken = other.take(consumer)
+    assert taken is not None
+    assert taken[1].delivery_count == 1
+
+
+# --- acquisition --------------------
+def acquiring(
+    *bodies: str, credit: int = 10, settled: bool = False
+) -> tuple[World, Peer, Coordinator, Receiver, bytes]:
+    """Somebody who acquires messages of q under a transaction."""
+    world, peer, control, _ = consuming(*bodies, credit=0)
+    receiver = peer.receiver("q", settled=settled)
+    txn_id = control.declare()
+    peer.acquire_for(receiver, txn_id)
+    receiver.flow(credit)
+    world.pump()
+    return world, peer, control, receiver, txn_id
+
+
+def test_what_is_acquired_belongs_to_the_transaction_of_the_flow() -> None:
+    """This state is determined by the controller by specifying a txn-id entry in the properties map of the
+    flow frame."""
+    world, peer, control, receiver, txn_id = acquiring("x", "y")
+    for _ in range(2):
+        delivery = had(peer, receiver)
+        assert told(delivery)[0] == txn_id
+        peer.retire(delivery, txn_id)
+    control.discharge(txn_id)
+    assert world.container.resource.queues["q"].depth == 0
+
+
+def test_the_resource_tells_for_which_transaction_it_will_acquire() -> None:
+    """In the case of the flow frame traveling from resource to controller, the txn-id does not indicate
+    work that has been performed, but indicates with which transaction future transfers from that link will
+    be performed."""
+    world, peer, control, receiver, txn_id = acquiring()
+    receiver.drain(0)
+    world.pump()
+    assert peer.flows_seen() == [txn_id]
+    control.discharge(txn_id)
+    peer.acquire_for(receiver, None)
+    receiver.flow(1)
+    receiver.drain(0)
+    world.pump()
+    assert peer.flows_seen()[1:] in ([], [None])
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_rollback_takes_acquisition_and_outcome_back(settled: bool) -> None:
+    """An outcome sent by the controller before the transaction has discharged MUST be associated with the
+    same transaction. In the even of a successful discharge the outcome is applied at the source, otherwise
+    both the acquisition and outcome are rolled back. Delivery Sent Settled By Resource: In the event of a
+    successful discharge the outcome applies at the resource, otherwise the acquisition and outcome are
+    rolled back."""
+    world, peer, control, receiver, txn_id = acquiring("x", settled=settled, credit=1)
+    delivery = had(peer, receiver)
+    assert delivery.settled == settled
+    if not settled:
+        peer.retire(delivery, txn_id)
+    assert locked(world) == 1
+    control.discharge(txn_id, fail=True)
+    assert locked(world) == 0
+    assert peer.drained("q") == ["x"]
+    if not settled:
+        assert delivery.settled
+        assert delivery.remote_state == Disposition.RELEASED
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_discharge_applies_what_was_acquired(settled: bool) -> None:
+    """In the event of a successful discharge the outcome applies at the resource …"""
+    world, peer, control, receiver, txn_id = acquiring("x", settled=settled, credit=1)
+    delivery = had(peer, receiver)
+    if not settled:
+        peer.retire(delivery, txn_id)
+    control.discharge(txn_id)
+    assert world.container.resource.queues["q"].depth == 0
+
+
+def test_an_outcome_outside_of_the_transaction_terminates_the_control_link() -> None:
+    """An outcome sent by the controller before the transaction has discharged MUST be associated with the
+    same transaction."""
+    world, peer, control, receiver, _ = acquiring("x", credit=1)
+    delivery = had(peer, receiver)
+    delivery.update(Delivery.ACCEPTED)
+    delivery.settle()
+    world.pump()
+    assert condition_of(control.link).condition == Condition.ROLLBACK
+    assert peer.drained("q") == ["x"]
+
+
+def test_an_acquisition_without_an_outcome_stands_after_the_discharge() -> None:
+    """The acquisition is decided by the discharge; the delivery is the controller's, and its outcome comes
+    later."""
+    world, peer, control, receiver, txn_id = acquiring("x", credit=1)
+    delivery = had(peer, receiver)
+    control.discharge(txn_id)
+    assert not delivery.settled
+    assert locked(world) == 1
+    delivery.update(Delivery.ACCEPTED)
+    delivery.settle()
+    world.pump()
+    assert world.container.resource.queues["q"].depth == 0
+
+
+def test_the_txn_id_of_a_link_is_cleared_by_the_discharge() -> None:
+    """When a transaction is discharged, the txn-id of any link endpoints will be cleared. While the txn-id
+    is cleared when the transaction is discharged, this does not affect the level of outstanding credit."""
+    world, peer, control, receiver, txn_id = acquiring("x", credit=5)
+    peer.retire(had(peer, receiver), txn_id)
+    control.discharge(txn_id)
+    peer.post(peer.sender("q"), "y")
+    delivery = had(peer, receiver)
+    assert int(delivery.remote_state) == 0, "acquired with the credit that was left, outside of any transaction"
+    world.pump()
+
+
+def test_drain_leaves_no_credit_before_the_discharge() -> None:
+    """To prevent the sending link endpoint from acquiring outside of any transaction, the controller SHOULD
+    ensure there is no outstanding credit at the sender before it discharges the transaction. The controller
+    may do this by either setting the drain mode of the sending link endpoint to true before discharging the
+    transaction, …"""
+    world, peer, control, receiver, txn_id = acquiring("x", credit=0)
+    receiver.drain(5)
+    world.pump()
+    peer.retire(had(peer, receiver), txn_id)
+    assert receiver.credit == 0
+    assert not receiver.draining()
+    control.discharge(txn_id)
+    peer.post(peer.sender("q"), "y")
+    assert peer.take(receiver) is None
+
+
+def test_zero_credit_stops_acquisition_before_the_discharge() -> None:
+    """… or by reducing the link-credit to zero, and waiting to hear back that the sender has seen this state
+    change."""
+    world, peer, control, receiver, txn_id = acquiring("x", credit=5)
+    peer.retire(had(peer, receiver), txn_id)
+    peer.set_credit(receiver, 0, 1, echo=True)
+    assert peer.echoes(receiver) == [(1, 0)], "the resource answers that it has seen it"
+    control.discharge(txn_id)
+    peer.post(peer.sender("q"), "y")
+    assert peer.take(receiver) is None
+    del world
+
+
+@pytest.mark.parametrize("kind", ["browse", "sender", "control"])
+def test_a_link_without_transactional_acquisition_is_terminated(kind: str) -> None:
+    """If the link endpoint does not support transactional acquisition, the link MUST be terminated with a
+    not-implemented error."""
+    world, peer, control, _ = consuming("x", credit=0)
+    txn_id = control.declare()
+    link: Any
+    if kind == "browse":
+        link = peer.receiver("q", browse=True)
+        peer.acquire_for(link, txn_id)
+        link.flow(1)
+        world.pump()
+    else:
+        link = peer.sender("q") if kind == "sender" else control.link
+        peer.flow_for(link, txn_id)
+    assert condition_of(link).condition == Condition.NOT_IMPLEMENTED
+    assert peer.drained("q") == ["x"]
+
+
+@pytest.mark.parametrize("txn_id", [b"unknown", 5])
+def test_a_flow_for_an_unknown_transaction_closes_the_link(txn_id: Any) -> None:
+    """… attempts to perform further transactional work on them will lead to failure."""
+    world, peer, _, _ = consuming("x", credit=0)
+    receiver = peer.receiver("q")
+    peer.flow_for(receiver, txn_id)
+    refusal = condition_of(receiver)
+    assert refusal.condition == (Condition.UNKNOWN_ID if txn_id == b"unknown" else Condition.INVALID_FIELD)
+    assert world.connect().drained("q") == ["x"]
+
+
+def partly_sent() -> tuple[World, Peer, Coordinator, Receiver, bytes]:
+    """A transaction that has acquired a message of which the receiver takes only the first frames."""
+    limits = Limits(output_octets=10 * 1024 * 1024)
+    world = World(Settings(limits=limits))
+    peer = world.connect()
+    peer.post(peer.sender("q"), "x" * 200_000)
+    control = peer.coordinator()
+    session = peer.connection.session()
+    session.incoming_capacity = 2 * 32_768
+    session.open()
+    receiver = peer.receiver("q", session=session)
+    txn_id = control.declare()
+    peer.acquire_for(receiver, txn_id)
+    receiver.flow(1)
+    world.pump()
+    assert receiver.current is not None
+    assert receiver.current.partial
+    return world, peer, control, receiver, txn_id
+
+
+def test_a_failed_discharge_ends_a_message_that_is_partly_sent_first() -> None:
+    """If the discharge indicates the failure of the transaction the resource MUST abort or complete the
+    sending the remainder of the message before completing the discharge."""
+    world, peer, control, receiver, txn_id = partly_sent()
+    discharged = control.send(CONTROL.encode(Discharge(txn_id, fail=True)))
+    world.pump()
+    assert int(discharged.remote_state) == 0, "the window is full: the abort can't be sent, so nothing is answered"
+    assert receiver.current is not None
+    while receiver.current is not None and not receiver.current.aborted:
+        assert receiver.recv(receiver.current.pending) is not None
+        world.pump()
+    assert receiver.current is not None
+    assert receiver.current.aborted
+    world.pump()
+    assert discharged.remote_state == Delivery.ACCEPTED
+    assert [len(body) for body in peer.drained("q")] == [200_000]
+
+
+def test_a_discharge_decides_about_a_message_that_is_partly_sent() -> None:
+    """If a transaction is discharged at a point where a message has been transactionally acquired, but has
+    not been fully sent (…) then the resource MUST interpret this to mean that the fate of the acquisition
+    is fully decided by the discharge."""
+    world, peer, control, receiver, txn_id = partly_sent()
+    control.discharge(txn_id)
+    peer.acquire_for(receiver, None)
+    octets = b""
+    delivery = receiver.current
+    assert delivery is not None
+    while delivery.partial or delivery.pending:
+        octets += receiver.recv(delivery.pending) or b""
+        world.pump()
+    message = Message()
+    message.decode(octets)
+    assert message.body == "x" * 200_000, "it is sent to its end, and stays acquired"
+    assert peer.drained("q") == []
+    delivery.update(Delivery.ACCEPTED)
+    delivery.settle()
+    world.pump()
+    assert world.container.resource.queues["q"].depth == 0
+
+
+def test_an_outcome_that_is_none_closes_the_link() -> None:
+    """What a transactional-state names as its outcome is one of the terminal delivery states; or nothing is
+    done."""
+    world, peer, control, receiver = consuming("x", "y")
+    txn_id = control.declare()
+    delivery = had(peer, receiver)
+    say_state(delivery, TRANSACTIONAL, [txn_id, Described(ulong(0x99), [])])
+    world.pump()
+    assert condition_of(receiver).condition == Condition.NOT_IMPLEMENTED
+    assert world.connect().drained("q") == ["x", "y"]

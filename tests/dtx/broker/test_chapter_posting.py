@@ -1,0 +1,410 @@
+"""The transactions chapter: transactional posting, and what settlement has to do with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from proton import Delivery, Message
+
+from dtx.broker.settings import QueueSettings, Settings
+from dtx.protocol.commands import CONTROL, Commit, Declare, Discharge, Prepare, Start
+from dtx.protocol.conditions import Condition
+from dtx.protocol.replies import TRANSACTIONAL, Result
+from dtx.store.contract import Step, StoreFull
+from tests.dtx.broker.peer import Peer, World, closed, condition_of, say_state, told
+from xa import Code, Xid
+
+if TYPE_CHECKING:
+    from proton import Sender
+
+XID = Xid(1, b"gtrid", b"bqual")
+BODY = bytes(Message(body="a message in parts").encode())
+
+
+def full_queue() -> World:
+    """A world whose queues take one message."""
+    return World(Settings(queue_defaults=QueueSettings(max_depth=1)))
+
+
+def test_a_posted_message_is_not_available_before_the_discharge() -> None:
+    """If the transaction controller wishes to associate an outgoing transfer with a transaction, it must
+    set the state of the transfer with a transactional-state carrying the appropriate transaction
+    identifier. The effect of transactional posting is that the message does not become available at the
+    destination node within the transactional resource until after the transaction has been (successfully)
+    discharged."""
+    world = World()
+    peer, watcher = world.connect(), world.connect()
+    control = peer.coordinator()
+    consumer = watcher.receiver("q", 10)
+    txn_id = control.declare()
+    peer.post(peer.sender("q"), "x", txn_id)
+    assert watcher.take(consumer) is None
+    control.discharge(txn_id)
+    taken = watcher.take(consumer)
+    assert taken is not None
+    assert taken[1].body == "x"
+
+
+def test_the_discharge_is_answered_when_it_is_durable() -> None:
+    """Force before reply: the message is on disk when the controller hears accepted, and not visible
+    before."""
+    world = World()
+    peer, watcher = world.connect(), world.connect()
+    control = peer.coordinator()
+    consumer = watcher.receiver("q", 10)
+    txn_id = control.declare()
+    peer.post(peer.sender("q"), "x", txn_id)
+    delivery = control.send(CONTROL.encode(Discharge(txn_id)))
+    world.pump(store=False)
+    assert int(delivery.remote_state) == 0
+    assert watcher.take(consumer) is None
+    assert world.crash().connect().drained("q") == []
+    world.pump()
+    assert delivery.remote_state == Delivery.ACCEPTED
+    assert world.crash().connect().drained("q") == ["x"]
+
+
+def test_the_presumptive_outcome_is_told_before_the_discharge() -> None:
+    """On receiving a non-settled delivery associated with a live transaction, the transactional resource must
+    inform the controller of the presumptive terminal outcome before it can successfully discharge the
+    transaction. That is the resource must send a disposition performative which covers the posted transfer
+    with the state of the delivery being a transactional-state with the correct transaction identified, and
+    a terminal outcome."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    first, second = control.declare(), control.declare()
+    for txn_id in (first, second):
+        delivery = peer.post(sender, "x", txn_id)
+        assert delivery.remote_state == TRANSACTIONAL
+        named, outcome = told(delivery)
+        assert named == txn_id
+        assert outcome.descriptor == Delivery.ACCEPTED
+
+
+def test_the_outcome_is_associated_with_the_transaction_of_the_transfer() -> None:
+    """The resource MUST determine the outcome of the delivery before committing the transaction, and this
+    MUST be communicated to the controller before the acceptance of a successful discharge. The outcome
+    communicated by the resource MUST be associated with the same transaction with which the transfer from
+    controller to resource was associated."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    txn_id = control.declare()
+    posted = [peer.send_octets(sender, BODY, str(number), txn_id) for number in range(3)]
+    discharged = control.send(CONTROL.encode(Discharge(txn_id)))
+    world.pump()
+    assert discharged.remote_state == Delivery.ACCEPTED
+    for delivery in posted:
+        assert delivery.settled
+        assert delivery.remote_state == TRANSACTIONAL
+        assert told(delivery)[0] == txn_id
+
+
+def test_txn_ids_from_the_resource_tell_what_work_belongs_to_what() -> None:
+    """When traveling in the other direction, from resource to controller, the transfer and disposition frames
+    indicate work performed, and the txn-ids included MUST correctly indicate with which (if any)
+    transaction this work is associated."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    txn_id = control.declare()
+    in_it, outside = peer.post(sender, "in", txn_id), peer.post(sender, "outside")
+    assert told(in_it)[0] == txn_id
+    assert outside.remote_state == Delivery.ACCEPTED
+    consumer = peer.receiver("q")
+    peer.acquire_for(consumer, txn_id)
+    consumer.flow(1)
+    world.pump()
+    delivery = consumer.current
+    assert delivery is not None
+    assert delivery.remote_state == TRANSACTIONAL
+    assert told(delivery)[0] == txn_id
+    plain = peer.receiver("q", 1)
+    peer.post(sender, "plain")
+    assert plain.current is not None
+    assert int(plain.current.remote_state) == 0
+
+
+class Parts:
+    """A message that is sent in parts."""
+
+    def __init__(self, peer: Peer, sender: Sender, *txn_id: bytes) -> None:
+        self.peer = peer
+        self.sender = sender
+        self.delivery = sender.delivery(peer.name("p"))
+        self.name(*txn_id)
+        self.left = [BODY[:5], BODY[5:9], BODY[9:]]
+
+    def name(self, *txn_id: bytes) -> None:
+        """From now on frames carry this transaction, or none."""
+        say_state(self.delivery, TRANSACTIONAL if txn_id else 0, list(txn_id))
+
+    def part(self) -> None:
+        """The next frame."""
+        self.sender.stream(self.left.pop(0))
+        if not self.left:
+            self.sender.advance()
+        self.peer.world.pump()
+
+    def rest(self) -> None:
+        """The frames that are left."""
+        while self.left:
+            self.part()
+
+
+def test_all_frames_of_a_delivery_name_the_same_transaction() -> None:
+    """Note that if delivery is split across several transfer frames then all frames MUST be explicitly
+    associated with the same transaction."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    txn_id = control.declare()
+    Parts(peer, peer.sender("q"), txn_id).rest()
+    control.discharge(txn_id)
+    assert peer.drained("q") == ["a message in parts"]
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("second", ["none", "another", "nonsense"])
+def test_a_delivery_of_two_transactions_is_refused(second: str, settled: bool) -> None:
+    """Note that if delivery is split across several transfer frames then all frames MUST be explicitly
+    associated with the same transaction."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    txn_id, other = control.declare(), control.declare()
+    parts = Parts(peer, sender, txn_id)
+    parts.part()
+    parts.name(*{"none": (), "another": (other,), "nonsense": (b"?",)}[second])
+    if settled:
+        parts.sender.stream(b"".join(parts.left))
+        parts.sender.advance()
+        parts.delivery.settle()
+        world.pump()
+    else:
+        parts.rest()
+    refusal = control.refused(Discharge(txn_id))
+    assert refusal.condition == Condition.ROLLBACK
+    assert closed(sender) == settled, "who sent it unsettled hears it from the delivery"
+    assert peer.drained("q") == []
+
+
+def test_a_delivery_enters_no_transaction_later() -> None:
+    """A delivery that began outside of a transaction can't be continued in one."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    txn_id = control.declare()
+    parts = Parts(peer, peer.sender("q"))
+    parts.part()
+    parts.name(txn_id)
+    parts.rest()
+    assert parts.delivery.remote_state == Delivery.REJECTED
+    control.discharge(txn_id)
+    assert peer.drained("q") == []
+
+
+@pytest.mark.parametrize("fail", [False, True])
+@pytest.mark.parametrize("start", [None, Start(XID)])
+def test_a_discharge_with_a_partial_delivery_terminates_the_control_link(start: Start | None, fail: bool) -> None:
+    """It is an error for the controller to attempt to discharge a transaction against which a partial
+    delivery has been posted. Should this happen, the control link MUST be terminated with the
+    transaction-rollback error."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    txn_id, other = control.declare(start), control.declare()
+    peer.post(sender, "whole", txn_id)
+    peer.post(sender, "other", other)
+    parts = Parts(peer, sender, txn_id)
+    parts.part()
+    discharged = control.send(CONTROL.encode(Discharge(txn_id, fail)))
+    world.pump()
+    assert closed(control.link)
+    assert condition_of(control.link).condition == Condition.ROLLBACK
+    assert (discharged.remote_state == Delivery.ACCEPTED) == fail, "a rollback that was asked for is done"
+    parts.rest()
+    assert parts.delivery.remote_state == Delivery.REJECTED
+    assert peer.drained("q") == []
+    if start is not None:
+        assert peer.ask(Prepare(XID)) == Result(Code.XA_RBCOMMFAIL)
+
+
+def test_an_aborted_delivery_is_no_partial_one() -> None:
+    """A delivery that is aborted is no work, and hinders no discharge."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    txn_id = control.declare()
+    parts = Parts(peer, sender, txn_id)
+    parts.part()
+    parts.delivery.abort()
+    world.pump()
+    peer.post(sender, "after", txn_id)
+    control.discharge(txn_id)
+    assert peer.drained("q") == ["after"]
+
+
+def test_a_message_sent_settled_waits_for_the_discharge() -> None:
+    """The delivered message will not be made available at the node until the transaction has been
+    successfully discharged. If the transaction is rolled back then the delivery is not made available."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    for fail in (True, False):
+        txn_id = control.declare()
+        peer.post(sender, f"fail={fail}", txn_id, settled=True)
+        assert peer.drained("q") == []
+        control.discharge(txn_id, fail=fail)
+    assert peer.drained("q") == ["fail=False"]
+
+
+@pytest.mark.parametrize("start", [None, Start(XID)])
+def test_a_message_sent_settled_that_cannot_be_taken_forbids_the_discharge(start: Start | None) -> None:
+    """Should the resource be unable to process the delivery it MUST NOT allow the successful discharge of the
+    associated transaction. This may be communicated by immediately destroying the controlling link on which
+    the transaction was declared, or by rejecting any attempt to discharge the transaction where the fail
+    flag is not set to true."""
+    world = full_queue()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    txn_id = control.declare(start)
+    peer.post(sender, "fits", txn_id, settled=True)
+    peer.post(sender, "too much", txn_id, settled=True)
+    assert not closed(sender), "a resource limit is transient"
+    assert control.refused(Discharge(txn_id)).condition == Condition.ROLLBACK
+    assert peer.drained("q") == []
+    if start is not None:
+        assert peer.ask(Prepare(XID)) == Result(Code.XA_RBOTHER)
+
+
+def test_a_message_sent_unsettled_that_cannot_be_taken_is_rejected_in_the_transaction() -> None:
+    """This informs the controller of the outcome that will be in effect at the point that the transaction is
+    successfully discharged. 2. amqp:resource-limit-exceeded: … This is a transient error so the link is
+    advanced."""
+    world = full_queue()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    txn_id = control.declare()
+    peer.post(sender, "fits", txn_id)
+    delivery = peer.post(sender, "too much", txn_id)
+    assert delivery.remote_state == TRANSACTIONAL
+    named, outcome = told(delivery)
+    assert named == txn_id
+    assert outcome.descriptor == Delivery.REJECTED
+    assert outcome.value[0].value[0] == Condition.RESOURCE_LIMIT
+    assert delivery.settled
+    assert not closed(sender)
+    control.discharge(txn_id)
+    assert peer.drained("q") == ["fits"]
+
+
+@pytest.mark.parametrize("start", [None, Start(XID)])
+def test_an_outcome_that_cannot_be_applied_any_more_forbids_the_discharge(start: Start | None) -> None:
+    """If the resource can no longer apply the outcome that it originally indicated would be the result of a
+    successful discharge then it MUST NOT allow the successful discharge of the associated transaction."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    node = peer.receiver(None, 10)
+    sender = peer.sender(str(node.remote_source.address))
+    txn_id = control.declare(start)
+    assert peer.post(sender, "x", txn_id).remote_state == TRANSACTIONAL
+    node.close()
+    world.pump()
+    if start is None:
+        assert control.refused(Discharge(txn_id)).condition == Condition.ROLLBACK
+    else:
+        control.discharge(txn_id)
+        assert peer.ask(Commit(XID, one_phase=True)) == Result(Code.XA_RBOTHER)
+
+
+def test_a_store_that_is_full_forbids_the_discharge() -> None:
+    """If the resource can no longer apply the outcome …: nothing of the transaction is visible afterwards,
+    and the resource goes on when there is space again."""
+    full = [False]
+
+    def hook(step: Step) -> None:
+        if full[0] and step is Step.BEFORE_WRITE:
+            raise StoreFull("no space left")
+
+    world = World(hook=hook)
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    txn_id = control.declare()
+    peer.post(sender, "x", txn_id)
+    full[0] = True
+    refusal = control.refused(Discharge(txn_id))
+    assert refusal.condition == Condition.ROLLBACK
+    full[0] = False
+    txn_id = control.declare()
+    peer.post(sender, "y", txn_id)
+    control.discharge(txn_id)
+    assert peer.drained("q") == ["y"]
+    assert world.crash().connect().drained("q") == ["y"]
+
+
+def test_the_state_of_unsettled_deliveries_is_the_outcome_that_was_applied() -> None:
+    """After a successful discharge, the state of unsettled deliveries at the resource MUST reflect the
+    outcome that was applied. The controller SHOULD settle any outstanding unsettled deliveries in a timely
+    fashion after the transaction has discharged."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q", second=True)
+    txn_id = control.declare()
+    delivery = peer.post(sender, "x", txn_id)
+    assert delivery.remote_state == TRANSACTIONAL
+    assert not delivery.settled, "the receiver settles after the sender"
+    control.discharge(txn_id)
+    assert delivery.remote_state == Delivery.ACCEPTED
+    assert not delivery.settled
+    delivery.settle()
+    world.pump()
+    assert peer.drained("q") == ["x"]
+
+
+def test_no_outcome_stands_after_an_unsuccessful_discharge() -> None:
+    """If the discharge was unsuccessful then no outcome should be associated with the unsettled
+    deliveries."""
+    world = World()
+    peer = world.connect()
+    control = peer.coordinator()
+    sender = peer.sender("q", second=True)
+    txn_id = control.declare()
+    delivery = peer.post(sender, "x", txn_id)
+    control.discharge(txn_id, fail=True)
+    assert delivery.remote_state == TRANSACTIONAL, "what it names is a transaction that is gone"
+    assert control.refused(Declare(Start(XID, join=True))).condition == Condition.NOT_FOUND
+    delivery.settle()
+    world.pump()
+    assert peer.drained("q") == []
+
+
+def test_a_transaction_holds_no_more_than_one_may() -> None:
+    """Bounded everything: a transaction that posts too much hears it, and can still be discharged."""
+    world = World()
+    peer = world.connect()
+    limits = world.settings.limits
+    control = peer.coordinator()
+    sender = peer.sender("q")
+    txn_id = control.declare()
+    context = peer.server.txns.live[txn_id]
+    context.work.octets = limits.transaction_octets
+    delivery = peer.post(sender, "one too many", txn_id)
+    assert told(delivery)[1].descriptor == Delivery.REJECTED
+    context.work.octets = 0
+    control.discharge(txn_id)
+    assert peer.drained("q") == []

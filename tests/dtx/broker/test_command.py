@@ -1,0 +1,254 @@
+"""`xabridge broker` and `python -m dtx` as processes: what they say, how they end, and what is there afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from proton import ConnectionException, Message, SSLDomain
+from proton.utils import BlockingConnection, LinkDetached
+
+from dtx.protocol.sasl import ClientPolicy, SaslClient
+from dtx.protocol.sasl.layer import SaslError
+from dtx.store.contract import Batch
+from dtx.store.sql import SqlStore
+from xa import Xid
+from xabridge.testing.broker import BrokerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.slow
+CERTIFICATES = Path(__file__).parents[2] / "interop" / "certificates"
+WAIT_S = 60
+
+
+def ran(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """`python -m dtx`, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "dtx", *arguments],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT_S,
+    )
+
+
+def connected(broker: BrokerProcess, **how: Any) -> BlockingConnection:
+    scheme = "amqps" if "ssl_domain" in how else "amqp"
+    return BlockingConnection(f"{scheme}://localhost:{broker.port}", timeout=WAIT_S, **how)
+
+
+def authenticated(broker: BrokerProcess, user: str, password: str) -> str:
+    """The mechanism by which a client of ours showed who it is; SaslError where it could not."""
+    client = SaslClient(ClientPolicy(user, password), encrypted=False, hostname="localhost", nonce=os.urandom)
+    with socket.create_connection((broker.host, broker.port), WAIT_S) as connection:
+        while not client.done and not client.failed:
+            if client.computation is not None:
+                client.computed(client.computation())
+            octets = client.output()
+            if octets:
+                connection.sendall(octets)
+            elif client.computation is None:
+                octets = connection.recv(4096)
+                assert octets, "the broker closed the connection without a word"
+                client.feed(octets)
+    if client.failed:
+        raise SaslError(str(client.failure))
+    return client.mechanism
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(tmp_path)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def test_messages_are_there_after_a_stop_and_after_a_kill(broker: BrokerProcess) -> None:
+    broker.start()
+    for body, end in (("first", broker.stop), ("second", broker.kill)):
+        connection = connected(broker)
+        connection.create_sender("q").send(Message(body=body))
+        assert end() in {0, None}
+        broker.start()
+    receiver = connected(broker).create_receiver("q")
+    assert [receiver.receive(WAIT_S).body for _ in range(2)] == ["first", "second"]
+
+
+def test_peers_are_told_of_a_stop(broker: BrokerProcess) -> None:
+    broker.start()
+    receiver = connected(broker).create_receiver("q")
+    assert broker.stop() == 0
+    with pytest.raises(ConnectionException, match="the broker shuts down"):
+        receiver.receive(WAIT_S)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_both_signals_end_it(tmp_path: Path, how: signal.Signals) -> None:
+    with subprocess.Popen(
+        ["xabridge", "broker", "--listen", "127.0.0.1:0", "--store", f"sqlite:///{tmp_path}/s"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        executable=str(Path(sys.executable).with_name("xabridge")),
+    ) as process:
+        assert process.stdout is not None
+        assert "listening on 127.0.0.1:" in process.stdout.readline()
+        process.send_signal(how)
+        out, errors = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, out) == (0, "")
+    assert errors.splitlines() == [
+        "xabridge broker: no users are configured: everybody on this machine may do everything (127.0.0.1)"
+    ]
+
+
+def test_a_second_broker_on_a_store_says_who_has_it(broker: BrokerProcess, tmp_path: Path) -> None:
+    broker.start()
+    done = ran("--store", f"sqlite:///{tmp_path}/store.db", "--listen", "127.0.0.1:0")
+    assert done.returncode == 1
+    assert done.stderr.startswith("xabridge broker: the store is in use by process ")
+
+
+def test_an_address_that_is_taken_is_told(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = ran("--store", f"sqlite:///{tmp_path}/s", "--listen", f"127.0.0.1:{port}")
+    assert done.returncode == 1
+    assert f"127.0.0.1', {port}" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--listen", "0.0.0.0:0"), "everybody could do everything. Configure users and permissions"),
+        (("--listen", "nowhere"), "'nowhere': expected host:port"),
+        (("--listen-tls", "127.0.0.1:0"), "TLS needs a certificate and its key"),
+        (("--users", "/nonexistent/users", "--listen", "127.0.0.1:0"), "/nonexistent/users"),
+        (("--set-password", "alice"), "--set-password needs the file of users"),
+    ],
+)
+def test_a_wrong_configuration_is_told_in_a_line(tmp_path: Path, flags: tuple[str, ...], says: str) -> None:
+    done = ran("--store", f"sqlite:///{tmp_path}/s", *flags)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "s").exists(), "and nothing was touched"
+
+
+def test_passwords_are_set_and_asked_for(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    for name, password in (("alice", "wonderland"), ("bob", "builder"), ("alice", "looking-glass")):
+        assert ran("--users", str(users), "--set-password", name, given=password + "\n").returncode == 0
+    assert "looking-glass" not in users.read_text()
+    process = BrokerProcess(tmp_path, "--listen", "127.0.0.1:0", "--users", str(users))
+    process.start()
+    try:
+        assert authenticated(process, "alice", "looking-glass") == "SCRAM-SHA-256"
+        for user, password in (("alice", "wonderland"), ("carol", "looking-glass"), ("", "")):
+            with pytest.raises(SaslError):
+                authenticated(process, user, password)
+        right = {"user": "alice", "password": "looking-glass", "allowed_mechs": "PLAIN", "allow_insecure_mechs": True}
+        with pytest.raises(ConnectionException):
+            connected(process, **right)
+        assert "no permissions are configured: whoever shows who they are may do everything" in process.errors()
+        assert process.stop() == 0
+    finally:
+        process.kill()
+
+
+def test_a_password_goes_over_an_open_wire_where_that_is_allowed(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    ran("--users", str(users), "--set-password", "alice", given="wonderland\n")
+    flags = ("--listen", "127.0.0.1:0", "--users", str(users), "--plain-without-tls")
+    process = BrokerProcess(tmp_path, *flags)
+    process.start()
+    try:
+        how = {"user": "alice", "password": "wonderland", "allowed_mechs": "PLAIN", "allow_insecure_mechs": True}
+        connected(process, **how).create_sender("q").send(Message(body=1))
+    finally:
+        process.kill()
+
+
+def test_certificates_alone_are_users_too(tmp_path: Path) -> None:
+    files = {"certificate": "broker.pem", "key": "broker.key", "client-ca": "ca.pem"}
+    flags = [part for name, file in files.items() for part in (f"--{name}", str(CERTIFICATES / file))]
+    process = BrokerProcess(tmp_path, "--listen-tls", "127.0.0.1:0", *flags)
+    process.start()
+    try:
+        domain = SSLDomain(SSLDomain.MODE_CLIENT)
+        domain.set_trusted_ca_db(f"{CERTIFICATES}/ca.pem")
+        with pytest.raises(ConnectionException):
+            connected(process, ssl_domain=domain)
+        domain.set_credentials(f"{CERTIFICATES}/client.pem", f"{CERTIFICATES}/client.key", None)
+        connected(process, ssl_domain=domain, allowed_mechs="EXTERNAL").create_sender("q").send(Message(body=1))
+    finally:
+        process.kill()
+
+
+def test_configured_queues_are_there_and_no_others_are_made(tmp_path: Path) -> None:
+    config = tmp_path / "xabridge.toml"
+    config.write_text(
+        'node = "x"\n[broker]\nlisten = ["127.0.0.1:0"]\ncreate_on_demand = false\n'
+        "[broker.queues.orders]\nmax_depth = 1\n"
+    )
+    process = BrokerProcess(tmp_path, "--config", str(config))
+    process.start()
+    try:
+        connection = connected(process)
+        sender = connection.create_sender("orders")
+        sender.send(Message(body=1))
+        with pytest.raises(LinkDetached, match="there is no queue 'others'"):
+            connection.create_sender("others")
+    finally:
+        process.kill()
+
+
+def filled(where: str, messages: int, branches: int) -> None:
+    """A store with messages in a queue, and with branches that retire one each, and post one each."""
+    completions: list[Callable[[], None]] = []
+    store = SqlStore(where, completions.append)
+    store.open()
+    number = store.first_number
+    failures: list[object] = []
+    batch = Batch()
+    batch.create_queue(number, "q")
+    for message in range(number + 1, number + 1 + messages):
+        body = Message(body=message - number - 1)
+        batch.enqueue(message, number, message, bytes(body.encode()))
+    first, at = number + 1, number + 1 + messages
+    for branch in range(branches):
+        batch.enqueue(at, number, 0, bytes(100))
+        xid = Xid(1, b"restart-%d" % branch, b"")
+        batch.prepare(at + 1, xid, "", 1, enqueues=[at], dequeues=[(first + branch, b"\x00\x53\x24\x45")])
+        at += 2
+    store.submit(batch, failures.append)
+    store.close()
+    for completion in completions:
+        completion()
+    assert failures == [None]
+
+
+def test_a_start_with_many_messages_takes_little(tmp_path: Path) -> None:
+    """The processor's time is measured, as the machine has other things to do; what a start takes on a machine of
+    its own stands in docs/performance.md."""
+    filled(f"sqlite:///{tmp_path}/store.db", 100_000, 10_000)
+    process = BrokerProcess(tmp_path)
+    process.start()
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        assert sum(map(int, fields[11:13])) / 100 < 10
+        receiver = connected(process).create_receiver("q")
+        assert receiver.receive(WAIT_S).body == 10_000, "the first one that no branch holds"
+    finally:
+        process.kill()

@@ -1,0 +1,99 @@
+"""The broker's configuration: what a file and flags say, and what is told of a wrong one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dtx.broker.access.permissions import Action
+from dtx.broker.config import Address, BrokerConfig, ConfigError, load
+from dtx.broker.settings import QueueSettings
+from dtx.protocol.sasl.mechanisms import Identity
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "broker.md"
+CERTIFICATES = Path(__file__).parents[2] / "interop" / "certificates"
+
+
+def loaded(folder: Path, text: str, **flags: object) -> BrokerConfig:
+    """The configuration of a file with this text."""
+    path = folder / "xabridge.toml"
+    path.write_text(text, encoding="utf-8")
+    return load(path, flags)
+
+
+def test_without_anything_the_broker_is_this_machines() -> None:
+    config = load(None, {"store": None})
+    assert config.listen == (Address("127.0.0.1", 5672),)
+    assert config.store == "sqlite:///xabridge-broker.db"
+    assert config.permissions is None
+    assert config.users is None
+
+
+def test_the_example_of_the_documentation_is_one(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```toml\n(.*?)^```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    config = loaded(tmp_path, block)
+    assert [str(address) for address in config.listen + config.listen_tls] == ["127.0.0.1:5672", "0.0.0.0:5671"]
+    assert config.settings.create_on_demand is False
+    assert config.settings.limits.message_octets == 16 << 20
+    assert config.settings.queues["orders"] == QueueSettings(
+        max_depth=100_000, max_deliveries=5, dead_letter="*.dead", ttl_ms=86_400_000
+    )
+    assert config.permissions is not None
+    assert config.permissions.may(Identity("orders-svc"), Action.CONSUME, "orders")
+    assert not config.permissions.may(Identity("orders-svc"), Action.CREATE, "others")
+    assert config.permissions.may_coordinate(Identity("recovery"), "orders-svc")
+
+
+def test_flags_go_before_the_file(tmp_path: Path) -> None:
+    text = '[broker]\nlisten = ["127.0.0.1:1"]\nstore = "sqlite:///a"\nanonymous = false\n'
+    config = loaded(tmp_path, text, listen=["127.0.0.1:2"], anonymous=True, store=None)
+    assert (config.listen, config.anonymous, config.store) == ((Address("127.0.0.1", 2),), True, "sqlite:///a")
+
+
+def test_the_sections_of_others_do_not_matter(tmp_path: Path) -> None:
+    text = 'node = "orders-1"\n[resources]\nshop = "postgresql://db/shop"\n[broker]\nlisten = "127.0.0.1:7"\n'
+    assert loaded(tmp_path, text).listen == (Address("127.0.0.1", 7),)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("5672", Address("127.0.0.1", 5672)),
+        ("10.0.0.1:1", Address("10.0.0.1", 1)),
+        ("[::1]:0", Address("::1", 0)),
+    ],
+)
+def test_addresses(text: str, address: Address) -> None:
+    assert Address.parse(text) == address
+    assert Address.parse(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[broker", "xabridge.toml"),
+        ("broker = 5", "broker: expected a table"),
+        ("[broker]\nlisten = 5", "broker.listen: expected a list of host:port"),
+        ('[broker]\nlisten = "host:99999"', "'host:99999': expected host:port"),
+        ('[broker]\nlisten_tls = ["127.0.0.1:1"]', "TLS needs a certificate and its key"),
+        ('[broker]\ncertificate = "a"', "certificate and key are given together"),
+        ("[broker]\nsecure = true", "broker.secure: there is no such setting"),
+        ('[broker]\nanonymous = "no"', "broker.anonymous: expected bool, not 'no'"),
+        ("[broker]\nqueues = 5", "broker.queues: expected a table"),
+        ("[broker.limits]\nlinks = -1", "broker.limits.links: -1 is negative"),
+        ("[broker.limits]\nlinks = true", "broker.limits.links: expected int"),
+        ("[broker.queues.q]\nmax_deph = 1", "broker.queues.q.max_deph: there is no such setting"),
+        ("[broker.queue_defaults]\nttl_ms = 1.5", "broker.queue_defaults.ttl_ms: expected int"),
+        ("[broker.permissions.a]\ncoordinate = 1", "broker.permissions: permissions of 'a': coordinate is"),
+    ],
+)
+def test_a_wrong_setting_is_told_with_its_place(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        loaded(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
+        load(tmp_path / "absent.toml", {})

@@ -1,0 +1,264 @@
+"""kill -9 of the broker at every step of its store, and after its answer, for everything that it makes durable.
+
+What was answered is so after the restart; what was forced may be so without an answer; what was not forced has left
+nothing behind. Prepared branches come back with their messages locked, and end as they are told to.
+
+XABRIDGE_KILLS says how many random kills there are (in a long run: 500), XABRIDGE_SEED which.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from dtx.protocol.commands import CONTROL, Commit, Complete, End, Forget, Prepare, Recover, Rollback, Start
+from dtx.protocol.replies import Recovered
+from dtx.protocol.replies import Result as Told
+from dtx.store.contract import Step
+from tests.dtx.broker.remote import BrokerChild, BrokerGoneError, RemotePeer
+from xa import Code, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.slow
+
+XID: Final = Xid(7, b"gtrid", b"bqual")
+KILLS: Final = int(os.environ.get("XABRIDGE_KILLS", "4"))
+SEED: Final = int(os.environ.get("XABRIDGE_SEED", "1"))
+ANSWERED: Final = None
+"""The parent kills the broker, once it has the answer."""
+
+
+@pytest.fixture
+def child(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[BrokerChild]:
+    """A broker process."""
+    child = BrokerChild(tmp_path, pytestconfig.rootpath)
+    yield child
+    child.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a client can find out: what stands in both queues, and how the branch is."""
+
+    orders: tuple[str, ...]
+    invoices: tuple[str, ...]
+    branch: str = ""
+
+
+def state(peer: RemotePeer) -> State:
+    recovered = peer.ask(Recover(details=True))
+    assert isinstance(recovered, Recovered)
+    branches = {details.xid: details.state.value for details in recovered.details}
+    assert branches.keys() <= {XID}
+    return State(tuple(peer.contents("orders")), tuple(peer.contents("invoices")), branches.get(XID, ""))
+
+
+BEFORE: Final = State(("a", "b"), ())
+"""Two orders; a transaction takes one, and writes an invoice."""
+DONE: Final = State(("b",), ("a!",))
+HELD: Final = State(("b",), (), "prepared")
+
+
+def work(peer: RemotePeer, txn_id: bytes) -> None:
+    """Takes an order and writes an invoice, under a transaction."""
+    receiver = peer.receiver("orders", 1)
+    peer.until(lambda: receiver.current is not None and receiver.current.readable)
+    taken = peer.take(receiver)
+    assert taken is not None
+    assert taken[1].body == "a"
+    peer.post(peer.sender("invoices"), "a!", txn_id)
+    peer.retire(taken[0], txn_id)
+
+
+def branch(peer: RemotePeer) -> Any:
+    """Work under a branch that is ended."""
+    control = peer.coordinator()
+    txn_id = control.declare(Start(XID))
+    work(peer, txn_id)
+    return control, txn_id
+
+
+def ended(peer: RemotePeer) -> None:
+    control, txn_id = branch(peer)
+    control.discharge(txn_id)
+
+
+def prepared(peer: RemotePeer) -> None:
+    ended(peer)
+    assert peer.ask(Prepare(XID)) == Told(Code.XA_OK)
+
+
+def completed(peer: RemotePeer) -> None:
+    prepared(peer)
+    assert peer.ask(Complete(XID, commit=True)) == Told(Code.XA_OK)
+
+
+def asks(command: Any) -> Callable[[RemotePeer, Any], None]:
+    def ask(peer: RemotePeer, _: Any) -> None:
+        assert peer.ask(command) == Told(Code.XA_OK), "the command was refused"
+
+    return ask
+
+
+def local(peer: RemotePeer) -> Any:
+    control = peer.coordinator()
+    txn_id = control.declare()
+    work(peer, txn_id)
+    return control, txn_id
+
+
+def accept(peer: RemotePeer, given: Any) -> None:
+    """Retires a message outside of a transaction, with the answer that it is durable."""
+    receiver, delivery = given
+    delivery.update(delivery.ACCEPTED)
+    peer.until(lambda: delivery.settled)
+    delivery.settle()
+    receiver.close()
+
+
+def delivered(peer: RemotePeer) -> Any:
+    receiver = peer.receiver("orders", 1)
+    peer.until(lambda: receiver.current is not None and receiver.current.readable)
+    taken = peer.take(receiver)
+    assert taken is not None
+    return receiver, taken[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Something that becomes durable: what stands before, the act, and what is so after a crash before and after the
+    force."""
+
+    before: Callable[[RemotePeer], Any]
+    act: Callable[[RemotePeer, Any], object]
+    lost: State
+    kept: State
+
+
+CASES: Final = {
+    "a plain post": Case(
+        lambda peer: peer.sender("invoices"),
+        lambda peer, link: peer.post(link, "a!"),
+        BEFORE,
+        State(("a", "b"), ("a!",)),
+    ),
+    "a plain acceptance": Case(delivered, accept, BEFORE, State(("b",), ())),
+    "a local discharge": Case(local, lambda _, given: given[0].discharge(given[1]), BEFORE, DONE),
+    "prepare": Case(ended, asks(Prepare(XID)), BEFORE, HELD),
+    "end with prepare": Case(
+        branch, lambda _, given: given[0].outcome(CONTROL.encode(End(given[1], prepare=True))), BEFORE, HELD
+    ),
+    "one-phase": Case(ended, asks(Commit(XID, one_phase=True)), BEFORE, DONE),
+    "commit": Case(prepared, asks(Commit(XID)), HELD, DONE),
+    "rollback": Case(prepared, asks(Rollback(XID)), HELD, BEFORE),
+    "heuristic commit": Case(prepared, asks(Complete(XID, commit=True)), HELD, State(("b",), ("a!",), "heuristic")),
+    "heuristic rollback": Case(prepared, asks(Complete(XID, commit=False)), HELD, State(("a", "b"), (), "heuristic")),
+    "forget": Case(completed, asks(Forget(XID)), State(("b",), ("a!",), "heuristic"), DONE),
+}
+
+
+@pytest.mark.parametrize("step", [*Step, ANSWERED], ids=lambda step: "answered" if step is ANSWERED else step.name)
+@pytest.mark.parametrize("case", CASES)
+def test_a_kill_at_each_step(child: BrokerChild, case: str, step: Step | None) -> None:
+    it = CASES[case]
+    peer = child.start()
+    sender = peer.sender("orders")
+    for body in ("a", "b"):
+        peer.post(sender, body)
+    given = it.before(peer)
+    if step is ANSWERED:
+        it.act(peer, given)
+        child.kill()
+    else:
+        child.die_at(step)
+        with pytest.raises(BrokerGoneError):
+            it.act(peer, given)
+        assert child.died() == -9
+    peer = child.start()
+    expected = it.kept if step in {Step.FORCED, ANSWERED} else it.lost
+    assert state(peer) == expected
+    if expected is HELD:  # and it can be finished
+        commit = BEFORE not in {it.lost, it.kept} or it.lost is BEFORE
+        assert peer.ask(Commit(XID) if commit else Rollback(XID)) == Told(Code.XA_OK)
+        expected = DONE if commit else BEFORE
+        assert state(peer) == expected
+    if step is ANSWERED:
+        child.kill()
+        assert state(child.start()) == expected, "the second restart tells something else"
+
+
+MOVES: Final = 40
+"""Messages that are moved from one queue to another one, each by a branch of its own."""
+
+
+@dataclass
+class Mover:
+    """A transaction manager of one branch at a time: what it decided, and what it was told."""
+
+    chance: random.Random
+    decided: set[Xid]
+    moved: set[str]
+    count: int = 0
+
+    def finish(self, peer: RemotePeer) -> None:
+        """Recovery: commits what was decided, rolls back the rest."""
+        recovered = peer.ask(Recover())
+        assert isinstance(recovered, Recovered)
+        for xid in recovered.in_doubt:
+            assert peer.ask(Commit(xid) if xid in self.decided else Rollback(xid)) == Told(Code.XA_OK)
+
+    def move(self, peer: RemotePeer, control: Any, receiver: Any, sender: Any) -> None:
+        """One branch: takes a message, sends it on, prepares, decides, commits; or rolls back."""
+        self.count += 1
+        xid = Xid(7, f"move-{self.count}".encode(), b"b")
+        peer.until(lambda: receiver.current is not None and receiver.current.readable)
+        taken = peer.take(receiver)
+        assert taken is not None
+        txn_id = control.declare(Start(xid))
+        peer.post(sender, taken[1].body, txn_id)
+        peer.retire(taken[0], txn_id)
+        control.discharge(txn_id)
+        assert peer.ask(Prepare(xid)) == Told(Code.XA_OK)
+        if self.chance.random() < 0.2:
+            assert peer.ask(Rollback(xid)) == Told(Code.XA_OK)
+            taken[0].update(taken[0].RELEASED)
+            taken[0].settle()
+            return
+        self.decided.add(xid)
+        self.moved.add(str(taken[1].body))
+        assert peer.ask(Commit(xid)) == Told(Code.XA_OK)
+
+
+def test_killed_at_random_while_messages_move(child: BrokerChild) -> None:
+    """Each message is in one queue, once; and it has moved if and only if that was decided."""
+    chance = random.Random(SEED)
+    mover = Mover(chance, set(), set())
+    bodies = [f"m{number}" for number in range(MOVES)]
+    peer = child.start()
+    link = peer.sender("from")
+    for body in bodies:
+        peer.post(link, body)
+    for kill in range(KILLS + 1):
+        if kill < KILLS:
+            child.die_at(chance.choice(list(Step)), chance.randint(1, 3 * MOVES // (KILLS + 1)))
+        try:
+            control, receiver, sender = peer.coordinator(), peer.receiver("from", 1), peer.sender("to")
+            while len(mover.moved) < MOVES:
+                mover.move(peer, control, receiver, sender)
+                receiver.flow(1)
+        except BrokerGoneError:
+            assert child.died() == -9
+            peer = child.start()
+            mover.finish(peer)
+        here, there = peer.contents("from"), peer.contents("to")
+        assert Counter(here + there) == Counter(bodies), f"XABRIDGE_SEED={SEED}, kill {kill}"
+        assert set(there) == mover.moved, f"XABRIDGE_SEED={SEED}, kill {kill}"
+    assert sorted(there) == sorted(bodies)

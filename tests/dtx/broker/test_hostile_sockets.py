@@ -1,0 +1,298 @@
+"""Strangers at the broker's socket: they are let go, in bounded time and memory, and others are served."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import struct
+import threading
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from dtx.broker.broker import Broker
+from dtx.broker.config import Address, BrokerConfig
+from dtx.broker.settings import Limits, Settings
+from dtx.protocol.encoding import encode
+from dtx.protocol.frames import AMQP_HEADER
+from dtx.protocol.messages import value_message
+from dtx.protocol.sasl.layer import SASL_HEADER
+from dtx.protocol.values import Described, Symbol, Uint, Ulong
+from dtx.store.contract import Step
+from tests.dtx.broker.peer import frame
+from tests.dtx.broker.strangers import ATTACH, BEGIN, DISPOSITION, FLOW, OPEN, TRANSFER
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+SEED: Final = int(os.environ.get("XABRIDGE_SEED", "4"))
+LONG_S: Final = 30.0
+SETTINGS: Final = Settings(limits=Limits(connections=8, output_octets=200_000), handshake_s=LONG_S)
+
+
+def sasl(code: int, *fields: object) -> bytes:
+    """A SASL frame."""
+    body = encode(Described(Ulong(code), list(fields)))
+    return struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body
+
+
+LOGIN: Final = SASL_HEADER + sasl(0x41, Symbol("ANONYMOUS"))
+OPENED: Final = LOGIN + AMQP_HEADER + frame(OPEN, ["stranger"])
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, settings: Settings = SETTINGS, hook: Callable[[Step], None] = lambda _: None
+) -> AsyncIterator[Broker]:
+    """A broker on a free port."""
+    listen = (Address("127.0.0.1", 0),)
+    broker = Broker(BrokerConfig(listen=listen, store=f"sqlite:///{folder}/store.db", settings=settings), hook)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+class Line:
+    """A connection of octets."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.heard = b""
+
+    @classmethod
+    async def to(cls, broker: Broker) -> Line:
+        return cls(*await asyncio.open_connection("127.0.0.1", broker.addresses[0].port))
+
+    def say(self, octets: bytes) -> None:
+        self.writer.write(octets)
+
+    async def until(self, octets: bytes) -> None:
+        """Hears until `octets` were said."""
+        async with asyncio.timeout(LONG_S):
+            while octets not in self.heard:
+                some = await self.reader.read(65_536)
+                assert some, f"closed, after {self.heard!r}"
+                self.heard += some
+
+    async def end(self) -> bytes:
+        """Hears until the broker closes; what it said."""
+        async with asyncio.timeout(LONG_S):
+            try:
+                while some := await self.reader.read(65_536):
+                    self.heard += some
+            except ConnectionResetError:
+                pass
+        self.writer.close()
+        return self.heard
+
+
+async def serves(broker: Broker) -> None:
+    """The broker takes a message from somebody who keeps to the protocol, and accepts it."""
+    line = await Line.to(broker)
+    line.say(OPENED + frame(BEGIN, [None, Uint(0), Uint(100), Uint(100)]))
+    termini = [Described(Ulong(0x28), []), Described(Ulong(0x29), ["others"])]
+    line.say(frame(ATTACH, ["good", Uint(0), False, None, None, *termini, None, None, Uint(0)]))
+    await line.until(bytes((0, 0x53, FLOW)))
+    line.say(frame(TRANSFER, [Uint(0), Uint(0), b"t", Uint(0)], value_message(encode("x"))))
+    await line.until(bytes((0, 0x53, DISPOSITION)))
+    line.say(frame(0x18, []))
+    await line.end()
+
+
+RUBBISH: Final = {
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "tls": bytes.fromhex("16030100750100007103030000"),
+    "ssh": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "amqp 0-10": b"AMQP\x01\x01\x00\x0a",
+    "another sasl": b"AMQP\x03\x01\x00\x01",
+    "no sasl, and then rubbish": AMQP_HEADER + frame(OPEN, ["x"]) + b"GET / HTTP",
+    "a sasl frame of 4 GiB": SASL_HEADER + b"\xff\xff\xff\xff\x02\x01\x00\x00",
+    "a sasl frame of 1 octet": SASL_HEADER + b"\x00\x00\x00\x01\x02\x01\x00\x00",
+    "an amqp frame within sasl": SASL_HEADER + frame(OPEN, ["x"]),
+    "an unknown mechanism": SASL_HEADER + sasl(0x41, Symbol("GSSAPI"), b"x" * 300),
+    "an init of wrong types": SASL_HEADER + sasl(0x41, [1.0], {}, None),
+    "an init without fields": SASL_HEADER + sasl(0x41),
+    "an outcome": SASL_HEADER + sasl(0x44, None),
+    "two logins": LOGIN + LOGIN,
+    "rubbish behind the login": LOGIN + b"\x00" * 100,
+    "a frame of 4 GiB behind the header": LOGIN + AMQP_HEADER + b"\xff\xff\xff\xff\x02\x00\x00\x00",
+    "rubbish behind the open": OPENED + b"\xff" * 100,
+}
+
+
+@pytest.mark.parametrize("octets", RUBBISH.values(), ids=RUBBISH)
+def test_octets_that_are_not_amqp(tmp_path: Path, octets: bytes) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as broker:
+            line = await Line.to(broker)
+            line.say(octets)
+            await line.end()
+            await serves(broker)
+            assert not broker.container.connections
+
+    asyncio.run(test())
+
+
+def test_octets_at_random_and_peers_that_reset(tmp_path: Path) -> None:
+    async def test() -> None:
+        chance = random.Random(SEED)
+        async with serving(tmp_path) as broker:
+            for number in range(60):
+                line = await Line.to(broker)
+                octets = OPENED + frame(BEGIN, [None, Uint(0), Uint(100), Uint(100)])
+                line.say(octets[: chance.randrange(len(octets))] + chance.randbytes(chance.randrange(300)))
+                await line.writer.drain()
+                if number % 2:
+                    raw = line.writer.get_extra_info("socket")
+                    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                line.writer.close()
+            await serves(broker)
+
+    asyncio.run(test())
+
+
+def test_an_octet_at_a_time_is_slow_and_no_more(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as broker:
+            line = await Line.to(broker)
+            for octet in OPENED:
+                line.say(bytes((octet,)))
+                await line.writer.drain()
+                await asyncio.sleep(0)
+            await line.until(bytes((0, 0x53, OPEN)))
+            await serves(broker)
+            line.writer.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("octets", [b"", b"AM", SASL_HEADER, LOGIN, LOGIN + AMQP_HEADER[:5], LOGIN + AMQP_HEADER])
+def test_a_peer_that_stops_halfway_is_let_go(tmp_path: Path, octets: bytes) -> None:
+    """And one that has opened its connection by then is not."""
+
+    async def test() -> None:
+        settings = Settings(handshake_s=0.3)
+        async with serving(tmp_path, settings) as broker:
+            other = await Line.to(broker)
+            other.say(OPENED)
+            await other.until(bytes((0, 0x53, OPEN)))
+            line = await Line.to(broker)
+            line.say(octets)
+            await line.end()
+            other.say(frame(BEGIN, [None, Uint(0), Uint(100), Uint(100)]))
+            await other.until(bytes((0, 0x53, BEGIN)))
+            other.writer.close()
+
+    asyncio.run(test())
+
+
+def test_more_connections_than_there_may_be_are_refused(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as broker:
+            lines = [await Line.to(broker) for _ in range(7)]
+            for line in lines:
+                line.say(OPENED)
+                await line.until(bytes((0, 0x53, OPEN)))
+            await serves(broker)
+            eighth = await Line.to(broker)
+            eighth.say(OPENED)
+            await eighth.until(bytes((0, 0x53, OPEN)))
+            for _ in range(50):
+                refused = await Line.to(broker)
+                assert await refused.end() == b""
+            eighth.writer.close()
+            await eighth.writer.wait_closed()
+            for line in lines:
+                line.say(frame(BEGIN, [None, Uint(0), Uint(100), Uint(100)]))
+                await line.until(bytes((0, 0x53, BEGIN)))
+                line.writer.close()
+
+    asyncio.run(test())
+
+
+def test_a_peer_is_not_read_while_much_waits_for_the_store(tmp_path: Path) -> None:
+    """The store is slow, and 5 MB are on their way: some of it is taken, and the rest when the store goes on."""
+    release = threading.Event()
+
+    def hook(step: Step) -> None:
+        if step is Step.BEFORE_WRITE:
+            assert release.wait(LONG_S)
+
+    async def test() -> None:
+        settings = Settings(limits=Limits(waiting_octets=100_000))
+        async with serving(tmp_path, settings, hook) as broker:
+            sender = await Line.to(broker)
+            sender.say(OPENED + frame(BEGIN, [None, Uint(0), Uint(5000), Uint(5000)]))
+            termini = [Described(Ulong(0x28), []), Described(Ulong(0x29), ["large"])]
+            sender.say(frame(ATTACH, ["in", Uint(0), False, None, None, *termini, None, None, Uint(0)]))
+            await sender.until(bytes((0, 0x53, FLOW)))
+            payload = value_message(encode(b"x" * 50_000))
+            for number in range(100):
+                sender.say(frame(TRANSFER, [Uint(0), Uint(number), b"t", Uint(0), True], payload))
+            turns = 0
+            async with asyncio.timeout(LONG_S):
+                while turns < 20:  # of others, once it is not read any more: what could come has come
+                    other = await Line.to(broker)
+                    other.say(OPENED)
+                    await other.until(bytes((0, 0x53, OPEN)))
+                    other.writer.close()
+                    await other.writer.wait_closed()
+                    turns += bool(broker._paused)
+            taken = broker.container.resource.store.waiting_octets
+            release.set()
+            async with asyncio.timeout(LONG_S):
+                while broker.container.resource.queues["large"].depth < 100:
+                    await serves(broker)
+            assert 100_000 < taken < 1_000_000
+            sender.writer.close()
+
+    asyncio.run(test())
+
+
+@pytest.mark.slow
+def test_a_peer_that_does_not_read_is_sent_no_more(tmp_path: Path) -> None:
+    """It has credit for everything in a queue of 20 MB; what waits for it stays within its bound."""
+
+    async def test() -> None:
+        async with serving(tmp_path) as broker:
+            sender = await Line.to(broker)
+            sender.say(OPENED + frame(BEGIN, [None, Uint(0), Uint(5000), Uint(5000)]))
+            termini = [Described(Ulong(0x28), []), Described(Ulong(0x29), ["large"])]
+            sender.say(frame(ATTACH, ["in", Uint(0), False, None, None, *termini, None, None, Uint(0)]))
+            await sender.until(bytes((0, 0x53, FLOW)))
+            payload = value_message(encode(b"x" * 50_000))
+            for number in range(400):
+                sender.say(frame(TRANSFER, [Uint(0), Uint(number), b"t", Uint(0), True], payload))
+                await sender.writer.drain()
+            queue = None
+            async with asyncio.timeout(LONG_S):
+                while queue is None or queue.depth < 400:
+                    await asyncio.sleep(0.01)
+                    queue = broker.container.resource.queues.get("large")
+            deaf = socket.socket()
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", broker.addresses[0].port))
+            said = OPENED + frame(BEGIN, [None, Uint(0), Uint(2**30), Uint(5000)])
+            source = [Described(Ulong(0x28), ["large"]), Described(Ulong(0x29), [])]
+            said += frame(ATTACH, ["out", Uint(0), True, None, None, *source])
+            deaf.sendall(
+                said + frame(FLOW, [Uint(0), Uint(2**30), Uint(0), Uint(5000), Uint(0), Uint(0), Uint(10_000)])
+            )
+            held = 0
+            while not held or held != queue.held:  # until nothing more goes
+                held = queue.held
+                for _ in range(20):
+                    await serves(broker)
+            assert 0 < held < 200, "messages wait for a peer that does not read"
+            transports = [peer._transport for peer in broker.open_peers]
+            assert max(one.get_write_buffer_size() for one in transports if one is not None) < 2_000_000
+            deaf.close()
+            sender.writer.close()
+
+    asyncio.run(test())

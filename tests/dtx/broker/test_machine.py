@@ -1,0 +1,658 @@
+"""Random clients against a model of queues and branches: no message is lost, none is there twice, none can be seen
+early, and no lock stays; through crashes between any two steps of the store as well.
+
+After every step the queues hold exactly the messages that the model says are available, what is in doubt is what
+the model says, and a message that anybody holds is held by the one that the model says. XABRIDGE_SCHEDULES says how
+many histories there are (in a long run: 5000); a failing one is printed, with what runs it again.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from proton import Delivery
+
+from dtx.broker.settings import QueueSettings, Settings
+from dtx.protocol.addresses import branch_address
+from dtx.protocol.commands import (
+    CONTROL,
+    Commit,
+    Complete,
+    Discharge,
+    Fence,
+    Forget,
+    Prepare,
+    Recover,
+    Rollback,
+    Start,
+)
+from dtx.protocol.conditions import STATUS_OF, Refusal
+from dtx.protocol.replies import RESULT, Recovered
+from dtx.protocol.replies import Result as Told
+from dtx.store.contract import Step, StoreStopped
+from tests.dtx.broker.peer import World
+from xa import Code, Xid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.dtx.broker.peer import Coordinator, Peer
+
+QUEUES = ("q", "r")
+FOREVER = 10**9
+CALM = 5
+"""Steps between things that end most of what is going on."""
+SETTINGS = Settings(
+    queues={name: QueueSettings(max_deliveries=0) for name in QUEUES},
+    rollback_only_s=FOREVER,
+    branch_timeout_s=600,
+    local_timeout_s=600,
+)
+OK = Told(Code.XA_OK)
+index = st.integers(0, 999)
+
+
+@dataclass(eq=False)
+class Message:
+    """Where a message is: `holder` is the client that holds it, `txn` the transaction that posts, acquires or retires
+    it; with neither it is available. `gone` for good."""
+
+    body: str
+    queue: str
+    holder: Client | None = None
+    delivery: Delivery | None = None
+    txn: Txn | None = None
+    acquired: bool = False
+    """Whether its acquisition belongs to the transaction too."""
+    retired: bool = False
+    """Whether the transaction has an outcome for it."""
+    gone: bool = False
+
+    @property
+    def available(self) -> bool:
+        return self.holder is None and self.txn is None and not self.gone
+
+
+@dataclass(eq=False)
+class Txn:
+    """A local transaction (no xid), or a branch."""
+
+    client: Client
+    txn_id: bytes
+    xid: Xid | None = None
+    posts: list[Message] = field(default_factory=list)
+    retired: list[Message] = field(default_factory=list)
+    state: str = "active"
+    """active; ended, prepared, heuristic (branches); dead: rolled back by a timeout, a fail, or a lost client."""
+    associated: bool = True
+    suspended: bool = False
+    completed: bool = False
+    """How it was completed heuristically."""
+
+    @property
+    def empty(self) -> bool:
+        return not self.posts and not self.retired
+
+    @property
+    def lasting(self) -> bool:
+        """Whether a commit has something to force: more than messages that go back to their client."""
+        return bool(self.posts) or any(one.retired or one.delivery is None for one in self.retired)
+
+
+@dataclass(eq=False)
+class Client:
+    """A connection with a control link, and a link in each direction for each queue."""
+
+    peer: Peer
+    control: Coordinator
+    senders: dict[str, Any]
+    receivers: dict[str, Any]
+
+
+class Fuse:
+    """Stops the store at one step, once."""
+
+    def __init__(self) -> None:
+        self.step: Step | None = None
+
+    def hit(self, step: Step) -> None:
+        if step is self.step:
+            raise StoreStopped("the machine crashes here")
+
+
+class BrokerMachine(RuleBasedStateMachine):
+    """The broker, its clients, and what should be so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fuse = Fuse()
+        self.world = World(SETTINGS, hook=self.fuse.hit)
+        self.messages: list[Message] = []
+        self.clients: list[Client] = []
+        self.txns: list[Txn] = []
+        self.count = 0
+        self.calm = 0
+        """Steps since everything was thrown over."""
+        self.observer = self.world.connect()
+
+    # -- the model
+    def name(self) -> str:
+        self.count += 1
+        return f"n{self.count}"
+
+    def of(self, *states: str, branch: bool | None = None) -> list[Txn]:
+        return [txn for txn in self.txns if txn.state in states and (branch is None or branch == (txn.xid is not None))]
+
+    def free(self) -> list[Message]:
+        """Deliveries that a client holds, and that no transaction has."""
+        return [message for message in self.messages if message.holder is not None and message.txn is None]
+
+    def applied(self, txn: Txn) -> None:
+        """Its work is committed."""
+        for message in txn.posts:
+            message.txn = None
+        self.let_go(txn)
+        for message in txn.retired:
+            message.gone = message.retired
+            if message.delivery is not None:
+                assert message.delivery.settled, "a retired delivery is settled by the broker"
+                message.delivery.settle()
+            message.txn = message.holder = message.delivery = None
+            message.acquired = message.retired = False
+        txn.posts, txn.retired = [], []
+
+    def let_go(self, txn: Txn) -> None:
+        """What was acquired, and is live without an outcome, is its client's, and not the transaction's any more."""
+        for message in [one for one in txn.retired if not one.retired and one.delivery is not None]:
+            txn.retired.remove(message)
+            message.txn, message.acquired = None, False
+
+    def undone(self, txn: Txn) -> None:
+        """Its work is rolled back: what it posted is gone, what it retired is where it was."""
+        for message in txn.posts:
+            message.gone, message.txn = True, None
+        for message in txn.retired:
+            message.txn = None
+            if message.acquired and message.delivery is not None:
+                assert message.delivery.settled, "the acquisition is rolled back"
+                message.delivery.settle()
+                message.holder = message.delivery = None
+            elif message.delivery is not None:
+                assert not message.delivery.settled, "the delivery is live at its client"
+            message.acquired = message.retired = False
+        txn.posts, txn.retired = [], []
+
+    def lost(self, client: Client) -> None:
+        """A client is gone: what it held is free, what it did is undone, but for what was ended."""
+        self.clients.remove(client)
+        for message in self.messages:
+            if message.holder is client:
+                message.holder = message.delivery = None
+            if message.txn is not None and message.txn.state == "ended" and message.acquired and not message.retired:
+                message.delivery = None
+        for txn in [txn for txn in self.txns if txn.client is client and txn.associated]:
+            self.undone(txn)
+            if txn.xid is None:
+                self.txns.remove(txn)
+            else:
+                txn.state, txn.associated, txn.suspended = "dead", False, False
+
+    # -- clients
+    @initialize()
+    def begin_with_something(self) -> None:
+        for queue in QUEUES:
+            self.connect()
+            self.post(0, queue)
+            self.post(0, queue)
+
+    @precondition(lambda self: len(self.clients) < 3)
+    @rule()
+    def connect(self) -> None:
+        peer = self.world.connect()
+        senders = {name: peer.sender(name) for name in QUEUES}
+        receivers = {name: peer.receiver(name) for name in QUEUES}
+        self.clients.append(Client(peer, peer.coordinator(), senders, receivers))
+
+    @precondition(lambda self: self.calm > CALM and self.clients)
+    @rule(which=index)
+    def vanish(self, which: int) -> None:
+        client = self.clients[which % len(self.clients)]
+        client.peer.vanish()
+        self.world.peers.remove(client.peer)
+        self.lost(client)
+
+    # -- work outside of transactions
+    @precondition(lambda self: self.clients)
+    @rule(which=index, queue=st.sampled_from(QUEUES))
+    def post(self, which: int, queue: str) -> None:
+        client, body = self.clients[which % len(self.clients)], self.name()
+        delivery = client.peer.post(client.senders[queue], body)
+        assert delivery.remote_state == Delivery.ACCEPTED
+        self.messages.append(Message(body, queue))
+
+    @precondition(lambda self: self.clients)
+    @rule(which=index, queue=st.sampled_from(QUEUES))
+    def receive(self, which: int, queue: str, txn: Txn | None = None) -> None:
+        """Takes a message, if there is one: the first one that is available."""
+        client = self.clients[which % len(self.clients)]
+        receiver = client.receivers[queue]
+        receiver.drain(1)
+        self.world.pump()
+        taken = client.peer.take(receiver)
+        available = [message for message in self.messages if message.available and message.queue == queue]
+        assert (taken is not None) == bool(available), "a message is lost, or there twice"
+        if taken is not None:
+            found = [message for message in available if message.body == taken[1].body]
+            assert len(found) == 1, f"{taken[1].body!r} can't be had"
+            found[0].holder, found[0].delivery = client, taken[0]
+            if txn is not None:
+                found[0].txn, found[0].acquired = txn, True
+                txn.retired.append(found[0])
+
+    @precondition(lambda self: self.free())
+    @rule(which=index, accepted=st.booleans())
+    def settle(self, which: int, *, accepted: bool) -> None:
+        message = self.free()[which % len(self.free())]
+        assert message.delivery is not None
+        message.delivery.update(Delivery.ACCEPTED if accepted else Delivery.RELEASED)
+        message.delivery.settle()
+        self.world.pump()
+        message.gone, message.holder, message.delivery = accepted, None, None
+
+    @property
+    def at_work(self) -> list[Txn]:
+        """Transactions that take work."""
+        return [txn for txn in self.of("active") if not txn.suspended]
+
+    # -- work in transactions
+    @precondition(lambda self: self.clients)
+    @rule(which=index, branch=st.booleans())
+    def begin(self, which: int, *, branch: bool) -> None:
+        client = self.clients[which % len(self.clients)]
+        xid = Xid(7, self.name().encode(), b"b") if branch else None
+        txn_id = client.control.declare(None if xid is None else Start(xid))
+        self.txns.append(Txn(client, txn_id, xid))
+
+    @precondition(lambda self: self.at_work)
+    @rule(which=index, queue=st.sampled_from(QUEUES))
+    def post_in(self, which: int, queue: str) -> None:
+        txn, body = self.at_work[which % len(self.at_work)], self.name()
+        txn.client.peer.post(txn.client.senders[queue], body, txn.txn_id)
+        message = Message(body, queue, txn=txn)
+        self.messages.append(message)
+        txn.posts.append(message)
+
+    def retirable(self) -> list[tuple[Txn, Message]]:
+        """What a transaction may retire: deliveries of its client that are nobody's, or that it acquired itself."""
+        mine = [
+            (one.txn, one) for one in self.messages if one.acquired and not one.retired and one.delivery is not None
+        ]
+        pairs = [
+            (txn, one) for txn, one in mine if txn is not None and txn in self.at_work and one.holder is txn.client
+        ]
+        return pairs + [(txn, one) for txn in self.at_work for one in self.free() if one.holder is txn.client]
+
+    @precondition(lambda self: self.retirable())
+    @rule(which=index, settle=st.booleans())
+    def retire_in(self, which: int, *, settle: bool = False) -> None:
+        pairs = self.retirable()
+        txn, message = pairs[which % len(pairs)]
+        assert message.delivery is not None
+        txn.client.peer.retire(message.delivery, txn.txn_id, settle=settle)
+        if message.txn is None:
+            message.txn = txn
+            txn.retired.append(message)
+        message.retired = True
+        if settle:  # from here on the client knows nothing of it
+            message.holder = message.delivery = None
+
+    @precondition(lambda self: self.at_work)
+    @rule(which=index, queue=st.sampled_from(QUEUES))
+    def acquire_in(self, which: int, queue: str) -> None:
+        """Takes a message under the transaction: its acquisition is undone with it."""
+        txn = self.at_work[which % len(self.at_work)]
+        receiver = txn.client.receivers[queue]
+        txn.client.peer.acquire_for(receiver, txn.txn_id)
+        self.receive(self.clients.index(txn.client), queue, txn)
+        txn.client.peer.acquire_for(receiver, None)
+        receiver.flow(0)
+        self.world.pump()
+
+    @precondition(lambda self: self.clients)
+    @rule(
+        which=index, branch=st.booleans(), queue=st.sampled_from(QUEUES), ends=st.sampled_from(["", "end", "prepare"])
+    )
+    def work(self, which: int, queue: str, ends: str, *, branch: bool) -> None:
+        """What an application does: takes a message and sends one, in a transaction."""
+        client = self.clients[which % len(self.clients)]
+        self.begin(which, branch=branch)
+        txn = self.txns[-1]
+        self.post_in(self.at_work.index(txn), QUEUES[queue == QUEUES[0]])
+        self.receive(which, queue)
+        mine = [number for number, (one, _) in enumerate(self.retirable()) if one is txn]
+        if mine:
+            self.retire_in(mine[-1])
+        if branch and ends:
+            assert txn.client is client
+            self.end(self.ending().index(txn), fail=False)
+            if ends == "prepare":
+                self.prepare(self.of("ended", "dead", "active", branch=True).index(txn))
+
+    def ending(self) -> list[Txn]:
+        return [txn for txn in self.of("active", "dead", branch=True) if txn.associated and not txn.suspended]
+
+    @precondition(lambda self: any(txn.xid is not None for txn in self.at_work))
+    @rule(which=index)
+    def suspend(self, which: int) -> None:
+        txns = [txn for txn in self.at_work if txn.xid is not None]
+        txn = txns[which % len(txns)]
+        code, _, _ = txn.client.control.end(txn.txn_id, suspend=True)
+        assert code == Delivery.ACCEPTED
+        txn.suspended = True
+
+    @precondition(lambda self: any(txn.suspended for txn in self.of("active")))
+    @rule(which=index)
+    def resume(self, which: int) -> None:
+        txns = [txn for txn in self.of("active") if txn.suspended]
+        txn = txns[which % len(txns)]
+        assert txn.xid is not None
+        txn.txn_id = txn.client.control.declare(Start(txn.xid, resume=True))
+        txn.suspended = False
+
+    @precondition(lambda self: self.clients and self.of("ended"))
+    @rule(which=index, who=index)
+    def join(self, which: int, who: int) -> None:
+        """Somebody goes on with a branch that was ended."""
+        txn, client = self.of("ended")[which % len(self.of("ended"))], self.clients[who % len(self.clients)]
+        assert txn.xid is not None
+        txn.txn_id = client.control.declare(Start(txn.xid, join=True))
+        txn.client, txn.state, txn.associated = client, "active", True
+
+    @precondition(lambda self: self.of("active", "ended", "prepared", branch=True))
+    @rule(which=index)
+    def fence(self, which: int) -> None:
+        """No branch of the global transaction can be prepared any more, but those that are."""
+        txns = self.of("active", "ended", "prepared", branch=True)
+        txn = txns[which % len(txns)]
+        assert txn.xid is not None
+        assert self.observer.ask(Fence(txn.xid.format_id, txn.xid.gtrid)) == OK
+        if txn.state != "prepared":
+            self.undone(txn)
+            txn.state = "dead"
+
+    # -- decisions
+    @precondition(lambda self: self.of("active", "dead", branch=False))
+    @rule(which=index, commit=st.booleans())
+    def discharge_local(self, which: int, *, commit: bool) -> None:
+        txns = self.of("active", "dead", branch=False)
+        txn = txns[which % len(txns)]
+        self.txns.remove(txn)
+        code, _, _ = txn.client.control.outcome(CONTROL.encode(Discharge(txn.txn_id, not commit)))
+        if txn.state == "dead":
+            assert code == (Delivery.REJECTED if commit else Delivery.ACCEPTED)
+            return
+        assert code == Delivery.ACCEPTED
+        if commit:
+            self.applied(txn)
+        else:
+            self.undone(txn)
+
+    @precondition(lambda self: self.ending())
+    @rule(which=index, fail=st.booleans())
+    def end(self, which: int, *, fail: bool) -> None:
+        txns = self.ending()
+        txn = txns[which % len(txns)]
+        code, _, refusal = txn.client.control.outcome(CONTROL.encode(Discharge(txn.txn_id, fail)))
+        txn.associated = False
+        if txn.state == "dead":
+            assert code == Delivery.ACCEPTED if fail else refusal is not None
+        elif fail:
+            assert code == Delivery.ACCEPTED
+            self.undone(txn)
+            txn.state = "dead"
+        else:
+            assert code == Delivery.ACCEPTED
+            txn.state = "ended"
+
+    @precondition(lambda self: self.of("ended", "dead", "active", branch=True))
+    @rule(which=index)
+    def prepare(self, which: int) -> None:
+        txns = self.of("ended", "dead", "active", branch=True)
+        txn = txns[which % len(txns)]
+        assert txn.xid is not None
+        reply = self.observer.ask(Prepare(txn.xid))
+        if txn.associated:
+            assert isinstance(reply, Refusal)
+            assert reply.code is Code.XAER_PROTO
+        elif txn.state == "dead":
+            assert reply != OK
+            self.txns.remove(txn)
+            self.observer.ask(Rollback(txn.xid))
+        else:
+            self.let_go(txn)
+            assert reply == (Told(Code.XA_RDONLY) if txn.empty else OK)
+            if txn.empty:
+                self.txns.remove(txn)
+            else:
+                txn.state = "prepared"
+
+    @precondition(lambda self: any(txn.xid is not None for txn in self.at_work))
+    @rule(which=index)
+    def end_and_prepare(self, which: int) -> None:
+        """Both in one exchange."""
+        txns = [txn for txn in self.at_work if txn.xid is not None]
+        txn = txns[which % len(txns)]
+        self.let_go(txn)
+        code, data, _ = txn.client.control.end(txn.txn_id, prepare=True)
+        assert code == int(RESULT.code) & 0xFFFF_FFFF_FFFF_FFFF
+        txn.associated = False
+        if txn.empty:
+            assert data[0] == STATUS_OF[Code.XA_RDONLY]
+            self.txns.remove(txn)
+        else:
+            assert data[0] == STATUS_OF[Code.XA_OK]
+            txn.state = "prepared"
+
+    @precondition(lambda self: self.of("prepared"))
+    @rule(which=index)
+    def read(self, which: int) -> None:
+        """Whoever may coordinate a branch reads what it holds, in its order."""
+        txn = self.of("prepared")[which % len(self.of("prepared"))]
+        assert txn.xid is not None
+        held = [message.body for message in txn.retired] + [message.body for message in txn.posts]
+        assert self.observer.drained(branch_address(txn.xid)) == held
+
+    @precondition(lambda self: self.of("ended", "prepared", branch=True))
+    @rule(which=index, commit=st.booleans())
+    def decide(self, which: int, *, commit: bool) -> None:
+        txns = self.of("ended", "prepared", branch=True)
+        txn = txns[which % len(txns)]
+        assert txn.xid is not None
+        command = Commit(txn.xid, one_phase=txn.state == "ended") if commit else Rollback(txn.xid)
+        assert self.observer.ask(command) == OK
+        self.txns.remove(txn)
+        if commit:
+            self.applied(txn)
+        else:
+            self.undone(txn)
+
+    @precondition(lambda self: self.of("prepared"))
+    @rule(which=index, commit=st.booleans())
+    def complete(self, which: int, *, commit: bool) -> None:
+        txn = self.of("prepared")[which % len(self.of("prepared"))]
+        assert txn.xid is not None
+        assert self.observer.ask(Complete(txn.xid, commit)) == OK
+        txn.state, txn.completed = "heuristic", commit
+        if commit:
+            self.applied(txn)
+        else:
+            self.undone(txn)
+
+    @precondition(lambda self: self.of("heuristic"))
+    @rule(which=index, commit=st.booleans())
+    def forget(self, which: int, *, commit: bool) -> None:
+        """The late decision hears what was done, and it is forgotten."""
+        txn = self.of("heuristic")[which % len(self.of("heuristic"))]
+        assert txn.xid is not None
+        heard = Told(Code.XA_HEURCOM if txn.completed else Code.XA_HEURRB)
+        assert self.observer.ask(Commit(txn.xid) if commit else Rollback(txn.xid)) == heard
+        assert self.observer.ask(Forget(txn.xid)) == OK
+        self.txns.remove(txn)
+
+    # -- time and crashes
+    @precondition(lambda self: self.calm > CALM)
+    @rule()
+    def time_passes(self) -> None:
+        """Longer than anything that is not prepared may take. What was suspended then is so until its client goes."""
+        self.calm = 0
+        self.world.pass_time(601)
+        for txn in self.of("active", "ended"):
+            self.undone(txn)
+            txn.state = "dead"
+
+    def restart(self) -> None:
+        """Another node on the same disk."""
+        self.fuse.step = None
+        crashed, self.fuse = self.world, Fuse()
+        self.world = World(SETTINGS, disk=crashed.disk, hook=self.fuse.hit)
+        for client in tuple(self.clients):
+            self.lost(client)
+        for txn in self.of("ended", "dead"):
+            self.undone(txn)
+            self.txns.remove(txn)
+        self.calm = 0
+        self.observer = self.world.connect()
+        self.connect()
+        self.connect()
+
+    @precondition(lambda self: self.calm > CALM)
+    @rule()
+    def crash(self) -> None:
+        self.restart()
+
+    @precondition(lambda self: self.calm > CALM and self.clients)
+    @rule(which=index, step=st.sampled_from(list(Step)), queue=st.sampled_from(QUEUES))
+    def crash_while_posting(self, which: int, step: Step, queue: str) -> None:
+        client, body = self.clients[which % len(self.clients)], self.name()
+        self.fuse.step = step
+        delivery = client.peer.post(client.senders[queue], body)
+        assert not int(delivery.remote_state), "answered, and it may be lost"
+        self.stopped()
+        if step is Step.FORCED:
+            self.messages.append(Message(body, queue))
+        self.restart()
+
+    @precondition(lambda self: self.calm > CALM and any(txn.lasting for txn in self.of("active", branch=False)))
+    @rule(which=index, step=st.sampled_from(list(Step)))
+    def crash_while_discharging(self, which: int, step: Step) -> None:
+        txns = [txn for txn in self.of("active", branch=False) if txn.lasting]
+        txn = txns[which % len(txns)]
+        self.fuse.step = step
+        delivery = txn.client.control.send(CONTROL.encode(Discharge(txn.txn_id)))
+        self.world.pump()
+        assert not int(delivery.remote_state), "answered, and it may be lost"
+        self.stopped()
+        self.crashed_while(txn, step, lambda: self.applied(txn))
+
+    @precondition(lambda self: self.calm > CALM and any(txn.lasting for txn in self.of("ended", "prepared")))
+    @rule(which=index, step=st.sampled_from(list(Step)), verb=st.sampled_from(["prepare", "commit", "rollback"]))
+    def crash_while_coordinating(self, which: int, step: Step, verb: str) -> None:
+        txns = [txn for txn in self.of("ended", "prepared") if txn.lasting]
+        txn = txns[which % len(txns)]
+        assert txn.xid is not None
+        if txn.state == "ended" and verb == "rollback":  # it needs no force
+            verb = "prepare"
+        elif txn.state == "prepared" and verb == "prepare":
+            verb = "commit"
+        commands: dict[str, Any] = {
+            "prepare": Prepare(txn.xid),
+            "commit": Commit(txn.xid, one_phase=txn.state == "ended"),
+            "rollback": Rollback(txn.xid),
+        }
+        self.observer.ask(Recover())  # the command channel is there
+        self.fuse.step = step
+        self.observer.request(commands[verb])
+        self.world.pump()
+        replies: Any = self.observer._replies
+        assert replies.current is None, "answered, and it may be lost"
+        self.stopped()
+        if verb == "prepare" and step is Step.FORCED:
+            self.let_go(txn)
+            txn.state = "prepared"
+            self.restart()
+        else:
+            self.crashed_while(txn, step, lambda: self.applied(txn) if verb == "commit" else self.undone(txn))
+
+    def stopped(self) -> None:
+        assert self.world.stopped, "the store was not asked"
+
+    def crashed_while(self, txn: Txn, step: Step, done: Callable[[], None]) -> None:
+        if step is Step.FORCED:
+            self.let_go(txn)
+        for message in txn.retired:  # nobody hears of the deliveries any more
+            message.holder = message.delivery = None
+        if step is Step.FORCED:
+            self.txns.remove(txn)
+            done()
+        self.restart()
+
+    # -- what is so after every step
+    @invariant()
+    def it_is_calm(self) -> None:
+        self.calm += 1
+
+    @invariant()
+    def queues_hold_what_is_available(self) -> None:
+        for queue in QUEUES:
+            expected = [message.body for message in self.messages if message.available and message.queue == queue]
+            assert sorted(self.observer.drained(queue)) == sorted(expected)
+
+    @invariant()
+    def in_doubt_is_what_was_prepared(self) -> None:
+        reply = self.observer.ask(Recover())
+        assert isinstance(reply, Recovered)
+        assert list(reply.in_doubt) == sorted(
+            txn.xid for txn in self.of("prepared", "heuristic") if txn.xid is not None
+        )
+
+    @invariant()
+    def nothing_else_is_held_or_waited_for(self) -> None:
+        for name in QUEUES:
+            queue = self.world.container.resource.queues[name]
+            mine = [message for message in self.messages if message.queue == name and not message.gone]
+            posted = sum(1 for message in mine if message.txn is not None and message in message.txn.posts)
+            taken = sum(1 for message in mine if not message.available) - posted
+            assert (queue.held, queue.pending) == (taken, posted)
+
+    def teardown(self) -> None:
+        """When everybody is gone and all is decided, every message that was not retired can be had."""
+        for client in tuple(self.clients):
+            client.peer.vanish()
+            self.world.peers.remove(client.peer)
+            self.lost(client)
+        for txn in self.of("ended", "dead", "prepared", branch=True):
+            assert txn.xid is not None
+            assert self.observer.ask(Rollback(txn.xid)) == OK
+            self.undone(txn)
+            self.txns.remove(txn)
+        self.queues_hold_what_is_available()
+        self.nothing_else_is_held_or_waited_for()
+        assert len(self.world.container.registry) == len(self.of("heuristic"))
+        assert self.world.container.resource.unstored.octets == 0
+
+
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "40"))
+TestBroker = pytest.mark.timeout(120 + 10 * SCHEDULES)(pytest.mark.slow(BrokerMachine.TestCase))
+TestBroker.settings = settings(
+    max_examples=SCHEDULES,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize="XABRIDGE_SCHEDULES" not in os.environ,
+    print_blob=True,
+)

@@ -1,0 +1,180 @@
+"""The management node: what it tells, to whom, in what portions, and what that costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from proton import Message
+
+from dtx.broker.access.permissions import Permissions, Rule
+from dtx.broker.management import MAX_LOCKS, MAX_PAGE
+from dtx.broker.transactions.transactional_work import TransactionalWork
+from dtx.protocol.addresses import COORDINATION, MANAGEMENT
+from dtx.protocol.commands import Commit, Complete, Discharge, Prepare, Start
+from dtx.protocol.conditions import Condition
+from dtx.protocol.decoding import decode
+from dtx.protocol.messages import body_value
+from dtx.protocol.replies import Result, decode_reply
+from dtx.protocol.values import Described
+from dtx.store.contract import PENDING, Batch
+from tests.dtx.broker.peer import Peer, World
+from xa import Code, Xid
+
+QUEUES = 20
+BRANCHES = 10_000
+
+
+def manage(peer: Peer, **told: Any) -> Any:
+    """A management request, and its answer."""
+    replies, requests = peer.receiver(None, 10), peer.sender(MANAGEMENT)
+    message = Message(id="1", reply_to=str(replies.remote_source.address), body="x", properties=told)
+    peer.send_octets(requests, bytes(message.encode()), "t", settled=True)
+    peer.world.pump()
+    delivery = replies.current
+    assert delivery is not None
+    octets = bytes(replies.recv(delivery.pending) or b"")
+    value = decode(body_value(octets))
+    return decode_reply(body_value(octets)) if isinstance(value, Described) else value
+
+
+def test_management_tells_queues_branches_and_connections() -> None:
+    peer = World().connect()
+    for body in ("a", "b", "c"):
+        peer.post(peer.sender("q"), body)
+    xid = Xid(1, b"gtrid", b"b")
+    control = peer.coordinator()
+    txn_id = control.declare(Start(xid))
+    receiver = peer.receiver("q", 2)
+    taken = peer.take(receiver)
+    assert taken is not None
+    peer.retire(taken[0], txn_id)
+    peer.post(peer.sender("out"), "x", txn_id)
+    control.discharge(txn_id)
+    peer.ask(Prepare(xid))
+    status = manage(peer, operation="status")
+    assert (status["queues"], status["branches"], status["in-doubt"], status["connections"]) == (4, 1, 1, 1)
+    queues = {queue["name"]: queue for queue in manage(peer, operation="queues")}
+    assert (queues["q"]["depth"], queues["q"]["held"]) == (3, 2)
+    assert queues["q"]["locked-by"] == {str(xid): 1}
+    assert queues["q"]["branches"] == 1
+    assert queues["out"]["pending"] == 1
+    (branch,) = manage(peer, operation="branches")
+    assert branch["xid"] == str(xid)
+    assert branch["holds"] == {"q": {"retired": 1, "posted": 0}, "out": {"retired": 0, "posted": 1}}
+    (connection,) = manage(peer, operation="connections")
+    assert (connection["user"], connection["container"]) == ("anonymous", "peer")
+    names = [queue["name"] for queue in manage(peer, operation="queues", after="out", count=1)]
+    assert names == ["q"]
+
+
+@pytest.mark.parametrize(
+    ("told", "condition"),
+    [
+        ({}, Condition.NOT_IMPLEMENTED),
+        ({"operation": "nonsense"}, Condition.NOT_IMPLEMENTED),
+        ({"operation": "queues", "count": 0}, Condition.INVALID_FIELD),
+        ({"operation": "queues", "after": 5}, Condition.INVALID_FIELD),
+        ({"operation": "branches", "after": "x"}, Condition.INVALID_FIELD),
+    ],
+)
+def test_management_refuses_what_it_does_not_know(told: dict[str, Any], condition: Condition) -> None:
+    assert manage(World().connect(), **told).condition == condition
+
+
+@pytest.mark.parametrize("start", [None, Start(Xid(1, b"gtrid", b"b"))])
+@pytest.mark.parametrize("address", [MANAGEMENT, COORDINATION])
+def test_a_transaction_that_sends_a_request_does_not_commit(address: str, start: Start | None) -> None:
+    """A request that was sent settled is not carried out, and nobody hears that: so the transaction can't succeed."""
+    peer = World().connect()
+    control, sender = peer.coordinator(), peer.sender(address)
+    txn_id = control.declare(start)
+    peer.post(sender, "x", txn_id, settled=True)
+    refusal = control.refused(Discharge(txn_id))
+    assert refusal.condition == Condition.ROLLBACK
+    assert "no transactional work" in refusal.description
+
+
+def test_management_needs_a_permission() -> None:
+    world = World(permissions=Permissions({"alice": Rule()}))
+    assert manage(world.connect("alice"), operation="status").condition == Condition.UNAUTHORIZED
+
+
+def xid_of(number: int) -> Xid:
+    return Xid(1, b"%06d" % number, b"b")
+
+
+@pytest.fixture
+def crowd() -> World:
+    """A broker that comes up with 10,000 prepared branches, each of which posts a message to two of 20 queues."""
+    world = World()
+    store, first = world.store, world.store.first_number + 500_000
+    batch = Batch()
+    for queue in range(QUEUES):
+        batch.create_queue(first + queue, f"queue-{queue:02}")
+    for number in range(BRANCHES):
+        messages = [first + 10 * (number + 10) + queue for queue in range(2)]
+        for offset, message in enumerate(messages):
+            batch.enqueue(message, first + (number + offset) % QUEUES, PENDING, b"\x00Sw@")
+        batch.prepare(first + 10 * (number + 10) + 5, xid_of(number), "anonymous", 1, enqueues=messages)
+    store.submit(batch, lambda _: None)
+    world.pump()
+    return world.crash()
+
+
+def test_every_branch_is_told_once_page_by_page(crowd: World) -> None:
+    """Those that are at work are in their place among those that are prepared."""
+    peer = crowd.connect()
+    control = peer.coordinator()
+    between = Xid(1, b"005000", b"between")
+    control.declare(Start(between))
+    told: list[str] = []
+    while page := manage(peer, operation="branches", after=told[-1] if told else "", count=MAX_PAGE):
+        told += [branch["xid"] for branch in page]
+    assert told == list(map(str, sorted([*map(xid_of, range(BRANCHES)), between])))
+
+
+def test_an_answer_about_queues_names_some_branches_and_counts_all(crowd: World) -> None:
+    peer = crowd.connect()
+    control = peer.coordinator()
+    txn_id = control.declare(Start(Xid(1, b"working")))
+    peer.post(peer.sender("queue-00"), "x", txn_id)
+    (first, second) = manage(peer, operation="queues", after="queue-", count=2)
+    assert (first["name"], first["pending"], first["branches"]) == ("queue-00", 1001, 1001)
+    assert len(first["locked-by"]) == MAX_LOCKS
+    assert first["locked-by"][str(Xid(1, b"working"))] == 1
+    assert (second["name"], second["branches"]) == ("queue-01", 1000)
+
+
+def test_an_answer_costs_what_it_tells(crowd: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The work of a prepared branch is looked at once, however often somebody asks; a branch that is decided is told no
+    more, whether it was looked at or not."""
+    peer = crowd.connect()
+    manage(peer, operation="queues")
+    looked_at: list[TransactionalWork] = []
+    holdings = TransactionalWork.holdings
+
+    def counted(work: TransactionalWork) -> dict[str, tuple[int, int]]:
+        looked_at.append(work)
+        return holdings(work)
+
+    monkeypatch.setattr(TransactionalWork, "holdings", counted)
+    for _ in range(3):
+        manage(peer, operation="queues")
+        manage(peer, operation="branches")
+    assert not looked_at
+    assert peer.ask(Commit(xid_of(0))) == Result(Code.XA_OK)
+    assert peer.ask(Complete(xid_of(20), commit=False)) == Result(Code.XA_OK)
+    control = peer.coordinator()
+    for number in (BRANCHES, BRANCHES + 1):
+        txn_id = control.declare(Start(xid_of(number)))
+        peer.post(peer.sender("queue-00"), "x", txn_id)
+        control.discharge(txn_id)
+        assert peer.ask(Prepare(xid_of(number))) == Result(Code.XA_OK)
+    assert peer.ask(Commit(xid_of(BRANCHES))) == Result(Code.XA_OK)
+    (first,) = manage(peer, operation="queues", after="queue-", count=1)
+    assert first["branches"] == 1000 - 2 + 1
+    assert not {str(xid_of(0)), str(xid_of(20)), str(xid_of(BRANCHES))} & set(first["locked-by"])
+    assert len(looked_at) == 1
+    (told,) = manage(peer, operation="branches", after=str(xid_of(19)), count=1)
+    assert (told["state"], told["holds"]) == ("S5 heuristically completed", {})

@@ -1,0 +1,102 @@
+"""Payloads on their way from the store: read once, read ahead, in order, and never too many in memory."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from dtx.broker.queues.payloads import AHEAD, ROOM
+from dtx.store.contract import CHUNK
+from tests.dtx.broker.peer import World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
+
+UNCACHED = -1
+
+
+def counted(world: World, monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int]]:
+    """The messages of every fetch from the store, as they are asked."""
+    asked: list[Sequence[int]] = []
+    fetch = world.store.fetch
+
+    def counting(messages: Sequence[int], done: Any) -> None:
+        asked.append(messages)
+        fetch(messages, done)
+
+    monkeypatch.setattr(world.store, "fetch", counting)
+    return asked
+
+
+def test_a_consumer_that_takes_one_by_one_rarely_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(cached_size=UNCACHED)
+    peer = world.connect()
+    sender = peer.sender("q")
+    count = 3 * AHEAD
+    for number in range(count):
+        peer.post(sender, number)
+    asked = counted(world, monkeypatch)
+    receiver, found = peer.receiver("q"), []
+    for _ in range(count):
+        receiver.flow(1)
+        world.pump()
+        found += peer.bodies(receiver)
+    assert found == list(range(count))
+    assert sum(map(len, asked)) == count, "each payload is read once"
+    assert len(asked) <= 4
+
+
+def test_a_consumer_and_browsers_get_a_message_that_is_read_for_all_of_them() -> None:
+    world = World(cached_size=UNCACHED)
+    peer = world.connect()
+    peer.post(peer.sender("q"), "x")
+    links = [peer.receiver("q", browse=True), peer.receiver("q", browse=True), peer.receiver("q")]
+    for link in links:
+        link.flow(1)
+    world.pump()
+    assert [peer.bodies(link) for link in links] == [["x"]] * 3
+
+
+def test_what_is_read_ahead_is_bounded_whatever_the_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(cached_size=UNCACHED)
+    peer = world.connect()
+    body = bytes(CHUNK // 2)
+    each = ROOM // CHUNK
+    queues = ["a", "b", "c", "d"]
+    for queue in queues:
+        sender = peer.sender(queue)
+        for _ in range(each):
+            peer.post(sender, body)
+    asked = counted(world, monkeypatch)
+    receivers = [peer.receiver(queue) for queue in queues]
+    for _ in range(each):
+        for receiver in receivers:
+            receiver.flow(1)
+            world.pump()
+            assert [len(one) for one in peer.bodies(receiver)] == [len(body)]
+            assert 0 <= world.container.resource.payloads.octets <= ROOM
+    assert sum(map(len, asked)) <= 2 * each * len(queues), "no queue reads much more than it sends"
+
+
+def test_payloads_read_ahead_of_messages_that_go_otherwise_do_no_harm() -> None:
+    world = World(cached_size=UNCACHED)
+    peer, other = world.connect(), world.connect()
+    sender = peer.sender("q")
+    left = 200
+    for number in range(left):
+        peer.post(sender, number)
+    chance, found = random.Random(4), []
+    receivers = [(peer, peer.receiver("q")), (other, other.receiver("q"))]
+    while left:
+        who, receiver = receivers[chance.randrange(2)]
+        receiver.flow(1)
+        world.pump(store=chance.random() < 0.5)
+        got = who.bodies(receiver)
+        if not got:
+            world.pump()
+            got = who.bodies(receiver)
+        found += got
+        left -= len(got)
+    assert found == list(range(200))

@@ -1,0 +1,208 @@
+"""A user with few rights or none: what it may not do, hold, or take from others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dtx.broker.access.credentials import set_password
+from dtx.broker.access.permissions import Action, Permissions, PermissionsError
+from dtx.broker.broker import Broker
+from dtx.broker.config import Address, BrokerConfig
+from dtx.broker.settings import Limits, Settings
+from dtx.protocol.commands import Fence, Prepare, Start
+from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.replies import Result as Told
+from dtx.protocol.sasl.mechanisms import Identity, external_server
+from dtx.protocol.values import Described, Uint, Ulong
+from tests.dtx.broker.peer import Coordinator, World, closed, condition_of, frame
+from xa import Code, Xid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OK = Told(Code.XA_OK)
+REJECTED = 0x25
+WORK = {"consume": ["*"], "produce": ["*"], "create": ["*"]}
+
+
+def xid(number: int, gtrid: bytes = b"global") -> Xid:
+    return Xid(1, gtrid, b"%d" % number)
+
+
+def world_of(limits: Limits = Limits(), **rules: Any) -> World:  # noqa: B008 — it is frozen
+    return World(Settings(limits=limits), Permissions.from_section(rules))
+
+
+def begun(world: World, user: str, branch: Xid) -> tuple[Coordinator, bytes]:
+    control = world.connect(user).coordinator()
+    return control, control.declare(Start(branch))
+
+
+# --- preparing ------------------------------------------------------------------------------------------------
+def test_who_may_coordinate_no_branch_does_not_prepare_one_with_its_end() -> None:
+    world = world_of(worker=WORK, manager={"coordinate": "all"})
+    control, txn_id = begun(world, "worker", xid(1))
+    post = control.peer.sender("orders")
+    control.peer.post(post, "held", txn_id)
+    _, _, refusal = control.end(txn_id, prepare=True)
+    assert refusal is not None
+    assert refusal.condition == Condition.UNAUTHORIZED
+    assert world.container.registry.in_doubt_count == 0
+    assert control.end(txn_id)[2] is None, "it can still be ended"
+    assert world.connect("manager").ask(Prepare(xid(1))) == OK
+
+
+def test_who_may_coordinate_its_own_does() -> None:
+    world = world_of(worker={**WORK, "coordinate": "own"})
+    control, txn_id = begun(world, "worker", xid(1))
+    control.peer.post(control.peer.sender("orders"), "held", txn_id)
+    assert control.end(txn_id, prepare=True)[2] is None
+    assert world.container.registry.in_doubt_count == 1
+
+
+# --- branches -------------------------------------------------------------------------------------------------
+def test_one_user_does_not_use_up_the_branches_of_all() -> None:
+    world = world_of(Limits(branches=5, branches_per_user=3), **{"*": WORK})
+    hungry = world.connect("hungry").coordinator()
+    for number in range(3):
+        hungry.declare(Start(xid(number)))
+    code, _, refusal = hungry.outcome(_declare(xid(3)))
+    assert code == REJECTED
+    assert refusal is not None
+    assert refusal.condition == Condition.RESOURCE_LIMIT
+    assert "hungry has 3 branches" in str(refusal.description)
+    begun(world, "other", xid(10))
+
+
+def test_rollback_only_branches_make_room() -> None:
+    world = world_of(Limits(branches=6, branches_per_user=3), **{"*": {**WORK, "coordinate": "own"}})
+    control = world.connect("hungry").coordinator()
+    for number in range(50):
+        control.end(control.declare(Start(xid(number))), fail=True)
+    assert len(world.container.registry) == 3
+    for user in ("one", "two"):
+        begun(world, user, xid(100, user.encode()))
+        begun(world, user, xid(101, user.encode()))
+    assert len(world.container.registry) == 6
+    refusal = world.connect("hungry").ask(Prepare(xid(0)))
+    assert isinstance(refusal, Refusal)
+    assert refusal.code is Code.XAER_NOTA, "forgotten means rolled back, as it is"
+
+
+def test_a_rollback_only_branch_is_forgotten_soon() -> None:
+    rules: Any = {"*": WORK}
+    world = world_of(**rules)
+    control, txn_id = begun(world, "worker", xid(1))
+    control.end(txn_id, fail=True)
+    world.pass_time(59)
+    assert len(world.container.registry) == 1
+    world.pass_time(2)
+    assert len(world.container.registry) == 0
+
+
+def test_branches_in_doubt_count_for_their_owner_behind_a_restart() -> None:
+    world = world_of(Limits(branches_per_user=1), worker={**WORK, "coordinate": "own"})
+    control, txn_id = begun(world, "worker", xid(1))
+    control.peer.post(control.peer.sender("orders"), "held", txn_id)
+    assert control.end(txn_id, prepare=True)[2] is None
+    again = world.crash()
+    refused = again.connect("worker").coordinator().outcome(_declare(xid(2)))[2]
+    assert refused is not None
+    assert refused.condition == Condition.RESOURCE_LIMIT
+
+
+def _declare(branch: Xid) -> bytes:
+    from dtx.protocol.commands import CONTROL, Declare  # noqa: PLC0415 — beside its use
+
+    return CONTROL.encode(Declare(Start(branch)))
+
+
+# --- fences ---------------------------------------------------------------------------------------------------
+OWN = {**WORK, "coordinate": "own"}
+
+
+def test_a_fence_of_who_may_coordinate_its_own_keeps_its_own_out_and_nobody_else() -> None:
+    world = world_of(owner=OWN, stranger=OWN, manager={**WORK, "coordinate": "all"})
+    assert world.connect("stranger").ask(Fence(1, b"global")) == OK
+    begun(world, "owner", xid(1))
+    refused = world.connect("stranger").coordinator().outcome(_declare(xid(2)))[2]
+    assert refused is not None
+    assert refused.code is Code.XA_RBOTHER
+    again = world.crash()
+    begun(again, "owner", xid(3))
+    assert again.connect("stranger").coordinator().outcome(_declare(xid(2)))[2] is not None
+    assert again.connect("manager").ask(Fence(1, b"global")) == OK
+    assert again.connect("owner").coordinator().outcome(_declare(xid(4)))[2] is not None
+    assert again.connect("stranger").ask(Fence(1, b"global", lift=True)) == OK
+    assert again.connect("stranger").coordinator().outcome(_declare(xid(2)))[2] is not None, "the manager's stands"
+
+
+def test_fences_of_an_earlier_version_stand_and_are_lifted_by_who_set_them() -> None:
+    world = world_of(owner=OWN, stranger=OWN, manager={**WORK, "coordinate": "all"})
+    batch_key = (1).to_bytes(4, "big") + b"global"
+    world.container.fences._put(batch_key, "owner", world.clock.wall_ms())
+    assert world.connect("owner").coordinator().outcome(_declare(xid(1)))[2] is not None
+    refused = world.connect("stranger").ask(Fence(1, b"global", lift=True))
+    assert isinstance(refused, Refusal)
+    assert world.connect("owner").ask(Fence(1, b"global", lift=True)) == OK
+    begun(world, "owner", xid(1))
+
+
+def test_one_user_does_not_use_up_the_fences_of_all() -> None:
+    world = world_of(Limits(fences_per_user=2), **{"*": OWN})
+    hungry = world.connect("hungry")
+    assert [hungry.ask(Fence(1, b"%d" % number)) == OK for number in range(3)] == [True, True, False]
+    assert world.connect("other").ask(Fence(1, b"x")) == OK
+    assert hungry.ask(Fence(1, b"0", lift=True)) == OK
+    assert hungry.ask(Fence(1, b"2")) == OK
+
+
+def test_who_may_coordinate_nothing_sets_no_fence() -> None:
+    refusal = world_of(worker=WORK).connect("worker").ask(Fence(1, b"global"))
+    assert isinstance(refusal, Refusal)
+    assert refusal.condition == Condition.UNAUTHORIZED
+
+
+# --- names ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["anonymous", "*"])
+def test_a_certificate_does_not_name_everybody_or_nobody(name: str) -> None:
+    assert external_server(b"", name).identity is None
+    table = Permissions.from_section({"anonymous": {"consume": ["secret"]}, "*": {"produce": ["public"]}})
+    assert table.may(Identity(name), Action.CONSUME, "secret") is False
+
+
+def test_an_address_is_not_cut_at_a_nul() -> None:
+    """The permission was checked, and the queue opened, for what stands before it."""
+    world = world_of(worker={"consume": ["orders"], "produce": ["orders"]}, manager=WORK)
+    world.connect("manager").sender("orders")
+    peer = world.connect("worker")
+    for receiver, index in ((True, 5), (False, 6)):
+        fields: list[Any] = ["link", Uint(7), receiver, None, None, None, None]
+        fields[5] = Described(Ulong(0x28), ["orders\0.secret"] if index == 5 else [])
+        fields[6] = Described(Ulong(0x29), ["orders\0.secret"] if index == 6 else [])
+        if not receiver:
+            fields.append(None)
+            fields += [None, Uint(0)]
+        before = len(peer.server.links)
+        peer.inject(frame(0x12, fields))
+        assert len(peer.server.links) == before
+        peer = world.connect("worker")
+    receiver_link = world.connect("worker").receiver("orders")
+    assert not closed(receiver_link), condition_of
+
+
+# --- where it listens -----------------------------------------------------------------------------------------
+def test_a_broker_with_users_and_no_permissions_listens_on_this_machine_only(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    set_password(users, "alice", "secret", iterations=4096)
+
+    async def start(host: str) -> None:
+        store = f"sqlite:///{tmp_path}/broker.db"
+        Broker(BrokerConfig(listen=(Address(host, 0),), users=users, store=store))
+
+    asyncio.run(start("127.0.0.1"))
+    with pytest.raises(PermissionsError, match=r"no permissions are configured, and the broker listens on 0\.0\.0\.0"):
+        asyncio.run(start("0.0.0.0"))  # noqa: S104

@@ -1,0 +1,368 @@
+"""A store that takes nothing, or not everything: who is concerned hears it, nothing is lost, and others go on.
+
+The internal errors of Universal Messaging's table are caused here: a store that fails for one message that is
+published, for what is said of one that is subscribed to, and for one payload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from proton import Delivery
+
+from dtx.protocol.addresses import branch_address
+from dtx.protocol.commands import Commit, Discharge, Prepare, Rollback, Start
+from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.encoding import encode
+from dtx.protocol.messages import value_message
+from dtx.protocol.replies import Result
+from dtx.store.contract import CHUNK, Batch, Step, StoreDamaged, StoreFull, StoreRefused
+from dtx.store.memory import Disk
+from tests.dtx.broker.peer import Peer, World, closed, condition_of, say_state
+from xa import Code, Xid
+
+if TYPE_CHECKING:
+    from proton import Receiver
+
+XID = Xid(7, b"gtrid", b"bqual")
+OK = Result(Code.XA_OK)
+
+
+@dataclass(slots=True)
+class PickyDisk(Disk):
+    """Does not take batches that post a poisoned message, or that delete one of `kept`."""
+
+    kept: set[int] = field(default_factory=set)
+
+    def apply(self, batch: Batch) -> None:
+        poisoned = any(b"poison" in payload for _, payload in batch.payloads)
+        if poisoned or self.kept.intersection(batch.dequeues):
+            raise StoreRefused("a constraint")
+        Disk.apply(self, batch)
+
+
+class Full:
+    """A store without space, as long as the test says so."""
+
+    def __init__(self) -> None:
+        self.now = False
+
+    def hook(self, step: Step) -> None:
+        if self.now and step is Step.BEFORE_WRITE:
+            raise StoreFull("no space left")
+
+
+@pytest.fixture
+def world() -> World:
+    """A broker over such a disk."""
+    return World(disk=PickyDisk())
+
+
+def refusal_of(delivery: Delivery) -> Refusal:
+    """Why a delivery was rejected."""
+    assert delivery.remote_state == Delivery.REJECTED
+    condition: Any = delivery.remote.condition
+    return Refusal.read(condition.name, condition.description, condition.info)
+
+
+def number_of(world: World, queue: str) -> int:
+    """The store's number of the only message in a queue."""
+    (entry,) = world.container.resource.queues[queue]
+    return entry.number
+
+
+# --- publishing
+def test_an_internal_error_while_publishing_is_fatal_and_others_go_on(world: World) -> None:
+    """The message is rejected and settled, its link closed; another link, and another connection in the same group, are
+    served."""
+    peer, other = world.connect(), world.connect()
+    sender, beside, theirs = peer.sender("q"), peer.sender("q"), other.sender("q")
+    poisoned = peer.send_octets(sender, value_message(encode("poison")), "p")
+    peer.exchange()  # what was said waits for the store, as
+    good = other.send_octets(theirs, value_message(encode("theirs")), "g")
+    other.exchange()  # this does: one group
+    world.pump()
+    assert refusal_of(poisoned).condition == Condition.INTERNAL_ERROR
+    assert poisoned.settled
+    assert closed(sender)
+    assert condition_of(sender).condition == Condition.INTERNAL_ERROR
+    assert good.remote_state == Delivery.ACCEPTED
+    assert not closed(theirs)
+    assert peer.post(beside, "mine").remote_state == Delivery.ACCEPTED
+    assert not world.stopped
+    assert world.container.resource.queues["q"].pending == 0
+    assert world.crash().connect().drained("q") == ["theirs", "mine"]
+
+
+def test_an_internal_error_at_the_discharge_rolls_back_and_others_go_on(world: World) -> None:
+    """What a transaction publishes is written at its discharge: so it is the discharge that is rejected, and the link
+    goes on."""
+    peer = world.connect()
+    control, sender = peer.coordinator(), peer.sender("q")
+    bad, good = control.declare(), control.declare()
+    peer.post(sender, "poison", bad)
+    peer.post(sender, "good", good)
+    refusal = control.refused(Discharge(bad))
+    assert refusal.condition == Condition.ROLLBACK
+    assert "a constraint" in refusal.description
+    control.discharge(good)
+    assert not closed(sender)
+    assert world.crash().connect().drained("q") == ["good"]
+
+
+def test_a_branch_that_the_store_does_not_take_is_not_prepared(world: World) -> None:
+    """Prepare answers XAER_RMERR with the internal error; the branch can be rolled back, or committed in one phase in
+    vain, and the next one is prepared."""
+    peer = world.connect()
+    control, sender = peer.coordinator(), peer.sender("q")
+    txn_id = control.declare(Start(XID))
+    peer.post(sender, "poison", txn_id)
+    control.discharge(txn_id)
+    reply = peer.ask(Prepare(XID))
+    assert isinstance(reply, Refusal)
+    assert (reply.condition, reply.code, reply.xid) == (Condition.INTERNAL_ERROR, Code.XAER_RMERR, XID)
+    reply = peer.ask(Commit(XID, one_phase=True))
+    assert isinstance(reply, Refusal)
+    assert (reply.condition, reply.code, reply.xid) == (Condition.ROLLBACK, Code.XA_RBOTHER, XID)
+    assert "a constraint" in reply.description
+    other = Xid(7, b"other")
+    txn_id = control.declare(Start(other))
+    peer.post(sender, "good", txn_id)
+    control.discharge(txn_id)
+    assert peer.ask(Prepare(other)) == OK
+    assert peer.ask(Commit(other)) == OK
+    assert world.crash().connect().drained("q") == ["good"]
+
+
+def test_a_commit_that_the_store_does_not_take_is_tried_again() -> None:
+    """A prepared branch stays so: commit says XA_RETRY, rollback XAER_RMFAIL, until the store takes it."""
+    disk = PickyDisk()
+    world = World(disk=disk)
+    peer = world.connect()
+    control, receiver = peer.coordinator(), peer.receiver("q", 1)
+    peer.post(peer.sender("q"), "work")
+    taken = peer.take(receiver)
+    assert taken is not None
+    txn_id = control.declare(Start(XID))
+    peer.retire(taken[0], txn_id)
+    control.discharge(txn_id)
+    assert peer.ask(Prepare(XID)) == OK
+    disk.kept.add(number_of(world, "q"))
+    reply = peer.ask(Commit(XID))
+    assert isinstance(reply, Refusal)
+    assert (reply.condition, reply.code) == (Condition.INTERNAL_ERROR, Code.XA_RETRY)
+    disk.kept.clear()
+    assert peer.ask(Commit(XID)) == OK
+    assert world.crash().connect().drained("q") == []
+
+
+# --- subscribing
+def one_taken(peer: Peer, queue: str, body: str) -> tuple[Receiver, Delivery]:
+    peer.post(peer.sender(queue), body)
+    receiver = peer.receiver(queue, 5)
+    taken = peer.take(receiver)
+    assert taken is not None
+    return receiver, taken[0]
+
+
+def test_an_internal_error_while_subscribing_is_fatal_and_others_go_on() -> None:
+    """An outcome that can't be made durable: the delivery is rejected and settled, its link closed. The message is not
+    given to others now, and comes again where it was not deleted."""
+    disk = PickyDisk()
+    world = World(disk=disk)
+    peer, other = world.connect(), world.connect()
+    receiver, delivery = one_taken(peer, "q", "first")
+    theirs, good = one_taken(other, "r", "second")
+    disk.kept.add(number_of(world, "q"))
+    delivery.update(Delivery.ACCEPTED)
+    world.pump()
+    assert refusal_of(delivery).condition == Condition.INTERNAL_ERROR
+    assert delivery.settled
+    assert condition_of(receiver).condition == Condition.INTERNAL_ERROR
+    good.update(Delivery.ACCEPTED)
+    world.pump()
+    assert good.remote_state == Delivery.ACCEPTED
+    assert good.settled
+    assert not closed(theirs)
+    assert peer.drained("q") == []
+    crashed = world.crash().connect()
+    assert crashed.drained("q") == ["first"]
+    assert crashed.drained("r") == []
+    disk.kept.clear()
+    world.pass_time(2)
+    assert world.crash().connect().drained("q") == []
+
+
+def test_an_internal_error_at_the_discharge_of_what_was_retired(world: World) -> None:
+    """The discharge is rejected, and the delivery is live: a later transaction can retire it."""
+    disk = world.disk
+    assert isinstance(disk, PickyDisk)
+    peer = world.connect()
+    control = peer.coordinator()
+    receiver, delivery = one_taken(peer, "q", "first")
+    disk.kept.add(number_of(world, "q"))
+    txn_id = control.declare()
+    peer.retire(delivery, txn_id)
+    assert control.refused(Discharge(txn_id)).condition == Condition.ROLLBACK
+    assert not closed(receiver)
+    disk.kept.clear()
+    txn_id = control.declare()
+    peer.retire(delivery, txn_id)
+    control.discharge(txn_id)
+    assert world.crash().connect().drained("q") == []
+
+
+@pytest.mark.parametrize("size", [10, CHUNK + 10])
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_payload_that_the_store_lacks_is_an_internal_error(size: int, *, settled: bool) -> None:
+    """Nobody is told that there was no such message: the link is closed, the message stays, other queues go on."""
+    world = World(cached_size=0)
+    peer = world.connect()
+    sender = peer.sender("q")
+    peer.post(sender, b"x" * size)
+    peer.post(peer.sender("r"), "other")
+    world.disk.pieces[number_of(world, "q")].popitem()
+    receiver = peer.receiver("q", 5, settled=settled)
+    refusal = condition_of(receiver)
+    assert refusal.condition == Condition.INTERNAL_ERROR
+    assert "q" in refusal.description
+    queue = world.container.resource.queues["q"]
+    assert (queue.depth, queue.held) == (1, 0)
+    assert peer.bodies(peer.receiver("r", 5)) == ["other"]
+    assert not world.stopped
+
+
+def test_a_branch_that_is_decided_while_it_is_read_is_not_read_as_a_whole() -> None:
+    """Who reads what a branch holds hears that it is gone, and gets no message cut off."""
+    world = World(cached_size=0)
+    peer, reader = world.connect(), world.connect()
+    control, sender, receiver = peer.coordinator(), peer.sender("q"), peer.receiver("q", 2)
+    peer.send_octets(sender, value_message(encode(b"x" * 2 * CHUNK)), "large")
+    world.pump()
+    delivery = receiver.current
+    assert delivery is not None
+    txn_id = control.declare(Start(XID))
+    say_state(delivery, 0x34, [txn_id, None])
+    receiver.recv(delivery.pending)
+    receiver.advance()
+    peer.retire(delivery, txn_id)
+    control.discharge(txn_id)
+    assert peer.ask(Prepare(XID)) == OK
+    (held,) = world.container.registry.find(XID).work.retired.values()
+    link = reader.session.receiver("read")
+    link.source.address = branch_address(XID)
+    link.open()
+    link.flow(10)
+    fetched = world.store.fetch_chunk
+
+    def decided(message: int, number: int, done: Any) -> None:
+        if number == 1:
+            world.disk.pieces.pop(held.entry.number, None)
+        fetched(message, number, done)
+
+    world.store.fetch_chunk = decided  # type: ignore[method-assign]
+    world.pump()
+    refusal = condition_of(link)
+    assert (refusal.condition, refusal.xid) == (Condition.ILLEGAL_STATE, XID)
+    assert link.current is None or not link.current.readable
+
+
+# --- no space
+def test_a_queue_that_was_made_while_there_was_no_space_keeps_its_messages() -> None:
+    """Its first message is refused, the later ones are accepted: they are there after a restart."""
+    full = Full()
+    world = World(hook=full.hook)
+    peer = world.connect()
+    full.now = True
+    sender = peer.sender("fresh")
+    first = peer.post(sender, "first")
+    assert refusal_of(first).condition == Condition.RESOURCE_LIMIT
+    assert not closed(sender)
+    full.now = False
+    control = peer.coordinator()
+    txn_id = control.declare(Start(XID))
+    peer.post(sender, "in a branch", txn_id)
+    control.discharge(txn_id)
+    assert peer.ask(Prepare(XID)) == OK
+    again = world.crash()
+    other = again.connect()
+    assert other.ask(Commit(XID)) == OK
+    assert other.post(other.sender("fresh"), "later").remote_state == Delivery.ACCEPTED
+    assert again.crash().connect().drained("fresh") == ["in a branch", "later"]
+
+
+def test_a_queue_without_messages_is_stored_when_there_is_space_again() -> None:
+    full = Full()
+    world = World(hook=full.hook)
+    full.now = True
+    world.connect().sender("fresh")
+    full.now = False
+    assert "fresh" not in world.crash().container.resource.queues
+    world.pass_time(2)
+    assert "fresh" in world.crash().container.resource.queues
+
+
+def test_an_outcome_waits_for_space() -> None:
+    """A message was accepted while there was no space: the outcome is in force, and told, as soon as there is."""
+    full = Full()
+    world = World(hook=full.hook)
+    peer = world.connect()
+    receiver, delivery = one_taken(peer, "q", "first")
+    full.now = True
+    delivery.update(Delivery.ACCEPTED)
+    world.pump()
+    world.pass_time(2)
+    told = bool(delivery.settled)
+    assert not told
+    full.now = False
+    world.pass_time(2)
+    assert delivery.settled
+    assert not closed(receiver)
+    assert world.crash().connect().drained("q") == []
+
+
+def test_a_rollback_waits_for_space() -> None:
+    full = Full()
+    world = World(hook=full.hook)
+    peer = world.connect()
+    control = peer.coordinator()
+    txn_id = control.declare(Start(XID))
+    peer.post(peer.sender("q"), "x", txn_id)
+    control.discharge(txn_id)
+    assert peer.ask(Prepare(XID)) == OK
+    full.now = True
+    reply = peer.ask(Rollback(XID))
+    assert isinstance(reply, Refusal)
+    assert (reply.condition, reply.code) == (Condition.RESOURCE_LIMIT, Code.XAER_RMFAIL)
+    full.now = False
+    assert peer.ask(Rollback(XID)) == OK
+
+
+def test_a_commit_in_one_phase_tells_that_there_is_no_space() -> None:
+    full = Full()
+    world = World(hook=full.hook)
+    peer = world.connect()
+    control = peer.coordinator()
+    txn_id = control.declare(Start(XID))
+    peer.post(peer.sender("q"), "x", txn_id)
+    control.discharge(txn_id)
+    full.now = True
+    reply = peer.ask(Commit(XID, one_phase=True))
+    assert isinstance(reply, Refusal)
+    assert (reply.condition, reply.code, reply.xid) == (Condition.ROLLBACK, Code.XA_RBOTHER, XID)
+    assert "no space left" in reply.description
+    full.now = False
+    assert world.crash().connect().drained("q") == []
+
+
+# --- damage
+def test_messages_of_no_queue_are_damage() -> None:
+    """A store that has lost a queue is not opened as if its messages had never been."""
+    world = World()
+    peer = world.connect()
+    peer.post(peer.sender("q"), "x")
+    world.disk.queues.clear()
+    with pytest.raises(StoreDamaged, match="a queue that it does not have"):
+        world.crash()

@@ -1,0 +1,38 @@
+"""A node with reference resource managers that any command reaches."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.xabridge.cli.field import Field, Said
+from xabridge.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Field]:
+    """The node; commands in this process find its resource managers too."""
+    made = Field(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "plugin")
+    yield made
+    made.close()
+    logging.getLogger("xabridge").propagate = True
+
+
+@pytest.fixture
+def xabridge(field: Field, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Runs a command in this process, with the node's configuration."""
+
+    def run(*arguments: str) -> Said:
+        capsys.readouterr()
+        code = main([*arguments, "--config", str(field.config)])
+        out, err = capsys.readouterr()
+        return Said(code, out.replace(str(field.folder), "/field"), err.replace(str(field.folder), "/field"))
+
+    return run

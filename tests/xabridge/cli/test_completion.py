@@ -1,0 +1,57 @@
+"""xabridge completion: the scripts, and what bash makes of one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.xabridge.cli.field import ROOT
+from xabridge.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_one_the_shell_takes(shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("recover", "doctor", "rollback", "heuristic", "gone", "older-than", "xabridge recover list --names"):
+        assert word in script
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"{shell} is not installed")
+    path = tmp_path / "script"
+    path.write_text(script)
+    assert subprocess.run([program, "-n", path], check=False).returncode == 0
+
+
+def test_bash_completes(tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    assert bash is not None
+    script = subprocess.run(
+        [sys.executable, "-m", "xabridge.cli", "completion", "bash"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    ).stdout
+    path = tmp_path / "completion"
+    path.write_text(
+        script
+        + "\nxabridge() { echo orders-1·3fa91c·8231; }\n"
+        + 'ask() { COMP_WORDS=(xabridge "$@"); COMP_CWORD=$#; COMPREPLY=(); '
+        + '$(complete -p xabridge | sed \'s/.*-F \\([^ ]*\\) .*/\\1/\') xabridge "${@: -1}" "${@: -2:1}"; '
+        + 'echo "${COMPREPLY[*]}"; }\n'
+        + "ask rec; ask recover ro; ask recover rollback --h; ask recover show ord\n"
+    )
+    said = subprocess.run([bash, "--norc", path], capture_output=True, text=True, check=True, cwd=tmp_path)
+    completed = said.stdout.splitlines()
+    assert completed[0].split() == ["recover"], said
+    assert completed[1].split() == ["rollback"], said
+    assert set(completed[2].split()) == {"--help", "--heuristic"}, said
+    assert completed[3].split() == ["orders-1·3fa91c·8231"], said

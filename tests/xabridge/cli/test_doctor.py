@@ -1,0 +1,202 @@
+"""xabridge doctor: what it checks, what it says to mend, and that it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.xabridge.cli.field import OTHER_LOG, xid_of
+from tm.log import Branch, Heuristic
+from tm.log.examination import examine_folder, file_system_of
+from xa import Code
+from xa.diagnosis import Check, Diagnosis, Health
+from xabridge.cli.doctor import lines
+from xabridge.cli.examining import Examined, examine_survey
+from xabridge.cli.survey import Survey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.xabridge.cli.field import Field, Said
+
+    Xabridge = Callable[..., Said]
+
+
+def checks(xabridge: Xabridge) -> dict[tuple[str, str], dict[str, Any]]:
+    """Each check by what it is of and what it checks; kinds of disk are the machine's."""
+    value = json.loads(xabridge("doctor", "--json").out)
+    return {(check["of"], check["check"]): check for check in value["checks"] if check["check"] != "disk"}
+
+
+def test_all_is_well(field: Field, xabridge: Xabridge) -> None:
+    field.open_log().close()
+    found = checks(xabridge)
+    assert {check["health"] for check in found.values()} == {"ok"}, found
+    assert found.keys() == {
+        ("config", "configuration"),
+        ("log", "folder"),
+        ("log", "content"),
+        ("broker", "reachable"),
+        ("shop", "reachable"),
+        ("decisions", "decisions"),
+        ("orphans", "orphans"),
+        ("node", "node id"),
+        ("clock", "clock"),
+    }
+    assert found["log", "content"]["found"] == "log abababababababab, opened 1 time"
+    assert found["decisions", "decisions"]["found"] == "none is open"
+
+
+def test_decisions_are_counted_as_list_counts_them(field: Field, xabridge: Xabridge) -> None:
+    """One whose branch is in doubt, and two that are carried out and whose end was not noted."""
+    for number in (1, 2, 3):
+        field.decide(field.gtrid(number), "broker", "shop")
+    field.prepare("shop", field.gtrid(2))
+    told = (
+        "3 decisions open: 1 of transactions in doubt and 2 carried out everywhere, which the next recovery pass ends"
+    )
+    assert checks(xabridge)["decisions", "decisions"]["found"] == told
+    said = " ".join(xabridge("recover", "list").out.split())
+    assert "1 transaction in doubt on" in said
+    assert said.endswith("2 decisions more are carried out everywhere; the next recovery pass ends that")
+    value = json.loads(xabridge("recover", "list", "--json").out)
+    assert (value["open_decisions"], value["carried_out"]) == (1, 2)
+    assert xabridge("recover", "run").code == 0
+    assert checks(xabridge)["decisions", "decisions"]["found"] == "none is open"
+
+
+def test_it_leaves_the_folder_as_it_was(field: Field, xabridge: Xabridge) -> None:
+    xabridge("doctor")
+    assert not field.log_folder.exists()
+    field.open_log().close()
+    before = sorted((path.name, path.read_bytes()) for path in field.log_folder.iterdir())
+    xabridge("doctor")
+    assert sorted((path.name, path.read_bytes()) for path in field.log_folder.iterdir()) == before
+    assert not list(field.folder.glob("doctor*"))
+
+
+def test_for_people(field: Field, xabridge: Xabridge) -> None:
+    field.open_log().close()
+    field.configure("broker", urls=[("a-name-that-is-long", field.url("shop", socket="nowhere"))])
+    said = xabridge("doctor")
+    assert said.code == 1
+    assert "ok    broker     reference://broker, in this machine's memory\n" in said.out
+    assert "fail  a-name-that-is-long\n" in said.out
+    assert "                 start the process that serves it\n" in said.out
+    assert said.out.splitlines()[-1].endswith(", 1 fail")
+    assert max(map(len, said.out.splitlines())) <= 80
+
+
+def test_a_configuration_that_is_no_good(field: Field, xabridge: Xabridge) -> None:
+    field.config.write_text("nodes = 1\n")
+    said = xabridge("doctor")
+    assert said.code == 1
+    assert "fail config /field/xabridge.toml: nodes: unknown key; known are" in " ".join(said.out.split())
+    field.config.write_text('node = "n"\nlog = "file:///tmp/x"\n[resources]\na = "gopher://x"\n')
+    assert "registered for gopher://" in " ".join(xabridge("doctor").out.split())
+
+
+def test_no_log_and_nobody_who_decides(field: Field, xabridge: Xabridge) -> None:
+    field.config.write_text('node = "n"\n')
+    found = checks(xabridge)
+    assert found["log", "place"]["health"] == "fail"
+    assert found["config", "configuration"]["health"] == "warn"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    (check,) = examine_folder(tmp_path)
+    assert check.health is Health.FAIL
+    tmp_path.chmod(0o700)
+
+
+def test_a_folder_that_is_not_there(field: Field, xabridge: Xabridge) -> None:
+    text = field.config.read_text().replace("/log", "/missing/log")
+    field.config.write_text(text)
+    check = checks(xabridge)["log", "folder"]
+    assert check["health"] == "fail"
+    assert check["mend"].startswith("make it: mkdir -p /")
+
+
+def test_a_log_of_another_node(field: Field, xabridge: Xabridge) -> None:
+    field.open_log().close()
+    field.config.write_text(field.config.read_text().replace("orders-1", "orders-9"))
+    assert checks(xabridge)["log", "content"]["found"] == "another node's: orders-1"
+
+
+def test_a_log_that_is_damaged(field: Field, xabridge: Xabridge) -> None:
+    field.open_log().close()
+    (segment,) = field.log_folder.glob("segment-*")
+    segment.write_bytes(b"?" + segment.read_bytes()[1:])
+    check = checks(xabridge)["log", "content"]
+    assert check["health"] == "fail"
+    assert "is damaged at octet 0" in check["found"]
+
+
+def test_orphans(field: Field, xabridge: Xabridge) -> None:
+    field.open_log().close()
+    field.prepare("shop", field.gtrid(1))
+    assert checks(xabridge)["orphans", "orphans"]["health"] == "ok", "it is young"
+    field.now += 301
+    check = checks(xabridge)["orphans", "orphans"]
+    assert (check["health"], check["found"]) == ("warn", "1 branch in doubt, the oldest for 5 m")
+
+
+def test_heuristics(field: Field, xabridge: Xabridge) -> None:
+    log = field.open_log()
+    log.note_heuristic(Heuristic(Branch("shop", xid_of(field.gtrid(1), "shop")), Code.XA_HEURMIX))
+    log.close()
+    found = checks(xabridge)
+    assert found["log", "content"]["health"] == "warn"
+    assert found["orphans", "orphans"]["found"] == "1 branch in doubt, 1 completed on their own"
+
+
+def test_node_ids_that_clash(field: Field, xabridge: Xabridge) -> None:
+    field.open_log().close()
+    field.prepare("shop", field.gtrid(1, log_id=OTHER_LOG))
+    check = checks(xabridge)["node", "node id"]
+    assert check["health"] == "fail"
+    assert check["found"] == (
+        "1 transaction of node orders-1 in doubt whose decisions are in log 7f3a000000000001 (incarnation 3fa91c)"
+    )
+
+
+def test_a_resource_manager_that_does_not_diagnose_is_opened(field: Field, xabridge: Xabridge) -> None:
+    field.configure(
+        urls=[
+            ("shop", field.url("shop", scheme="plain-test")),
+            ("gone", field.url("shop", scheme="plain-test", socket="nowhere")),
+        ]
+    )
+    found = checks(xabridge)
+    assert found["shop", "opened"]["health"] == "ok"
+    assert found["gone", "opened"]["mend"] == "start it, or let this machine reach it; its place is resources.gone.url"
+    assert ("gone", "in doubt") not in found, "said once"
+
+
+@pytest.mark.parametrize(("ahead_s", "health"), [(4.9, Health.OK), (-37.0, Health.WARN), (5.0, Health.WARN)])
+def test_clocks(ahead_s: float, health: Health) -> None:
+    told = {"shop": Diagnosis((), ahead_s), "broker": Diagnosis((), None)}
+    (clock,) = [of.check for of in examine_survey(Survey("n", 2, ()), told) if of.subject == "clock"]
+    assert clock.health is health
+    if ahead_s < 0:
+        assert "shop 37 s behind" in clock.found
+
+
+def test_what_a_folder_is_kept_on(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text("overlay / overlay rw 0 0\ntmpfs /var/a\\040b tmpfs rw 0 0\n/dev/sda1 /var ext4 rw 0 0\n")
+    assert file_system_of(Path("/var/lib/log"), mounts) == "ext4"
+    assert file_system_of(Path("/var/a b/log"), mounts) == "tmpfs"
+    assert file_system_of(Path("/srv"), mounts) == "overlay"
+    assert file_system_of(tmp_path, tmp_path / "nothing") is None
+
+
+def test_lines_are_safe_to_show() -> None:
+    (line,) = lines(Examined("x\x1b", Check(Health.OK, "it", "a\x07b")))
+    assert line == "ok    x\\x1b      a\\x07b"

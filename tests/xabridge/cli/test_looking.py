@@ -1,0 +1,392 @@
+"""recover list, show and watch: what an operator sees, as it is printed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.xabridge.cli.field import NODE, OTHER_LOG, OTHERS
+from tm import TransactionManager, configuration_from
+from tm.log import Branch, Heuristic
+from xa import Code, Xid
+from xabridge.cli.progress import Progress
+from xabridge.cli.site import Site
+from xabridge.cli.survey import survey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.xabridge.cli.field import Field, Said
+
+    Xabridge = Callable[..., Said]
+
+FOREIGN = Xid(4660, b"somebody else's transaction, with a long name", b"branch")
+
+
+def fill(field: Field) -> None:
+    """A bit of everything: decided, another node's, another manager's, undecided; and one that can't be reached."""
+    decided = field.gtrid(8231)
+    field.decide(decided, "broker", "shop")
+    field.prepare("broker", decided, "a", "b")
+    field.prepare("shop", decided, "c")
+    field.now += 240
+    field.prepare("shop", field.gtrid(114, node="orders-2", log_id=OTHER_LOG, incarnation=OTHERS), "d")
+    field.now += 100
+    field.prepare("shop", b"", "e", xid=FOREIGN)
+    field.prepare("broker", field.gtrid(9000), "f")
+    field.configure("broker", "shop", urls=[("analytics", field.url("analytics", socket="nowhere"))])
+
+
+NARROW = """\
+XID                           AGE    STATE        DECISION  HELD BY
+orders-1·3fa91c·8231          5 m    prepared     commit    broker
+    2 keys locked in broker
+                              5 m    prepared     commit    shop
+    1 key locked in shop
+orders-2·c07d11·114           100 s  prepared     unknown   shop
+    1 key locked in shop
+    another node's: its log is not here (node orders-2, log 7f3a000000000001)
+4660_c29tZWJvZHkgZWxzZSdzIHRyYW5zYWN0aW9uLCB3aXRoIGEgbG9uZyBuYW1l
+                              0 s    prepared     unknown   shop
+    1 key locked in shop
+    another transaction manager's (format id 4660): its log is not here
+orders-1·3fa91c·9000          0 s    prepared     none      broker
+    1 key locked in broker
+4 transactions in doubt on 2 resource managers, 1 of them not xabridge's
+analytics could not be reached: analytics can't be reached at /field/nowhere
+"""
+
+WIDE = """\
+XID                               NODE      AGE    STATE     DECISION  HELD BY  HOLDS
+orders-1·3fa91c·8231              orders-1  5 m    prepared  commit    broker   2 keys locked in broker
+                                            5 m    prepared  commit    shop     1 key locked in shop
+orders-2·c07d11·114               orders-2  100 s  prepared  unknown   shop     1 key locked in shop
+    another node's: its log is not here (node orders-2, log 7f3a000000000001)
+4660_c29tZWJvZHkgZWxzZSdzIHRyYW…  -         0 s    prepared  unknown   shop     1 key locked in shop
+    another transaction manager's (format id 4660): its log is not here
+orders-1·3fa91c·9000              orders-1  0 s    prepared  none      broker   1 key locked in broker
+4 transactions in doubt on 2 resource managers, 1 of them not xabridge's
+"""
+
+
+def joined(text: str) -> str:
+    """Without the line breaks of the last paragraph, which depend on how long a path is."""
+    head, found, tail = text.partition("analytics could not")
+    return head + " ".join((found + tail).split()) + ("\n" if found else "")
+
+
+def test_the_narrow_table(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    said = xabridge("recover", "list")
+    assert joined(said.out) == NARROW
+    assert said.code == 4
+    assert max(map(len, NARROW.splitlines())) <= 80
+
+
+def test_the_wide_table(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    assert xabridge("recover", "list", "--wide").out.startswith(WIDE)
+
+
+def test_nothing_in_doubt(field: Field, xabridge: Xabridge) -> None:
+    said = xabridge("recover", "list")
+    assert (said.code, said.out, said.err) == (0, "nothing in doubt on 2 resource managers\n", "")
+    assert not field.log_folder.exists(), "looking makes no log"
+
+
+def test_what_others_have_in_doubt_is_shown_and_no_trouble_of_ours(field: Field, xabridge: Xabridge) -> None:
+    """Many transaction managers write their xids into PostgreSQL's gids in the same form."""
+    field.prepare("shop", b"", "e", xid=FOREIGN)
+    for action in (("list",), ("list", "--json"), ("list", "--names"), ("show", str(FOREIGN))):
+        said = xabridge("recover", *action)
+        assert said.code == 0, action
+        assert "4660_" in said.out or "4660" in said.out
+    assert "1 transaction in doubt on 1 resource manager, 1 of them not xabridge" in xabridge("recover", "list").out
+    field.prepare("shop", field.gtrid(9000), "f")
+    assert xabridge("recover", "list").code == 3
+
+
+def test_looking_needs_no_lock_and_takes_none(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    log = field.open_log()
+    try:
+        assert "orders-1·3fa91c·8231          5 m    prepared     commit    broker" in xabridge("recover", "list").out
+    finally:
+        log.close()
+
+
+def test_beside_a_manager_at_work(field: Field, xabridge: Xabridge) -> None:
+    field.configure("broker", "shop")
+    with TransactionManager.from_config(field.config) as tm:
+        with tm.begin() as tx:
+            tx["broker"].write("k", 1)
+            tx["shop"].write("k", 1)
+            assert xabridge("recover", "list").code == 0
+        assert xabridge("recover", "list").code == 0
+        assert xabridge("doctor").code in {0, 1}  # the test's folder may be kept in memory
+        with tm.begin() as tx:
+            tx["broker"].write("k", 2)
+            tx["shop"].write("k", 2)
+    assert field.stores["shop"].data == {"k": 2}
+
+
+FILTERS = {
+    "a node": (["--node", "orders-2"], ["orders-2·c07d11·114"]),
+    "two nodes": (
+        ["--node", "orders-2", "--node", NODE],
+        ["orders-1·3fa91c·8231", "orders-2·c07d11·114", "orders-1·3fa91c·9000"],
+    ),
+    "a resource manager": (["--rm", "broker"], ["orders-1·3fa91c·8231", "orders-1·3fa91c·9000"]),
+    "an age": (["--older-than", "2m"], ["orders-1·3fa91c·8231"]),
+    "a state": (["--state", "heuristic"], []),
+    "all of them": (
+        ["--node", NODE, "--rm", "shop", "--state", "prepared", "--older-than", "1s"],
+        ["orders-1·3fa91c·8231"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "names"), FILTERS.values(), ids=FILTERS)
+def test_filters(field: Field, xabridge: Xabridge, arguments: list[str], names: list[str]) -> None:
+    fill(field)
+    field.configure("broker", "shop")
+    said = xabridge("recover", "list", "--names", *arguments)
+    assert said.out.splitlines() == names
+    assert said.code == (3 if names else 0)
+
+
+def test_a_filter_keeps_the_other_branches_of_what_it_finds(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    value = json.loads(xabridge("recover", "list", "--rm", "shop", "--node", NODE, "--json").out)
+    (transaction,) = value["transactions"]
+    assert [branch["resource"] for branch in transaction["branches"]] == ["broker", "shop"]
+
+
+def test_json(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    value = json.loads(xabridge("recover", "list", "--json").out)
+    assert value["unreachable"].keys() == {"analytics"}
+    assert value["complete"] is False
+    first = value["transactions"][0]
+    assert first["name"] == "orders-1·3fa91c·8231"
+    assert (first["node"], first["log"], first["sequence"], first["decision"]) == (NODE, "ab" * 8, 8231, "commit")
+    branch = first["branches"][0]
+    assert Xid.parse(branch["xid"]).gtrid.hex() == first["gtrid"]
+    assert branch["age_s"] == 340.0
+    assert branch["holds"] == [{"relation": "locked", "place": "broker", "unit": "key", "count": 2, "note": ""}]
+
+
+def test_a_decided_branch_that_is_finished_is_shown_with_the_others(field: Field, xabridge: Xabridge) -> None:
+    decided = field.gtrid(1)
+    field.decide(decided, "broker", "shop", "analytics")
+    field.prepare("broker", decided)
+    out = xabridge("recover", "list").out
+    assert "not reached  commit    analytics" in out, "not configured, so nobody knows"
+    assert "finished     commit    shop" in out
+    assert "1 transaction in doubt on 2 resource managers" in out
+
+
+def test_a_decision_whose_branches_are_all_gone_is_nothing_in_doubt(field: Field, xabridge: Xabridge) -> None:
+    field.decide(field.gtrid(1), "broker", "shop")
+    assert xabridge("recover", "list").code == 0
+
+
+def test_a_branch_of_a_later_opening_shows_an_old_copy_of_the_log(field: Field, xabridge: Xabridge) -> None:
+    field.open_log().close()
+    field.prepare("shop", field.gtrid(1, incarnation=b"\x09" * 8))
+    out = " ".join(xabridge("recover", "list").out.split())
+    assert "prepared unknown shop" in out
+    assert "an old copy, which can't know what was decided since" in out
+
+
+def test_heuristic_outcomes_of_the_resource_manager_and_of_the_log(field: Field, xabridge: Xabridge) -> None:
+    one, two = field.gtrid(1), field.gtrid(2)
+    field.open_log().close()
+    xid = field.prepare("shop", one)
+    field.stores["shop"].complete_heuristically(xid, Code.XA_HEURMIX)
+    log = field.open_log()
+    log.note_heuristic(Heuristic(Branch("broker", Xid(xid.format_id, two, b"broker")), Code.XA_HEURRB))
+    log.close()
+    value = json.loads(xabridge("recover", "list", "--json").out)
+    shown = {view["name"]: (view["decision"], view["branches"][0]["outcome"]) for view in value["transactions"]}
+    assert shown == {"orders-1·3fa91c·1": ("ended", "XA_HEURMIX"), "orders-1·3fa91c·2": ("ended", "XA_HEURRB")}
+
+
+def test_a_resource_manager_that_tells_only_xids(field: Field, xabridge: Xabridge) -> None:
+    field.open_log().close()
+    field.prepare("shop", field.gtrid(1))
+    field.configure(urls=[("shop", field.url("shop", scheme="plain-test"))])
+    assert "orders-1·3fa91c·1             ?      in doubt     none      shop\n" in xabridge("recover", "list").out
+
+
+def test_a_log_that_is_damaged_keeps_nobody_from_looking(field: Field, xabridge: Xabridge) -> None:
+    field.open_log().close()
+    field.prepare("shop", field.gtrid(1))
+    (segment,) = field.log_folder.glob("segment-*")
+    octets = bytearray(segment.read_bytes())
+    octets[100] ^= 1
+    segment.write_bytes(octets)
+    said = xabridge("recover", "list")
+    assert said.code == 4
+    assert "the decisions could not be read: " in " ".join(said.out.split())
+    assert "prepared     unknown   shop" in said.out
+
+
+def test_names_that_would_move_the_cursor_are_shown_escaped(field: Field, xabridge: Xabridge) -> None:
+    field.configure(urls=[("shop", field.url("shop")), ('"sh\\u001b[2J"', field.url("shop", socket="nowhere"))])
+    field.prepare("shop", field.gtrid(1))
+    out = xabridge("recover", "list").out
+    assert "\x1b" not in out
+    assert "sh\\x1b[2J could not be reached" in out
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+SHOWN = """\
+orders-1·3fa91c·8231
+  node      orders-1 (this one)
+  log       abababababababab, incarnation 3fa91c0000000001, number 8231
+  decision  commit: the log says so; recovery commits what is left
+  broker    prepared for 5 m
+            holds 2 keys locked in broker
+            xid 1480671793_b3JkZXJzLTEAq6urq6urq6s/qRwAAAAAAQAAAAAAACAn_YnJva2Vy
+  shop      prepared for 5 m
+            holds 1 key locked in shop
+            xid 1480671793_b3JkZXJzLTEAq6urq6urq6s/qRwAAAAAAQAAAAAAACAn_c2hvcA==
+  next      xabridge recover run, unless the transaction manager of this node
+            runs: it recovers by itself
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["orders-1·3fa91c·8231", "orders-1:3fa91c:8231", "orders-1/3fa91c/8231",
+     "1480671793_b3JkZXJzLTEAq6urq6urq6s/qRwAAAAAAQAAAAAAACAn",
+     "1480671793_b3JkZXJzLTEAq6urq6urq6s/qRwAAAAAAQAAAAAAACAn_c2hvcA=="],
+)  # fmt: skip
+def test_show_by_any_of_its_names(field: Field, xabridge: Xabridge, name: str) -> None:
+    fill(field)
+    field.configure("broker", "shop")
+    said = xabridge("recover", "show", name)
+    assert (said.code, said.out) == (3, SHOWN)
+
+
+def test_show_by_a_beginning(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    assert "made by   another transaction manager (format id 4660)" in xabridge("recover", "show", "4660_c29t…").out
+
+
+def test_a_beginning_that_two_have(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    field.configure("broker", "shop")
+    said = xabridge("recover", "show", "1480671793_b3JkZXJzLTE")
+    assert said.code == 1
+    assert "this names 2 transactions, say which by the xid: 1480671793_" in said.err
+
+
+def test_what_is_not_in_doubt_is_not_shown(field: Field, xabridge: Xabridge) -> None:
+    assert xabridge("recover", "show", "orders-1·3fa91c·5").code == 1
+    fill(field)
+    said = xabridge("recover", "show", "orders-1·3fa91c·5")
+    assert said.code == 4, "it may be where nobody could look"
+    assert "orders-1·3fa91c·5: no such transaction is in doubt here" in said.err
+
+
+# --- watch ------------------------------------------------------------------------------------------------------------
+def test_watch_tells_changes_until_it_is_interrupted(field: Field) -> None:
+    field.open_log().close()
+    xid = field.prepare("shop", field.gtrid(1))
+    with field.popen("recover", "watch", "--interval", "0.05s") as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert first[9:] == "+ orders-1·3fa91c·1 on shop: prepared, decision none\n"
+        store = field.stores["shop"]
+        store.partition()
+        assert process.stdout.readline()[9:].startswith("+ shop: could not be reached: ")
+        store.heal()
+        assert process.stdout.readline()[9:] == "- shop\n", "and the branch was never said to be gone"
+        with store.lock:
+            store.rollback(store.known[xid])
+        assert process.stdout.readline()[9:] == "- orders-1·3fa91c·1 on shop\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+def test_looking_again_after_an_outage(field: Field) -> None:
+    field.open_log().close()
+    field.prepare("shop", field.gtrid(1))
+    with Site(configuration_from(field.config), Progress(sys.stderr)) as site:
+        assert not site.look().unreachable
+        for _ in range(2):
+            field.stores["shop"].partition()
+            assert site.look().unreachable.keys() == {"shop"}
+            field.stores["shop"].heal()
+            found = survey(site.look())
+            assert found.complete
+            assert [view.name for view in found.transactions] == ["orders-1·3fa91c·1"]
+
+
+def test_watch_on_a_terminal(field: Field) -> None:
+    fill(field)
+    screen = field.on_a_terminal(["recover", "watch", "--interval", "0.05s"], until="could not be reached")
+    assert "xabridge recover watch · node orders-1 · " in screen
+    assert "orders-1·3fa91c·8231          5 m    prepared     commit    broker" in screen
+
+
+def test_usage(field: Field, xabridge: Xabridge) -> None:
+    with pytest.raises(SystemExit) as wrong:
+        xabridge("recover", "list", "--older-than", "soon")
+    assert wrong.value.code == 2
+    field.config.write_text('node = "two words"\n')
+    said = xabridge("recover", "list")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("xabridge recover: /field/xabridge.toml: node: node id 'two words'")
+    field.config.write_text('node = "n"\n[resources]\na = "gopher://x"\n')
+    said = xabridge("recover", "run")
+    assert said.code == 2
+    assert said.err.startswith(
+        "xabridge recover: /field/xabridge.toml: resources.a.url: no resource manager is registered for gopher"
+    )
+
+
+def test_help_tells_the_exit_codes(capsys: pytest.CaptureFixture[str], xabridge: Xabridge) -> None:
+    with pytest.raises(SystemExit):
+        xabridge("recover", "list", "--help")
+    assert dedent("6 log in use, nothing done") in capsys.readouterr().out
+
+
+def test_many_are_summed_up(field: Field, xabridge: Xabridge) -> None:
+    """Fifty are listed, the oldest first; of the others how many there are of each kind. All of them with --all."""
+    field.open_log().close()
+    for number in range(70):
+        field.prepare("broker", field.gtrid(number))
+        field.prepare("shop", field.gtrid(number))
+        field.now += 1
+    field.prepare("shop", b"", "e", xid=FOREIGN)
+    said = xabridge("recover", "list")
+    assert said.code == 3
+    assert "orders-1·3fa91c·49 " in said.out
+    assert "orders-1·3fa91c·50 " not in said.out
+    assert said.out.endswith(
+        """\
+… and 21 transactions more; --all lists them:
+    20  orders-1, decision none: prepared on broker and shop, oldest 20 s
+    1  foreign, decision unknown: prepared on shop, oldest 0 s
+71 transactions in doubt on 2 resource managers, 1 of them not xabridge's
+"""
+    )
+    everything = xabridge("recover", "list", "--all").out
+    assert all(f"orders-1·3fa91c·{number} " in everything for number in range(70))
+    assert len(xabridge("recover", "list", "--names").out.splitlines()) == 71
+    assert len(json.loads(xabridge("recover", "list", "--json").out)["transactions"]) == 71
+    said = xabridge("recover", "run", "--dry-run")
+    assert len(said.out.splitlines()) < 2 * 55
+    assert "… and 21 transactions more (--all tells of each):" in said.out
+    assert len(xabridge("recover", "run", "--dry-run", "--all").out.splitlines()) >= 2 * 70
+    said = xabridge("recover", "run")
+    assert len(said.out.splitlines()) < 55
+    assert "20 rolled back on broker, shop" in " ".join(said.out.split())

@@ -1,0 +1,167 @@
+"""The commands over real databases: what prepared transactions hold there, and what doctor says of a server."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from tests.postgres import Postgres
+from tm import TransactionManager
+from xa import FORMAT_ID, Gtrid, Xid
+from xabridge.cli import main
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Shop:
+    """A node with two databases, and the commands for it."""
+
+    def __init__(self, folder: Path, urls: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+        self.config = folder / "xabridge.toml"
+        self.urls = urls
+        resources = "\n".join(f'{name} = "{url}"' for name, url in urls.items())
+        self.config.write_text(f'node = "orders-1"\nlog = "file://{folder}/log"\n[resources]\n{resources}\n')
+        self._capsys = capsys
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        self._capsys.readouterr()
+        code = main([*arguments, "--config", str(self.config)])
+        return code, self._capsys.readouterr().out
+
+    def sql(self, name: str, statement: str) -> list[tuple[object, ...]]:
+        with psycopg.connect(self.urls[name], autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def prepare(
+        self, name: str, statement: str, sequence: int, log_id: bytes = b"\x7f" * 8, incarnation: bytes | int = 1
+    ) -> Xid:
+        """A prepared transaction of this node's name, with another log."""
+        xid = Xid(FORMAT_ID, Gtrid("orders-1", log_id, incarnation, sequence).encode(), name.encode())
+        self.sql(name, f"BEGIN; {statement}; PREPARE TRANSACTION '{xid}'")
+        return xid
+
+
+@pytest.fixture
+def shop(tmp_path: Path, postgres: Postgres, capsys: pytest.CaptureFixture[str]) -> Iterator[Shop]:
+    made = Shop(tmp_path, {name: postgres.create_database() for name in ("shop", "stock")}, capsys)
+    for name in made.urls:
+        made.sql(name, "CREATE TABLE orders (id int PRIMARY KEY)")
+        made.sql(name, 'CREATE TABLE "odd table\n" (id int)')
+    yield made
+    for url in made.urls.values():
+        with psycopg.connect(url, autocommit=True) as connection:
+            for (gid,) in connection.execute(
+                "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+            ).fetchall():
+                connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+
+
+def opened_log(shop: Shop) -> tuple[bytes, bytes]:
+    """The node's log exists from here on."""
+    with TransactionManager.from_config(shop.config) as tm:
+        assert tm.log is not None
+        return tm.log.log_id, tm.log.incarnation
+
+
+def test_what_is_held_and_by_whom(shop: Shop) -> None:
+    shop.prepare("shop", 'INSERT INTO orders VALUES (1), (2); SELECT FROM "odd table\n"', 1)
+    shop.prepare("stock", 'TRUNCATE "odd table\n"; INSERT INTO orders VALUES (3)', 1)
+    code, out = shop.run("recover", "list", "--json")
+    assert code == 3
+    (transaction,) = json.loads(out)["transactions"]
+    branches = {branch["resource"]: branch for branch in transaction["branches"]}
+    (rows,) = branches["shop"]["holds"]
+    assert (rows["place"], rows["unit"], rows["count"]) == ("public.orders", "row", None)
+    assert rows["note"] == "RowExclusiveLock"
+    assert [held["place"] for held in branches["stock"]["holds"]] == ["public.odd table\n", "public.orders"]
+    assert branches["stock"]["holds"][0]["unit"] == "table"
+    assert branches["shop"]["owner"] == "postgres"
+    assert 0 <= branches["shop"]["age_s"] < 3600
+    code, out = shop.run("recover", "list")
+    assert "    rows locked in public.orders\n" in out
+    assert "tables locked in public.odd table\\n" in out
+
+
+def test_by_hand(shop: Shop) -> None:
+    log = opened_log(shop)
+    undecided = shop.prepare("shop", "INSERT INTO orders VALUES (1)", 1, *log)
+    assert shop.run("recover", "commit", str(undecided), "--yes")[0] == 5
+    assert shop.run("recover", "rollback", str(undecided), "--yes")[0] == 0
+    lost = shop.prepare("shop", "INSERT INTO orders VALUES (2)", 2)
+    assert shop.run("recover", "forget", str(lost), "--yes")[0] == 5
+    assert shop.run("recover", "commit", str(lost), "--heuristic", "--yes")[0] == 0
+    assert shop.sql("shop", "SELECT id FROM orders") == [(2,)]
+    assert shop.run("recover", "list")[0] == 0
+
+
+def test_a_pass(shop: Shop) -> None:
+    log = opened_log(shop)
+    shop.prepare("shop", "INSERT INTO orders VALUES (1)", 7, *log)
+    assert shop.run("recover", "run") == (0, f"orders-1·{log[1][:3].hex()}·7    rolled back on shop\n")
+
+
+def test_doctor(shop: Shop) -> None:
+    opened_log(shop)
+    shop.prepare("shop", "INSERT INTO orders VALUES (1)", 1)
+    code, out = shop.run("doctor", "--json")
+    found = {(check["of"], check["check"]): check for check in json.loads(out)["checks"]}
+    assert found["shop", "reachable"]["found"].startswith("PostgreSQL 1")
+    prepared = found["shop", "max_prepared_transactions"]
+    assert prepared["health"] == "ok"
+    assert prepared["found"] == "max_prepared_transactions is 100, 1 in use"
+    assert found["clock", "clock"]["health"] == "ok"
+    assert found["node", "node id"]["health"] == "fail", "another log has the same node id"
+    assert code == 1
+
+
+def test_doctor_of_databases_that_are_not_there(shop: Shop, postgres: Postgres) -> None:
+    url = shop.urls["shop"]
+    text = shop.config.read_text().replace(url, url.rpartition("/")[0] + "/nowhere")
+    text += 'down = "postgresql://127.0.0.1:1/nowhere"\nodd = "postgresql://x/y?xa_nonsense=1"\n'
+    shop.config.write_text(text)
+    code, out = shop.run("doctor", "--json")
+    found = {(check["of"], check["check"]): check for check in json.loads(out)["checks"]}
+    assert code == 1
+    assert 'database "nowhere" does not exist' in found["shop", "credentials"]["found"]
+    assert found["down", "reachable"]["health"] == "fail"
+    assert found["odd", "open string"]["health"] == "fail"
+    assert found["stock", "reachable"]["health"] == "ok", "the others are looked at all the same"
+    assert postgres.running
+
+
+def test_doctor_of_a_server_without_prepared_transactions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], postgres: Postgres
+) -> None:
+    del postgres  # the fixture marks this test as one that needs a server
+    server = Postgres({"max_prepared_transactions": "0"})
+    try:
+        server.start()
+        shop = Shop(tmp_path, {"shop": server.url}, capsys)
+        assert shop.run("recover", "list")[0] == 4
+        code, out = shop.run("doctor")
+        assert code == 1
+        assert "fail  shop       max_prepared_transactions is 0\n" in out
+        assert 'or use mode = "decider"' in " ".join(out.split())
+        text = shop.config.read_text().replace(f'"{server.url}"', f'{{ url = "{server.url}", mode = "decider" }}')
+        shop.config.write_text("\n".join(line for line in text.splitlines() if not line.startswith("log")))
+        code, out = shop.run("doctor")
+        assert code == 0
+        assert "ok    log        none: decisions live in shop\n" in out
+    finally:
+        server.remove()
+
+
+def test_doctor_of_a_sqlite_database_that_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shop = Shop(tmp_path, {}, capsys)
+    place = f"sqlite:///{tmp_path}/ledger.db"
+    shop.config.write_text(f'node = "n"\n[resources]\nledger = {{ url = "{place}", mode = "decider" }}\n')
+    code, out = shop.run("doctor", "--json")
+    found = {(check["of"], check["check"]): check for check in json.loads(out)["checks"]}
+    assert code == 0
+    assert found["ledger", "reachable"]["found"].endswith("there is none yet; the first start makes it")

@@ -1,0 +1,312 @@
+"""recover run: one pass, its report, and what it leaves to others."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.xabridge.cli.field import INCARNATION, NODE, OTHER_LOG, OTHERS, xid_of
+from tests.xabridge.cli.served import DECIDER
+from tm.log import Branch, Decision, read_log
+from tm.record import encode_branches
+from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Owner, Xid
+from xabridge.testing.reference import Fate, ReferenceDecider
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.xabridge.cli.field import Field, Said
+
+    Xabridge = Callable[..., Said]
+
+
+def fill(field: Field) -> None:
+    """Decided, undecided, another node's."""
+    decided = field.gtrid(8231)
+    field.decide(decided, "broker", "shop")
+    field.prepare("broker", decided, "a")
+    field.prepare("shop", decided, "b")
+    field.prepare("shop", field.gtrid(114, node="orders-2", log_id=OTHER_LOG, incarnation=OTHERS), "c")
+    field.prepare("broker", field.gtrid(9000), "d")
+
+
+REPORT = """\
+orders-2·c07d11·114  left alone: belongs to node orders-2, log 7f3a000000000001
+orders-1·3fa91c·8231 committed on broker, shop
+orders-1·3fa91c·9000 rolled back on broker
+"""
+DRY = """\
+orders-1·3fa91c·8231 would be committed on broker and shop
+orders-1·3fa91c·9000 would be rolled back on broker, unless it is decided until
+                     then
+orders-2·c07d11·114  would be left alone: another node's: its log is not here
+                     (node orders-2, log 7f3a000000000001)
+"""
+
+
+def test_a_pass(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    said = xabridge("recover", "run")
+    assert (said.code, said.out) == (0, REPORT)
+    assert field.stores["broker"].data == {"a": True}
+    assert field.stores["shop"].data == {"b": True}
+    assert not read_log(field.log_folder).decisions
+    said = xabridge("recover", "run")
+    assert said.out == "orders-2·c07d11·114  left alone: belongs to node orders-2, log 7f3a000000000001\n"
+
+
+def test_a_dry_run(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    before = sorted((path.name, path.read_bytes()) for path in field.log_folder.iterdir())
+    said = xabridge("recover", "run", "--dry-run")
+    assert (said.code, said.out) == (3, DRY)
+    assert sorted((path.name, path.read_bytes()) for path in field.log_folder.iterdir()) == before
+    assert not field.stores["broker"].data
+
+
+def test_nothing_to_do(xabridge: Xabridge) -> None:
+    said = xabridge("recover", "run")
+    assert (said.code, said.out) == (0, "nothing in doubt\n")
+    assert xabridge("recover", "run", "--dry-run").out == "nothing found in doubt\n"
+
+
+def test_without_a_log_there_is_nothing_to_go_by(field: Field, xabridge: Xabridge) -> None:
+    field.config.write_text(f'node = "n"\n[resources]\nshop = "{field.url("shop")}"\n')
+    said = xabridge("recover", "run")
+    assert said.code == 2
+    assert "log: there is no log, and no resource decides" in said.err
+
+
+def test_what_can_not_be_reached_is_said_and_the_rest_is_done(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    field.configure("broker", urls=[("shop", field.url("shop", socket="nowhere"))])
+    said = xabridge("recover", "run")
+    assert said.code == 4
+    assert "orders-1·3fa91c·8231 committed on broker\n" in said.out
+    assert "shop could not be reached" in said.out
+    assert len(read_log(field.log_folder).decisions) == 1
+    field.configure("broker", "shop")
+    assert xabridge("recover", "run").code == 0
+    assert not read_log(field.log_folder).decisions
+
+
+def test_a_resource_manager_that_is_not_configured_any_more(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    field.configure("broker")
+    said = xabridge("recover", "run")
+    assert said.code == 4
+    assert "shop could not be reached: not configured any more" in said.out
+
+
+def test_a_resource_manager_with_another_name_now(field: Field, xabridge: Xabridge) -> None:
+    """Its branches are found by their xids: what was committed there is not told as not configured."""
+    for sequence in range(1, 301):
+        gtrid = field.gtrid(sequence)
+        field.prepare("shop", gtrid)
+    log = field.open_log()
+    for sequence in range(1, 301):
+        gtrid = field.gtrid(sequence)
+        log.decide(Decision(gtrid, (Branch("shop", xid_of(gtrid, "shop")),)))
+    log.close()
+    field.configure(urls=[("laden", field.url("shop"))])
+    said = xabridge("recover", "run")
+    assert said.code == 0
+    assert "configured" not in said.out
+    assert "could not be reached" not in said.out
+    assert len(field.stores["shop"].data) == 300
+    assert not read_log(field.log_folder).decisions
+    assert xabridge("recover", "run").out == "nothing in doubt\n"
+
+
+def test_what_stays_in_doubt(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    field.stores["shop"].script.plan("commit", Code.XA_RETRY)
+    said = xabridge("recover", "run")
+    assert said.code == 3
+    assert "still in doubt on shop: decided to commit; " in said.out
+
+
+def test_a_connection_that_breaks_on_the_way(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    field.stores["shop"].script.plan("commit", fate=Fate.REPLY_LOST)
+    assert xabridge("recover", "run").code == 3
+    assert xabridge("recover", "run").code == 0
+    assert field.stores["shop"].data == {"b": True}
+
+
+def test_json(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    value = json.loads(xabridge("recover", "run", "--json").out)
+    actions = {(finding["transaction"], finding["resource"]): finding["action"] for finding in value["findings"]}
+    assert actions == {
+        ("orders-1·3fa91c·8231", "broker"): "committed",
+        ("orders-1·3fa91c·8231", "shop"): "committed",
+        ("orders-1·3fa91c·9000", "broker"): "rolled-back",
+        ("orders-2·c07d11·114", "shop"): "left-alone",
+    }
+    assert value["clean"] is True
+
+
+# --- where a resource decides -----------------------------------------------------------------------------------------
+@pytest.fixture
+def deciding(field: Field) -> Iterator[Field]:
+    """A node without a log, whose decisions are in memory."""
+    field.configure("shop", urls=[("ledger", "memory-test://ledger")])
+    text = field.config.read_text().replace('ledger = "memory-test://ledger"', LEDGER)
+    field.config.write_text("\n".join(line for line in text.splitlines() if not line.startswith("log")))
+    yield field
+    DECIDER._decisions.clear()
+    DECIDER._order = None
+    DECIDER.leases.clear()
+
+
+LEDGER = 'ledger = { url = "memory-test://ledger", mode = "decider" }'
+
+
+def its_gtrid(sequence: int) -> bytes:
+    return Gtrid(NODE, DECIDER.decider_id, INCARNATION, sequence).encode()
+
+
+def decide(gtrid: bytes) -> None:
+    rm = ReferenceDecider(DECIDER)
+    rm.open(DECIDER.url, 1)
+    xid = Xid(FORMAT_ID, gtrid, b"ledger")
+    rm.start(xid, 1)
+    rm.end(xid, 1, TMSUCCESS)
+    rm.decide(xid, 1, encode_branches([Branch("shop", xid_of(gtrid, "shop"))]))
+
+
+AT_WORK = Owner(NODE, INCARNATION, "")
+
+
+def test_what_another_process_of_the_node_is_at_work_with_is_left_to_it(deciding: Field, xabridge: Xabridge) -> None:
+    """It may be about to decide: asking the decider would roll it back."""
+    DECIDER.hold(AT_WORK, 300)
+    deciding.prepare("shop", its_gtrid(1))
+    for _ in range(2):
+        said = xabridge("recover", "run", "--dry-run")
+        assert said.out.startswith("orders-1·3fa91c·1    would be left alone: ledger ")
+        said = xabridge("recover", "run")
+        assert " ".join(said.out.split()) == (
+            "orders-1·3fa91c·1 left alone: another process of this node is at work with it, as ledger says"
+        )
+        assert not DECIDER.tombstones
+        if its_gtrid(1) not in DECIDER.decided:
+            decide(its_gtrid(1))
+    assert its_gtrid(1) in DECIDER.decided, "whoever is at work ends it"
+    DECIDER.hold(AT_WORK, 0)
+    assert xabridge("recover", "run").out == "orders-1·3fa91c·1    committed on shop\n"
+    assert not DECIDER.decided
+
+
+def test_what_another_process_of_the_node_is_at_work_with_can_not_be_ended(deciding: Field, xabridge: Xabridge) -> None:
+    DECIDER.hold(AT_WORK, 300)
+    decide(its_gtrid(1))
+    lines = [line for line in deciding.config.read_text().splitlines() if not line.startswith("shop")]
+    deciding.config.write_text("\n".join(lines))
+    said = xabridge("recover", "end", "orders-1:3fa91c:1", "--gone", "shop", "--yes")
+    assert said.code == 1
+    assert "another process of this node is at work with it" in " ".join(said.err.split())
+    assert its_gtrid(1) in DECIDER.decided
+
+
+@pytest.mark.usefixtures("deciding")
+def test_another_nodes_decision_is_not_shown_nor_touched(xabridge: Xabridge) -> None:
+    theirs = Gtrid("orders-2", DECIDER.decider_id, INCARNATION, 1).encode()
+    decide(theirs)
+    for command in (("list",), ("run", "--dry-run"), ("run",)):
+        said = xabridge("recover", *command)
+        assert said.code == 0, said
+        assert "orders-2" not in said.out
+    assert theirs in DECIDER.decided
+
+
+def test_whose_lease_has_run_out_is_settled(deciding: Field, xabridge: Xabridge) -> None:
+    deciding.prepare("shop", its_gtrid(1))
+    assert xabridge("recover", "list", "--json").code == 3
+    assert not DECIDER.tombstones, "looking settles nothing"
+    said = xabridge("recover", "run")
+    assert said.out == "orders-1·3fa91c·1    rolled back on shop\n"
+    assert DECIDER.tombstones == {its_gtrid(1)}
+
+
+def test_by_hand_the_decider_has_the_last_word(deciding: Field, xabridge: Xabridge) -> None:
+    deciding.prepare("shop", its_gtrid(1), "row")
+    said = xabridge("recover", "rollback", "orders-1:3fa91c:1", "--dry-run")
+    assert "decision none: ledger has none" in said.err
+    assert not DECIDER.tombstones
+    assert xabridge("recover", "rollback", "orders-1:3fa91c:1", "--yes").code == 0
+    assert DECIDER.tombstones == {its_gtrid(1)}
+    deciding.prepare("shop", its_gtrid(2), "row")
+    decide(its_gtrid(2))
+    assert xabridge("recover", "rollback", "orders-1:3fa91c:2", "--yes").code == 5
+    assert xabridge("recover", "commit", "orders-1:3fa91c:2", "--yes").code == 0
+    assert deciding.stores["shop"].data == {"row": True}
+
+
+@pytest.mark.parametrize("act", ["commit", "rollback"])
+def test_by_hand_what_another_process_is_at_work_with_is_left_to_it(
+    deciding: Field, xabridge: Xabridge, act: str
+) -> None:
+    """As a recovery pass leaves it: the process may be about to decide, or to complete it."""
+    DECIDER.hold(AT_WORK, 300)
+    deciding.prepare("shop", its_gtrid(1), "row")
+    if act == "commit":
+        decide(its_gtrid(1))
+    said = xabridge("recover", act, "orders-1:3fa91c:1", "--yes")
+    told = " ".join(said.err.split())
+    assert (said.code, said.out) == (5, "")
+    assert "as recovery would" not in told
+    assert "nothing was done: another process of this node is at work with orders-1·3fa91c·1" in told
+    assert "--heuristic" in told
+    assert len(deciding.stores["shop"].branches) == 1
+    assert not DECIDER.tombstones
+    value = json.loads(xabridge("recover", act, "orders-1:3fa91c:1", "--yes", "--json").out)
+    assert [step["consent"] for step in value["plan"]] == ["at_work"]
+    assert xabridge("recover", act, "orders-1:3fa91c:1", "--yes", "--heuristic").code == 0
+    assert deciding.stores["shop"].data == ({"row": True} if act == "commit" else {})
+    assert DECIDER.tombstones == (set() if act == "commit" else {its_gtrid(1)}), "it can't decide otherwise any more"
+
+
+def test_by_hand_a_lease_that_has_run_out_protects_nothing(deciding: Field, xabridge: Xabridge) -> None:
+    DECIDER.hold(AT_WORK, 0)
+    deciding.prepare("shop", its_gtrid(1), "row")
+    assert xabridge("recover", "rollback", "orders-1:3fa91c:1", "--yes").code == 0
+    assert not deciding.stores["shop"].branches
+
+
+def test_by_hand_what_another_process_is_at_work_with_is_not_forgotten(deciding: Field, xabridge: Xabridge) -> None:
+    """That process has to hear first how the branch was completed."""
+    DECIDER.hold(AT_WORK, 300)
+    xid = deciding.prepare("shop", its_gtrid(1), "row")
+    deciding.stores["shop"].complete_heuristically(xid, Code.XA_HEURRB)
+    said = xabridge("recover", "forget", "orders-1:3fa91c:1", "--yes")
+    assert said.code == 5
+    assert "another process of this node is at work" in " ".join(said.err.split())
+    assert len(deciding.stores["shop"].branches) == 1
+    assert xabridge("recover", "forget", "orders-1:3fa91c:1", "--yes", "--heuristic").code == 0
+    assert not deciding.stores["shop"].branches
+
+
+def test_a_decider_that_can_not_be_reached(deciding: Field, xabridge: Xabridge) -> None:
+    deciding.prepare("shop", its_gtrid(1))
+    DECIDER.partition()
+    try:
+        said = xabridge("recover", "list")
+        assert said.code == 4
+        assert "prepared     unknown   shop" in said.out
+        assert "ledger, where it may live, could not be reached" in " ".join(said.out.split())
+        assert xabridge("recover", "run").code == 4
+        assert xabridge("recover", "rollback", "orders-1:3fa91c:1", "--yes").code == 5
+    finally:
+        DECIDER.heal()
+
+
+def test_no_thread_is_left(field: Field, xabridge: Xabridge) -> None:
+    fill(field)
+    xabridge("recover", "run")
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith("xabridge")], names

@@ -1,0 +1,76 @@
+"""A standalone Spark cluster: a master and two workers, which Spark takes for different hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyspark
+
+from tests.rm_amqp.embedded import free_port
+from tests.xabridge.pipeline.faults import await_until
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+HOME: Final = Path(pyspark.__file__).parent
+HOSTS: Final = ("127.0.0.2", "127.0.0.3")
+
+
+class Cluster:
+    """Started by construction; `environment` is that of executors too."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._environment = os.environ | {"SPARK_HOME": str(HOME), "SPARK_NO_DAEMONIZE": "1"} | environment
+        port = free_port()
+        self.master = f"spark://127.0.0.1:{port}"
+        self._processes = [
+            self._start("master", "master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0")
+        ]
+        self._await("master", "I have been elected leader")
+        for number, host in enumerate(HOSTS):
+            work = ("--work-dir", str(folder / f"work-{number}"), "--webui-port", "0")
+            limits = ("--host", host, "--cores", "1", "--memory", "600m")
+            self._processes.append(self._start(f"worker-{number}", "worker.Worker", *limits, *work, self.master))
+        for number in range(len(HOSTS)):
+            self._await(f"worker-{number}", "Successfully registered with master")
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a driver needs to run on it."""
+        return {"spark.master": self.master, "spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"}
+
+    def _start(self, name: str, role: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{role}", *arguments],
+                stdout=log,
+                stderr=log,
+                env=self._environment | {"SPARK_DAEMON_MEMORY": "256m"},
+                process_group=0,
+            )
+
+    def _await(self, name: str, words: str) -> None:
+        log = self._folder / f"{name}.log"
+        await_until(lambda: words in log.read_text(errors="replace"))
+        assert words in log.read_text(errors="replace"), log.read_text(errors="replace")[-4000:]
+
+    def close(self) -> None:
+        """Ends all of it."""
+        for process in self._processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

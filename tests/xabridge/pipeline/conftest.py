@@ -1,0 +1,47 @@
+"""What the tests with real Spark share: stages, and one driver for those that leave it alive."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.xabridge.pipeline.stage import Driver, Stage
+from xabridge.pipeline import PipelineError, java
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+
+
+@pytest.fixture(scope="session")
+def java_home() -> Path:
+    """Where Java is."""
+    try:
+        return java.find_java()
+    except PipelineError as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI has to have Java: {error}")
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    """A driver that no test kills."""
+    folder = tmp_path_factory.mktemp("spark")
+    with Driver(folder, {"JAVA_HOME": str(java_home)}, {}) as driver:
+        yield driver
+
+
+@pytest.fixture
+def stage(tmp_path: Path, postgres: Postgres, java_home: Path) -> Iterator[Stage]:
+    """A stage of its own."""
+    assert java_home.exists()
+    stage = Stage(tmp_path, postgres)
+    yield stage
+    stage.close()
+    shutil.rmtree(tmp_path / "faults")

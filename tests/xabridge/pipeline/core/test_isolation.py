@@ -1,0 +1,178 @@
+"""Poison rows, bad messages and outages: what is read next, what is counted, what goes to the dead letters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.xabridge.pipeline.core.stage import ALERTS, TABLE
+from tests.xabridge.pipeline.core.test_counts import counts
+from xabridge.pipeline.core import Attempt, Batch, BatchRefused, Messages, Offset, PipelineError
+from xabridge.pipeline.core.isolation import EXCUSED, Isolation
+from xabridge.pipeline.core.task import SinkTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tests.xabridge.pipeline.core.stage import Stage
+    from xabridge.pipeline.core import SinkPlan, SinkReport
+
+DELIVERIES = 10
+"""How often a message is delivered in vain before the broker puts it into the dead letters."""
+
+
+def bad(message: Mapping[str, object]) -> str:
+    """A function for the option bad_records."""
+    return "it says so" if message["body"] == "bad" else ""
+
+
+class _Query:
+    """A query that is started again whenever it fails, as a supervisor does."""
+
+    def __init__(self, stage: Stage, write: Callable[[Stage, SinkPlan, list[str], Attempt], SinkReport]) -> None:
+        self._stage = stage
+        self._write = write
+        self.start, self.end, self.number = Offset(), Offset(), 0
+        self.failures = 0
+        self.sizes: list[int] = []
+
+    def run(self, tries: int = 1, **source: Any) -> None:
+        """So many batches at most, as long as there is something to read."""
+        stage = self._stage
+        reader = stage.reader(**source)
+        for _ in range(tries):
+            if self.end == self.start and (found := reader.latest(self.start)) == self.start:
+                break
+            self.end = found if self.end == self.start else self.end
+            partitions = reader.plan(self.start, self.end)
+            writer = stage.writer()
+            plan = writer.plan()
+            reports: list[SinkReport] = []
+            batch = Batch("q", self.number)
+            try:
+                rows = [stage.rows(partition) for partition in partitions]
+                self.sizes.append(sum(map(len, rows)))
+                reports += [self._write(stage, plan, one, Attempt(at, at)) for at, one in enumerate(rows)]
+                writer.commit(plan, batch, reports)
+            except (PipelineError, ValueError):
+                missing = len(partitions) - len(reports)
+                writer.abort(plan, batch, [*reports, *[None] * missing])
+                self.failures += 1
+            else:
+                self.start, self.number = self.end, self.number + 1
+            writer.close()
+        reader.logged(self.start)
+        reader.close()
+
+
+def _constraint(stage: Stage, plan: SinkPlan, rows: list[str], attempt: Attempt) -> SinkReport:
+    """A row that the table refuses."""
+    return stage.write(plan, rows, attempt)
+
+
+def _user_code(stage: Stage, plan: SinkPlan, rows: list[str], attempt: Attempt) -> SinkReport:
+    """A row that the user's code fails on, before anything is written."""
+    if "poison" in rows:
+        raise ValueError("poison")
+    return stage.write(plan, rows, attempt)
+
+
+def _refusing(stage: Stage) -> None:
+    with psycopg.connect(stage.database) as connection:
+        connection.execute("ALTER TABLE orders ADD CHECK (body <> 'poison')")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("write", "places"), [(_constraint, (0,)), (_user_code, (11,)), (_user_code, (23,)), (_constraint, (4, 5))]
+)
+def test_a_poison_row_is_found_and_nothing_else_is_dead_lettered(
+    stage: Stage, write: Callable[[Stage, SinkPlan, list[str], Attempt], SinkReport], places: tuple[int, ...]
+) -> None:
+    if write is _constraint:
+        _refusing(stage)
+    rows = ["poison" if number in places else f"{number}" for number in range(24)]
+    stage.put(rows)
+    query = _Query(stage, write)
+    for _ in range(300):
+        query.run()
+        if len(stage.queued("orders.dead")) == len(places):
+            break
+        stage.put([f"more {query.number}"] if len(stage.queued()) < 3 else [])  # a pipeline goes on
+    query.run(20)
+    good = [row for row in rows if row != "poison"]
+    assert [row for row in stage.table() if "more" not in row] == good
+    assert [row for row in stage.queued("alerts") if "more" not in row] == good
+    assert stage.queued("orders.dead") == ["poison"] * len(places)
+    assert counts(stage.broker, "orders.dead") == [DELIVERIES] * len(places)
+    assert [count for count in counts(stage.broker) if count] == []
+    assert stage.prepared() == []
+    assert query.failures < 25 * len(places)
+
+
+def test_a_poison_row_alone_is_not_counted_as_nothing_is_proven(stage: Stage) -> None:
+    stage.put(["poison"])
+    query = _Query(stage, _user_code)
+    for _ in range(12):
+        query.run()
+    assert counts(stage.broker) == [0]
+    assert stage.queued("orders.dead") == []
+
+
+def test_a_resource_that_is_away_changes_no_count_and_no_batch(stage: Stage) -> None:
+    """The sink's task says that no message is to blame; where it can't, the driver sees what is away."""
+
+    def away(stage: Stage, plan: SinkPlan, rows: list[str], attempt: Attempt) -> SinkReport:
+        with SinkTask(plan, attempt, resources=stage.resources) as task:
+            task.send(ALERTS, Messages([row.encode() for row in rows]))
+            raise BatchRefused(f"shop is away: {TABLE.table}")
+
+    stage.put([f"{number}" for number in range(24)])
+    query = _Query(stage, away)
+    for _ in range(12):
+        query.run()
+    assert query.sizes == [24] * 12
+    assert counts(stage.broker) == [0] * 24
+    assert stage.prepared() == []
+
+
+def test_messages_that_can_not_be_read_and_those_named_bad_are_left_out_and_counted(stage: Stage) -> None:
+    stage.put(["0", "\ud800", "bad", "1"], errors="surrogatepass")
+    query = _Query(stage, _constraint)
+    query.run(DELIVERIES - 1, text=True, bad_records=f"{__name__}:bad")
+    assert stage.table() == ["0", "1"]
+    assert counts(stage.broker) == [DELIVERIES - 1] * 2
+    assert stage.queued("orders.dead") == []
+    query.run(2, text=True, bad_records=f"{__name__}:bad")
+    assert len(stage.queued("orders.dead")) == 2
+    assert counts(stage.broker) == []
+    assert query.failures == 0
+
+
+@given(poison=st.integers(0, 999), size=st.integers(1, 1000))
+def test_halving_finds_one_of_a_thousand_in_a_dozen_tries(poison: int, size: int) -> None:
+    queue = list(range(size))
+    isolation = Isolation(b"")
+    failures = 0
+    for _ in range(100):
+        batch = queue[: isolation.share(1000)]
+        told = batch[isolation.aside :]
+        if not queue or isolation.aside:
+            break
+        failed = poison in told
+        failures += failed
+        queue = queue if failed else queue[len(batch) :]
+        tried = Isolation(b"", isolation.suspects, isolation.aside, len(batch) if failed else -1)
+        isolation = tried.following(b"", decided=not failed)
+    assert queue[:1] == ([poison] if poison < size else [])
+    assert failures <= 12
+
+
+def test_an_excused_failure_changes_nothing_of_what_is_read_next() -> None:
+    for suspects, aside in ((0, 0), (7, 0), (1, 0), (1, 3)):
+        before = Isolation(b"a", suspects, aside, EXCUSED)
+        assert before.following(b"b", decided=False) == Isolation(b"b", suspects, aside)

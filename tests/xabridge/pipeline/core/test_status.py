@@ -1,0 +1,46 @@
+"""What a pipeline is doing, as people see it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tm.log import LogMissing
+from xabridge.pipeline.core import Attempt, Batch, Offset
+from xabridge.pipeline.core.identity import process_id
+from xabridge.pipeline.core.status import pipelines, status
+
+if TYPE_CHECKING:
+    from tests.xabridge.pipeline.core.stage import Stage
+
+
+def test_status_shows_epochs_branches_and_what_can_not_be_reached(stage: Stage) -> None:
+    with pytest.raises(LogMissing):
+        pipelines(stage.log)
+    stage.put(["1", "2"])
+    reader = stage.reader(partitions=1)
+    end = reader.latest(Offset())
+    (partition,) = reader.plan(Offset(), end)
+    writer = stage.writer()
+    plan = writer.plan()
+    report = stage.write(plan, stage.rows(partition), Attempt(0, 0))
+    resources = (*stage.settings.resources, ("gone", "amqp://127.0.0.1:1/?connect_timeout=1&timeout=1"))
+    shown = status("orders", stage.log, resources, opened=stage.resources)
+    assert pipelines(stage.log) == ("orders",)
+    assert (shown.driver, shown.incarnation) == ("driver-1", plan.incarnation)
+    assert (shown.query, shown.sources) == ("q", (("broker: orders", process_id()),))
+    assert [(epoch.epoch, epoch.state, epoch.branches) for epoch in shown.epochs] == [(1, "active", 0)]
+    assert [len(shown.prepared[name] or ()) for name in ("broker", "shop")] == [2, 1]
+    assert shown.prepared["gone"] is None
+    assert "refused" in shown.unreachable["gone"]
+    writer.commit(plan, Batch("q", 0), [report])
+    reader.logged(end)
+    reader.close()
+    shown = status("orders", stage.log, stage.settings.resources, opened=stage.resources)
+    assert [(epoch.epoch, epoch.state, epoch.branches, epoch.logged) for epoch in shown.epochs] == [
+        (1, "done", 3, True)
+    ]
+    assert shown.prepared == {"broker": (), "shop": ()}
+    with pytest.raises(LogMissing):
+        status("other", stage.log, ())

@@ -1,0 +1,181 @@
+"""Faults at named points of a pipeline, inside of the processes that Spark starts.
+
+A process belongs to the driver that XABRIDGE_DRIVER numbers; once a driver was killed, what is left of it fires nothing
+any more. The format classes here are registered in place of the product's. Whoever unpickles one imports this module,
+which wraps the steps that are points. What happens at which of them stands in a schedule, a file in the folder that
+the environment variable XABRIDGE_FAULTS names; its entries fire one after the other, each once, wherever the point is
+reached next: `fired-<number>` is made by the process that fires it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rm_amqp import AmqpResource
+from rm_db import PostgresResource
+from tm.log.sql import SqlLog
+from xabridge.pipeline import source
+from xabridge.pipeline.core import driver, task
+from xabridge.pipeline.sink import XaSink
+from xabridge.pipeline.source import AmqpSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+VARIABLE = "XABRIDGE_FAULTS"
+GENERATION = "XABRIDGE_DRIVER"
+PATIENCE_S = 60.0
+
+
+class Injected(RuntimeError):
+    """A fault of the test's."""
+
+
+class Schedule:
+    """The faults that are still to come."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: list[list[str]] = json.loads((folder / "schedule.json").read_text())
+
+    def reach(self, point: str) -> None:
+        """This process is at `point`."""
+        self._wake_the_slow(point)
+        if (self._folder / f"killed-{os.environ[GENERATION]}").exists():
+            return
+        for number, (wanted, action) in enumerate(self._entries):
+            if (self._folder / f"fired-{number}").exists():
+                continue
+            if wanted == point and self._is_mine(number):
+                self._fire(number, action)
+            return
+
+    def _is_mine(self, number: int) -> bool:
+        try:
+            (self._folder / f"fired-{number}").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _wake_the_slow(self, point: str) -> None:
+        for waiting in self._folder.glob(f"slow-{point}-*"):
+            if waiting.suffix != f".{os.getpid()}":
+                waiting.unlink(missing_ok=True)
+
+    def _fire(self, number: int, action: str) -> None:
+        if action == "raise":
+            raise Injected(f"fault {number}")
+        if action == "kill worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == "kill executor":
+            os.kill(java_above(), signal.SIGKILL)
+        if action == "kill driver":
+            (self._folder / f"killed-{os.environ[GENERATION]}").touch()
+            for pid in (self._folder / "pids").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+        if action == "slow":
+            self._be_slow(number)
+        if action.startswith("server"):
+            self._ask(number, action)
+
+    def _be_slow(self, number: int) -> None:
+        """Waits until another process has reached the same point."""
+        point = self._entries[number][0]
+        waiting = self._folder / f"slow-{point}-{number}.{os.getpid()}"
+        waiting.touch()
+        await_until(lambda: not waiting.exists())
+
+    def _ask(self, number: int, action: str) -> None:
+        """Waits until the test has done it."""
+        wanted = self._folder / f"wanted-{number}"
+        wanted.with_suffix(".new").write_text(action)
+        wanted.with_suffix(".new").rename(wanted)
+        await_until((self._folder / f"done-{number}").exists)
+
+
+def await_until(condition: Callable[[], bool]) -> None:
+    """Returns when it holds, or after a minute."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def java_above() -> int:
+    """The Java process that this one was started by."""
+    pid = os.getpid()
+    while Path(f"/proc/{pid}/comm").read_text().strip() != "java":
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    return pid
+
+
+def reach(point: str) -> None:
+    """This process is at `point`; what the schedule says happens."""
+    folder = os.environ.get(VARIABLE)
+    if folder and Path(folder, "schedule.json").exists():
+        Schedule(Path(folder)).reach(point)
+
+
+def _around(owner: Any, name: str, before: str, after: str) -> None:
+    wrapped = getattr(owner, name)
+
+    @functools.wraps(wrapped)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if before:
+            reach(before)
+        result = wrapped(*arguments, **options)
+        if after:
+            reach(after)
+        return result
+
+    setattr(owner, name, call)
+
+
+def _read(partition: Any, **options: Any) -> Iterator[Any]:
+    for number, messages in enumerate(task.read(partition, **options)):
+        yield messages
+        if number == 0:
+            reach("yielded")
+    reach("read")
+
+
+POINTS = (
+    (driver.Reader, "latest", "latest", "looked"),
+    (driver.Reader, "plan", "plan", "planned"),
+    (driver.Reader, "logged", "logged", "finished"),
+    (driver.Writer, "plan", "sink plan", "sink planned"),
+    (driver.Writer, "commit", "commit", "committed"),
+    (driver.Writer, "abort", "abort", "aborted"),
+    (AmqpResource, "prepare_kept", "taken", "taken and prepared"),
+    (AmqpResource, "prepare", "sent", "sent and prepared"),
+    (PostgresResource, "prepare", "written", "written and prepared"),
+    (task.SinkTask, "prepare", "prepare", "prepared"),
+    (SqlLog, "decide", "undecided", "decided"),
+    (AmqpResource, "commit", "broker commits", "broker committed"),
+    (PostgresResource, "commit", "database commits", "database committed"),
+)
+"""What is wrapped: the point before it, and the point after it."""
+
+
+def install() -> None:
+    """Makes this process one in which faults happen."""
+    for owner, name, before, after in POINTS:
+        _around(owner, name, before, after)
+    vars(source)["read"] = _read
+
+
+class FaultySource(AmqpSource):
+    """The format `amqp`, in processes that have faults."""
+
+
+class FaultySink(XaSink):
+    """The format `xa`, in processes that have faults."""
+
+
+if VARIABLE in os.environ:
+    install()

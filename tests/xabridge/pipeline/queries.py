@@ -1,0 +1,275 @@
+"""The queries of the tests, run inside of the driver: each takes numbered messages and makes something of them.
+
+A message's body is its number; its application property `product` is one of seven, and `creation_time` is the number
+in seconds, from a while after 1970 on.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from xabridge import pipeline
+from xabridge.pipeline.fronts import LISTENER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+def numbered(rows: DataFrame) -> DataFrame:
+    """Numbers, products and bodies."""
+    number = f.col("body").cast("string").cast("long")
+    return rows.select(
+        number.alias("id"),
+        f.concat(f.lit("v"), f.col("body").cast("string")).alias("text"),
+        f.col("application_properties")["product"].alias("product"),
+        "creation_time",
+        "body",
+    )
+
+
+def copied(rows: DataFrame) -> DataFrame:
+    """Each message is a row and a message."""
+    return numbered(rows).select("id", "text", "body")
+
+
+def copied_rows(rows: DataFrame) -> DataFrame:
+    """Each message is a row."""
+    return numbered(rows).select("id", "text")
+
+
+def scattered(rows: DataFrame) -> DataFrame:
+    """Each message is a row, written by one of 200 tasks."""
+    return copied_rows(rows).repartition(200)
+
+
+def copied_body(rows: DataFrame) -> DataFrame:
+    """Each message is a message."""
+    return rows.select("body")
+
+
+def doubled(rows: DataFrame) -> DataFrame:
+    """Each message is two rows: the stream is used twice."""
+    return copied_rows(rows).union(copied_rows(rows))
+
+
+def totals(rows: DataFrame) -> DataFrame:
+    """Sums and counts by product: a stateful query."""
+    return numbered(rows).groupBy("product").agg(f.sum("id").alias("total"), f.count("*").alias("n"))
+
+
+def ones(rows: DataFrame) -> DataFrame:
+    """The same key for every message, in many tasks."""
+    return rows.select(f.lit("one").alias("product"), f.lit(1).alias("total"), f.lit(1).alias("n")).repartition(9)
+
+
+def spread(rows: DataFrame) -> DataFrame:
+    """Read by more tasks than PostgreSQL prepares transactions."""
+    return copied_rows(rows)
+
+
+def poisoned(rows: DataFrame) -> DataFrame:
+    """A function that fails on one message."""
+
+    @f.udf("long")
+    def checked(number: int) -> int:
+        if number == 37:
+            raise ValueError("poison")
+        return number
+
+    return copied_rows(rows).withColumn("id", checked("id"))
+
+
+class Counting(StatefulProcessor):
+    """Counts the messages of each product."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803
+        before = self._count.get()
+        total = (before[0] if before is not None else 0) + sum(1 for _ in rows)
+        self._count.update((total,))
+        yield Row(product=key[0], n=total)
+
+    def close(self) -> None:
+        pass
+
+
+def counted(rows: DataFrame) -> DataFrame:
+    """Counts in state of its own."""
+    rows.sparkSession.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
+    return (
+        numbered(rows)
+        .groupBy("product")
+        .transformWithState(
+            statefulProcessor=Counting(),
+            outputStructType="product string, n long",
+            outputMode="Update",
+            timeMode="None",
+        )
+    )
+
+
+def distinct(rows: DataFrame) -> DataFrame:
+    """Each number once, however often it comes."""
+    return numbered(rows).select("id", "text", "body").dropDuplicates(["id"])
+
+
+def windows(rows: DataFrame) -> DataFrame:
+    """Counts of ten seconds each, when they are complete: what a batch without data writes."""
+    late = numbered(rows).withWatermark("creation_time", "10 seconds")
+    counted = late.groupBy(f.window("creation_time", "10 seconds")).agg(f.count("*").alias("n"))
+    return counted.select(f.col("window.start").cast("long").alias("second"), "n")
+
+
+def stream(
+    spark: SparkSession,
+    query: str,
+    source: dict[str, str],
+    sink: dict[str, str],
+    checkpoint: str,
+    mode: str = "append",
+    restarts: int = 0,
+    **trigger: Any,
+) -> dict[str, Any]:
+    """Runs a query until it has read everything; one that fails is started again, at most `restarts` times."""
+    errors: list[str] = []
+    while True:
+        rows = globals()[query](spark.readStream.format("amqp").options(**source).load())
+        writer = rows.writeStream.format("xa").options(**sink).outputMode(mode)
+        running = writer.option("checkpointLocation", checkpoint).trigger(**(trigger or {"availableNow": True})).start()
+        try:
+            running.awaitTermination()
+        except StreamingQueryException as error:
+            errors.append(str(error))
+            if len(errors) > restarts:
+                raise
+            continue
+        return {"errors": errors, "batches": running.lastProgress and running.lastProgress["batchId"]}
+
+
+def twice(spark: SparkSession, source: dict[str, str], sink: dict[str, str], checkpoint: str) -> str:
+    """Starts a query, and another one of the same pipeline while it runs: how the second one failed. The first one
+    then runs to its end."""
+    rows = copied(spark.readStream.format("amqp").options(**source).load())
+    writer = rows.writeStream.format("xa").options(**sink)
+    first = writer.option("checkpointLocation", checkpoint).trigger(processingTime="0 seconds").start()
+    while not first.recentProgress:
+        first.awaitTermination(1)
+    second = writer.option("checkpointLocation", f"{checkpoint}-2").trigger(availableNow=True).start()
+    try:
+        second.awaitTermination()
+        told = "the second query was not refused"
+    except StreamingQueryException as error:
+        told = str(error)
+    first.processAllAvailable()
+    first.stop()
+    return told
+
+
+def foreach(
+    spark: SparkSession, source: dict[str, str], shared: dict[str, str], checkpoint: str, restarts: int = 0
+) -> dict[str, Any]:
+    """Three DataFrames of each micro-batch under one decision."""
+    errors: list[str] = []
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        with pipeline.epoch(rows.sparkSession, batch_id, shared) as epoch:
+            epoch.write(rows.select("id", "text"), table="shop:rows")
+            epoch.write(
+                rows.groupBy("product").agg(f.count("*").alias("n")),
+                table="shop:counts",
+                key="product",
+                update="n = counts.n + excluded.n",
+            )
+            epoch.write(rows.select("body"), address="broker:out")
+
+    while True:
+        rows = numbered(spark.readStream.format("amqp").options(**source).load())
+        running = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+        try:
+            running.trigger(availableNow=True).start().awaitTermination()
+        except StreamingQueryException as error:
+            errors.append(str(error))
+            if len(errors) > restarts:
+                raise
+            continue
+        return {"errors": errors}
+
+
+def jobs(spark: SparkSession, source: dict[str, str], sink: dict[str, str]) -> int:
+    """Without streaming."""
+    return pipeline.run_jobs(spark, source, sink, copied)
+
+
+def built(spark: SparkSession, source: dict[str, str]) -> list[str]:
+    """The columns of a source: what is wrong with its options is told here."""
+    return spark.readStream.format("amqp").options(**source).load().columns
+
+
+def taken(spark: SparkSession, source: dict[str, str]) -> list[dict[str, Any]]:
+    """What a batch read shows; nothing is decided."""
+    return [row.asDict(recursive=True) for row in spark.read.format("amqp").options(**source).load().collect()]
+
+
+def several(
+    spark: SparkSession, sources: list[dict[str, str]], sink: dict[str, str], checkpoint: str, restarts: int = 0
+) -> dict[str, Any]:
+    """A query over several sources, which are united."""
+    errors: list[str] = []
+    while True:
+        rows = [copied(spark.readStream.format("amqp").options(**source).load()) for source in sources]
+        writer = functools.reduce(DataFrame.union, rows).writeStream.format("xa").options(**sink)
+        running = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        try:
+            running.awaitTermination()
+        except StreamingQueryException as error:
+            errors.append(str(error))
+            if len(errors) > restarts:
+                raise
+            continue
+        return {"errors": errors}
+
+
+def misused(spark: SparkSession, how: str, source: dict[str, str], shared: dict[str, str], checkpoint: str) -> str:
+    """How a query fails that writes in `foreachBatch` what it must not."""
+
+    def write(rows: DataFrame, batch_id: int) -> None:
+        session = rows.sparkSession
+        if how == "epoch of another pipeline":
+            with pipeline.epoch(session, batch_id, {**shared, "pipeline": "another"}) as epoch:
+                epoch.write(rows, table="shop:rows")
+        if how == "two epochs":
+            for _ in range(2):
+                with pipeline.epoch(session, batch_id, shared) as epoch:
+                    epoch.write(rows, table="shop:rows")
+        if how == "job that writes":
+            rows.write.format("xa").options(**shared, table="shop:rows").mode("append").save()
+        if how == "job that reads":
+            session.read.format("amqp").options(**source).load().collect()
+
+    rows = copied_rows(spark.readStream.format("amqp").options(**source).load())
+    if how == "job beside the stream":
+        rows = rows.join(copied_rows(spark.read.format("amqp").options(**source).load()).select("id"), "id")
+    running = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+    if how == "unannounced":
+        spark.streams.removeListener(getattr(spark, LISTENER))
+    try:
+        running.trigger(availableNow=True).start().awaitTermination()
+    except StreamingQueryException as error:
+        return str(error)
+    finally:
+        if how == "unannounced":
+            spark.streams.addListener(getattr(spark, LISTENER))
+    return "it was not refused"

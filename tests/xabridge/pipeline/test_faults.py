@@ -1,0 +1,219 @@
+"""Faults on real Spark: whatever is killed, wherever, every input is once in table and output, no branch is left, and
+state is right. The same checker for all of it.
+
+A schedule is a chain: each fault happens at the first chance after the one before it, in other micro-batches, under
+drivers that come one after the other. `XABRIDGE_SPARK_FAULTS=all` runs every chain, each point apart; without it there
+are a few.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.xabridge.pipeline.cluster import Cluster
+from tests.xabridge.pipeline.faults import GENERATION, VARIABLE
+from tests.xabridge.pipeline.stage import ROOT, DriverFailed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.xabridge.pipeline.stage import Stage
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+FULL: Final = os.environ.get("XABRIDGE_SPARK_FAULTS") == "all"
+N: Final = 700
+RESTARTS: Final = 30
+
+READING: Final = ("looked", "planned", "taken", "taken and prepared", "yielded")
+WRITING: Final = ("sink planned", "written", "written and prepared", "sent", "sent and prepared", "prepared")
+DECIDING: Final = ("commit", "undecided", "decided", "database committed", "broker committed", "committed")
+AFTERWARDS: Final = ("logged", "finished")
+EVERYWHERE: Final = READING + WRITING + DECIDING + AFTERWARDS
+
+
+def chain(points: tuple[str, ...], action: str) -> tuple[tuple[str, str], ...]:
+    """The same fault at each point."""
+    return tuple((point, action) for point in points)
+
+
+DRIVERS: Final = {
+    "short": chain(("sent and prepared",), "kill driver"),
+    **({point: chain((point,) * 2, "kill driver") for point in EVERYWHERE} if FULL else {}),
+}
+LONG_TASKS: Final = {
+    "all workers": chain(
+        ("taken", "taken and prepared", "yielded", "written", "written and prepared", "sent"), "kill worker"
+    ),
+    "errors": chain(("yielded", "prepared", "looked", "planned", "sink planned", "commit"), "raise"),
+    "planners": chain(("looked", "planned", "sink planned", "commit", "decided"), "kill worker"),
+    "every commit raises": chain(
+        ("undecided", "decided", "database committed", "broker committed", "committed"), "raise"
+    ),
+    "the end": chain(("logged", "finished", "logged", "finished"), "raise"),
+}
+TASKS: Final = {
+    "short": (
+        ("taken and prepared", "kill worker"),
+        ("decided", "raise"),
+        ("database committed", "raise"),
+        ("planned", "kill worker"),
+    ),
+    **(LONG_TASKS if FULL else {}),
+}
+ABSORBED: Final = frozenset({"yielded", "prepared", "database committed", "broker committed"})
+"""What is raised there fails no query: tasks are repeated, and what is decided is told again."""
+SERVERS: Final = {
+    "short": (("taken", "server broker"), ("written and prepared", "server postgres"), ("decided", "server broker")),
+    **(
+        {
+            f"{point}: {server}{how}": ((point, f"server {server}{how}"),) * 2
+            for point in EVERYWHERE
+            for server in ("broker", "postgres")
+            for how in ("", " restart")
+        }
+        if FULL
+        else {}
+    ),
+}
+
+
+@pytest.mark.parametrize("points", DRIVERS.values(), ids=DRIVERS)
+def test_the_driver_is_killed(stage: Stage, points: tuple[tuple[str, str], ...]) -> None:
+    stage.send(range(N))
+    stage.schedule(*points)
+    sink = stage.sink(table="rows", address="out")
+    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+    stage.run("stream", drivers=len(points) + 1, query="copied", **arguments, restarts=RESTARTS)
+    assert stage.fired() == len(points)
+    stage.check_copies(Counter(range(N)))
+
+
+STATEFUL: Final = {
+    "short": chain(("decided",), "kill driver"),
+    **({point: chain((point,) * 2, "kill driver") for point in WRITING + DECIDING + AFTERWARDS} if FULL else {}),
+}
+
+
+@pytest.mark.parametrize("points", STATEFUL.values(), ids=STATEFUL)
+def test_state_is_right_whenever_the_driver_is_killed(stage: Stage, points: tuple[tuple[str, str], ...]) -> None:
+    stage.send(range(N))
+    points = tuple((point, action) for point, action in points if "sent" not in point)
+    stage.schedule(*points)
+    sink = stage.sink(table="totals", key="product")
+    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+    stage.run("stream", drivers=len(points) + 1, query="totals", mode="complete", **arguments, restarts=RESTARTS)
+    assert stage.fired() == len(points)
+    stage.check_totals(range(N))
+
+
+@pytest.mark.parametrize("points", TASKS.values(), ids=TASKS)
+def test_tasks_fail_and_commits_raise(stage: Stage, points: tuple[tuple[str, str], ...]) -> None:
+    stage.send(range(N))
+    stage.schedule(*points)
+    sink = stage.sink(table="rows", address="out")
+    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+    errors = stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
+    assert stage.fired() == len(points)
+    stage.check_copies(Counter(range(N)))
+    told = [int(number) for error in errors for number in re.findall(r"Injected: fault (\d)", error)[:1]]
+    wanted = [number for number, (at, does) in enumerate(points) if does == "raise" and at not in ABSORBED]
+    assert told == wanted, errors
+
+
+@pytest.mark.parametrize("points", SERVERS.values(), ids=SERVERS)
+def test_servers_are_killed(stage: Stage, points: tuple[tuple[str, str], ...]) -> None:
+    stage.send(range(N))
+    stage.schedule(*points)
+    stage.serve_faults()
+    sink = stage.sink(table="rows", address="out")
+    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+    stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
+    assert stage.fired() == len(points)
+    stage.check_copies(Counter(range(N)))
+
+
+EXECUTORS: Final = chain(("taken", "taken and prepared", "written and prepared", "prepared"), "kill executor")
+
+
+@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
+def test_executors_are_killed(stage: Stage) -> None:
+    stage.send(range(N))
+    stage.schedule(*EXECUTORS)
+    stage.settings = {"spark.master": "local-cluster[2,1,512]", "spark.executor.memory": "512m"}
+    sink = stage.sink(table="rows", address="out")
+    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+    stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
+    assert stage.fired() == len(EXECUTORS)
+    stage.check_copies(Counter(range(N)))
+
+
+SPECULATION: Final = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.multiplier": "1.1",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "100ms",
+}
+
+
+@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
+def test_slow_tasks_are_run_twice(stage: Stage, tmp_path: Path) -> None:
+    """By both workers at a time: one of the two attempts counts."""
+    points = chain(("taken", "yielded", "written", "prepared"), "slow")
+    stage.send(range(N))
+    stage.schedule(*points)
+    environment = {VARIABLE: str(stage.faults), GENERATION: "1", "PYTHONPATH": str(ROOT)}
+    with Cluster(tmp_path / "cluster", environment) as cluster:
+        stage.settings = {**cluster.settings, **SPECULATION}
+        sink = stage.sink(table="rows", address="out")
+        arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
+        stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
+    assert stage.fired() == len(points)
+    stage.check_copies(Counter(range(N)))
+
+
+def test_two_drivers_for_one_pipeline(stage: Stage) -> None:
+    """The second one takes the pipeline, with a checkpoint of its own that follows the first; who then hears of it and
+    decides nothing any more."""
+    stage.send(range(N))
+    sink = stage.sink(table="rows", address="out")
+    first = {"source": stage.source(), "sink": sink, "checkpoint": f"{stage.checkpoint}-1", "query": "copied"}
+    second = {**first, "checkpoint": stage.checkpoint}
+    with stage.driver() as one, stage.driver() as two:
+        one.ask("stream", processingTime="100 milliseconds", **first)
+        stage.await_rows(1)
+        second["source"] = stage.source(adopt=stage.query(f"{stage.checkpoint}-1"))
+        two.call("stream", restarts=RESTARTS, **second)
+        with pytest.raises(DriverFailed, match=r"pipeline 'test' was taken by .*Run one driver for a pipeline"):
+            one.answer()
+    stage.check_copies(Counter(range(N)))
+
+
+@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
+def test_a_query_that_is_started_twice(stage: Stage) -> None:
+    """By one driver: the second one is refused, and the first one goes on."""
+    stage.send(range(N))
+    sink = stage.sink(table="rows", address="out")
+    with stage.driver() as driver:
+        told = driver.call("twice", source=stage.source(), sink=sink, checkpoint=stage.checkpoint)
+    assert "is read by another query of this driver" in told
+    stage.check_copies(Counter(range(N)))
+
+
+@pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
+def test_foreach_batch_under_faults(stage: Stage) -> None:
+    points = (("prepared", "raise"), ("undecided", "kill driver"), ("decided", "raise"), ("decided", "kill driver"))
+    stage.send(range(N))
+    stage.schedule(*points)
+    stage.run(
+        "foreach", drivers=3, source=stage.source(), shared=stage.shared, checkpoint=stage.checkpoint, restarts=RESTARTS
+    )
+    assert stage.fired() == len(points)
+    assert stage.rows("SELECT sum(n) FROM counts") == [(N,)]
+    stage.check_copies(Counter(range(N)))

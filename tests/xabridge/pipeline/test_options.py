@@ -1,0 +1,133 @@
+"""Options of the formats `amqp` and `xa`: what is read, and how everything else is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from xabridge.pipeline import PipelineError
+from xabridge.pipeline.core import AddressTarget, Source, TableTarget
+from xabridge.pipeline.core.secrets import expanded
+from xabridge.pipeline.options import sink_options, source_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASE = {
+    "pipeline": "orders",
+    "log": "postgresql://x/decisions",
+    "resource.broker": "amqp://localhost/",
+    "resource.shop": "postgresql://y/shop",
+}
+NOTHING: dict[str, str] = {}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No xabridge.toml of this machine is read."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_source_has_defaults() -> None:
+    options = source_options({**BASE, "queue": "orders"})
+    assert options.source == Source("broker", ("orders",), 2, 100_000)
+    assert options.body == "binary"
+    assert options.settings.url("shop") == "postgresql://y/shop"
+
+
+def test_spark_gives_names_in_lower_case_and_values_as_text() -> None:
+    given = {**BASE, "queue": "a, b", "partitions": "4", "maxrowsperbatch": "10", "body": "text", "resource": "Broker"}
+    options = source_options(given)
+    assert options.source == Source("broker", ("a", "b"), 4, 10, text=True)
+    assert options.body == "text"
+
+
+def test_a_sink_takes_a_table_an_address_or_both() -> None:
+    both = sink_options({**BASE, "table": "shop:public.revenue", "address": "alerts"})
+    assert both.table == TableTarget("shop", "public.revenue")
+    assert both.address == AddressTarget("broker", "alerts")
+    assert sink_options({**BASE, "table": '"Sales"."Re.venue"'}).table == TableTarget("shop", '"Sales"."Re.venue"')
+    upsert = {"table": "t", "key": "a,b", "update": "n = t.n + excluded.n", "columns": "a,b,n", "locktimeout": "2.5"}
+    options = sink_options({**BASE, **upsert})
+    assert options.table == TableTarget("shop", "t", ("a", "b"), "n = t.n + excluded.n", 2.5)
+    assert options.columns == ("a", "b", "n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queue": "q", "maxRowPerBatch": "1"}, r"maxrowperbatch: unknown \(did you mean maxRowsPerBatch\?\)"),
+        ({"queue": "q", "table": "t"}, "option table: unknown"),
+        ({}, "option queue: missing"),
+        ({"queue": "a,,b"}, "a name is missing beside a comma"),
+        ({"queue": "a,a"}, "a queue is named twice"),
+        ({"queue": "q", "partitions": "0"}, "'0' is no number from 1 to 1000"),
+        ({"queue": "q", "maxRowsPerBatch": "many"}, "'many' is no number above 0"),
+        ({"queue": "q", "body": "json"}, "'json' is neither binary nor text"),
+        ({"queue": "q", "resource": "shop"}, r"the resource 'shop' has to be amqp://… or amqps://…"),
+        ({"queue": "q", "resource": "brker"}, r"there is no resource 'brker' \(known: broker, shop\)"),
+        ({"queue": "q", "resource.other": "amqp://o/"}, r"there are several \(broker, other\); say which"),
+        ({"queue": "q", "pipeline": "x" * 33}, "option pipeline: "),
+        ({"queue": "q", "pipeline": " "}, "option pipeline: is empty"),
+        ({"queue": "q", "log": "file:///var/log"}, "log: file: is no database"),
+        ({"queue": "q", "log": "postgresql://${NOT_SET}@x/y"}, "log: the environment variable NOT_SET is not set"),
+        ({"queue": "q", "config": "nowhere.toml"}, "nowhere.toml: no such file"),
+    ],
+)
+def test_what_a_source_refuses(options: dict[str, str], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        source_options({**BASE, **options}, NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "option table: missing, and so is address"),
+        ({"address": "a", "key": "id"}, "option key: is about a table, and there is none"),
+        ({"table": "t", "update": "n = 1"}, "set key, by which they are found"),
+        ({"table": "a.b.c"}, "'a.b.c' is no table's name"),
+        ({"table": "t; drop table u"}, "is no table's name"),
+        ({"table": "broker:t"}, "the resource 'broker' has to be postgresql://…"),
+        ({"table": "shop:"}, "names nothing behind the resource"),
+        ({"table": "t", "lockTimeout": "-1"}, "'-1' are no seconds above 0"),
+        ({"table": "t", "tabel": "u"}, r"tabel: unknown \(did you mean table\?\)"),
+    ],
+)
+def test_what_a_sink_refuses(options: dict[str, str], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        sink_options({**BASE, **options}, NOTHING)
+
+
+def test_without_a_log_it_is_said_where_to_name_one() -> None:
+    without = {name: value for name, value in BASE.items() if name != "log"}
+    with pytest.raises(PipelineError, match=r"where are its decisions kept\? Set the option log"):
+        source_options({**without, "queue": "q"}, NOTHING)
+
+
+def test_spark_passes_options_of_its_own() -> None:
+    sink_options({**BASE, "table": "t", "checkpointLocation": "/somewhere", "queryName": "x"})
+
+
+def test_the_configuration_names_log_and_resources(tmp_path: Path) -> None:
+    (tmp_path / "xabridge.toml").write_text("""
+        node = "n"
+        log = "file:///var/lib/xabridge"
+        [resources]
+        Broker = "amqp://localhost/"
+        shop = "postgresql://me:${SHOP_PASSWORD}@y/shop"
+        old = { url = "postgresql://z/old", mode = "decider" }
+        [pipeline]
+        log = "postgresql://x:${LOG_PASSWORD}@x/decisions"
+    """)
+    options = source_options({"pipeline": "p", "queue": "q", "resource": "broker"}, {"LOG_PASSWORD": "secret"})
+    assert options.source.resource == "Broker"
+    assert options.settings.log == "postgresql://x:secret@x/decisions"
+    shop = options.settings.url("shop")
+    assert shop == "postgresql://me:${SHOP_PASSWORD}@y/shop", "looked up where it is opened"
+    assert expanded("shop", shop, {"SHOP_PASSWORD": "hush"}) == "postgresql://me:hush@y/shop"
+    assert expanded("shop", shop, {"SHOP_PASSWORD": "h@s:h /%"}) == "postgresql://me:h%40s%3Ah%20%2F%25@y/shop"
+    with pytest.raises(PipelineError, match=r"set it on the driver's host and on every executor's"):
+        expanded("shop", shop, {})
+    with pytest.raises(PipelineError, match="no resource 'old'"):
+        options.settings.url("old")

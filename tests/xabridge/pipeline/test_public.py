@@ -1,0 +1,29 @@
+"""What the package offers, and that it can be imported where there is no Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from xabridge import pipeline
+
+PUBLIC = """
+BatchRefused EpochGone PipelineError PipelineTaken epoch register run_jobs session
+"""
+
+WITHOUT = """
+import sys
+sys.modules["pyspark"] = sys.modules["pyarrow"] = None
+import xabridge.pipeline, xabridge.pipeline.core.driver, xabridge.pipeline.core.task
+import xabridge.pipeline.core.status, xabridge.pipeline.options
+"""
+
+
+def test_the_public_names() -> None:
+    assert sorted(pipeline.__all__) == sorted(PUBLIC.split())
+    assert all(hasattr(pipeline, name) for name in pipeline.__all__)
+
+
+def test_it_is_imported_without_spark() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,47 @@
+"""Real Spark with as many write tasks as it makes by default behind a shuffle: far more than connections."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.postgres import Postgres
+from tests.xabridge.pipeline.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.xabridge.pipeline.stage import Driver
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+N = 400
+
+
+@pytest.fixture
+def roomy_stage(tmp_path: Path, java_home: Path) -> Iterator[Stage]:
+    """A stage whose PostgreSQL lets enough be prepared."""
+    assert java_home.exists()
+    server = Postgres({"max_prepared_transactions": "1000"})
+    server.start()
+    stage = Stage(tmp_path, server)
+    yield stage
+    stage.close()
+    shutil.rmtree(tmp_path / "faults")
+    server.remove()
+
+
+def test_two_hundred_write_tasks(spark: Driver, roomy_stage: Stage) -> None:
+    stage = roomy_stage
+    stage.send(range(N))
+    source = stage.source(maxRowsPerBatch=str(N))
+    ran = spark.call(
+        "stream", query="scattered", source=source, sink=stage.sink(table="rows"), checkpoint=stage.checkpoint
+    )
+    assert ran["errors"] == []
+    stage.check_copies(Counter(range(N)), address=False)
+    committed_apart = stage.rows("SELECT count(DISTINCT xmin::text) FROM rows")
+    assert committed_apart[0][0] > 150, "the rows were not written by many branches"

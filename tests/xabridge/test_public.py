@@ -1,0 +1,38 @@
+"""What `xabridge` exports, pinned, and what importing it loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import xabridge
+
+PUBLIC = """
+    Action AsyncSession Code CommitReturn Configuration ConfigurationError Consumer ConsumerSettings
+    ConsumerState Counts Finding GlobalState Health HealthServer HeuristicCommitted HeuristicHazard
+    HeuristicMixed HeuristicOutcomeError HeuristicRolledBack ManagerUnusable Message NoMessage Outcome
+    OutcomeUnknown Propagation ProtocolMisuse Reason Report ResourceConfig RolledBack Session Transaction
+    TransactionControl TransactionError TransactionManager TransactionState TxCode TxInfo TxInterface Verdict
+    Xid configuration_from opentelemetry take_part
+"""
+
+
+def test_public_names() -> None:
+    assert sorted(xabridge.__all__) == sorted(PUBLIC.split())
+    assert set(xabridge.__all__) == set(xabridge._HOME)
+    assert set(xabridge.__all__) <= set(dir(xabridge))
+    for name in xabridge.__all__:
+        assert getattr(xabridge, name) is not None
+
+
+def test_a_name_that_is_none() -> None:
+    assert not hasattr(xabridge, "nothing")
+
+
+def test_importing_it_loads_nothing_else() -> None:
+    code = "import sys, xabridge; print(*{name.split('.')[0] for name in sys.modules})"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "xabridge" in told
+    assert not {"xa", "dtx", "rm_amqp", "rm_db", "tm", "proton", "sqlalchemy", "psycopg", "pyspark", "asyncio"} & set(
+        told
+    )

@@ -1,0 +1,135 @@
+"""The deciding variant: what the contract suite can't bring about from outside."""
+
+from __future__ import annotations
+
+import pytest
+
+from xa import TMSTARTRSCAN, TMSUCCESS, Code, Owner, ResourceUnavailable, TryAgain, XaError, Xid
+from xa.tables import BranchState
+from xabridge.testing.reference import DecidingStore, Fate, ReferenceDecider, ReferenceDeciderFactory
+
+RMID = 1
+X = Xid(1, b"global", b"branch")
+
+
+@pytest.fixture
+def store() -> DecidingStore:
+    return DecidingStore("d", decider_id=b"12345678")
+
+
+@pytest.fixture
+def rm(store: DecidingStore) -> ReferenceDecider:
+    client = ReferenceDecider(store)
+    client.open(store.url, RMID)
+    client.start(X, RMID)
+    client.session(RMID).write("k", 1)
+    client.end(X, RMID, TMSUCCESS)
+    return client
+
+
+def test_a_late_decide_finds_the_tombstone(store: DecidingStore, rm: ReferenceDecider) -> None:
+    store.script.plan("decide", fate=Fate.IN_FLIGHT)
+    with pytest.raises(ResourceUnavailable):
+        rm.decide(X, RMID, b"record")
+    rm.open(store.url, RMID)
+    assert rm.settle(X.gtrid, RMID) is None
+    assert store.deliver() == 1
+    assert store.decided == {}
+    assert store.data == {}
+    assert store.branches == {}
+    assert rm.settle(X.gtrid, RMID) is None
+
+
+def test_a_late_decide_that_is_before_settle(store: DecidingStore, rm: ReferenceDecider) -> None:
+    store.script.plan("decide", fate=Fate.IN_FLIGHT)
+    with pytest.raises(ResourceUnavailable):
+        rm.decide(X, RMID, b"record")
+    rm.open(store.url, RMID)
+    store.deliver()
+    assert rm.settle(X.gtrid, RMID) == b"record"
+    assert store.data == {"k": 1}
+
+
+@pytest.mark.parametrize("code", [Code.XA_RBINTEGRITY, Code.XAER_RMERR, Code.XAER_NOTA])
+def test_a_refused_decision_leaves_neither(store: DecidingStore, rm: ReferenceDecider, code: Code) -> None:
+    store.script.plan("decide", code)
+    with pytest.raises(XaError) as raised:
+        rm.decide(X, RMID, b"record")
+    assert raised.value.code is code
+    assert store.decided == {}
+    assert store.data == {}
+    assert store.branches == {}
+
+
+def test_settle_that_has_to_wait_too_long(store: DecidingStore, rm: ReferenceDecider) -> None:
+    store.script.plan("settle", Code.XA_RETRY)
+    with pytest.raises(TryAgain):
+        rm.settle(X.gtrid, RMID)
+    assert store.tombstones == set()
+    assert rm.decide(X, RMID, b"record") is Code.XA_OK
+
+
+@pytest.mark.parametrize(("fate", "settled"), [(Fate.REQUEST_LOST, False), (Fate.REPLY_LOST, True)])
+def test_a_lost_settle(store: DecidingStore, rm: ReferenceDecider, fate: Fate, *, settled: bool) -> None:
+    store.script.plan("settle", fate=fate)
+    with pytest.raises(ResourceUnavailable):
+        rm.settle(X.gtrid, RMID)
+    assert store.tombstones == ({X.gtrid} if settled else set())
+
+
+def test_a_lost_end_of_decisions(store: DecidingStore, rm: ReferenceDecider) -> None:
+    rm.decide(X, RMID, b"record")
+    store.script.plan("end_decisions", fate=Fate.REQUEST_LOST)
+    with pytest.raises(ResourceUnavailable):
+        rm.end_decisions([X.gtrid], RMID)
+    assert store.decided == {X.gtrid: b"record"}
+    store.script.plan("decisions", Code.XAER_RMERR)
+    rm.open(store.url, RMID)
+    with pytest.raises(XaError):
+        rm.decisions(RMID)
+    assert len(rm.decisions(RMID)) == 1
+
+
+def test_decisions_and_tombstones_survive_a_crash(store: DecidingStore, rm: ReferenceDecider) -> None:
+    rm.settle(b"settled", RMID)
+    rm.decide(X, RMID, b"record")
+    rm.start(Xid(1, b"second"), RMID)
+    store.crash()
+    store.heal()
+    assert store.branches == {}
+    assert store.decided == {X.gtrid: b"record"}
+    assert store.tombstones == {b"settled"}
+    assert store.data == {"k": 1}
+
+
+def test_a_second_decision_of_a_gtrid_is_refused(store: DecidingStore, rm: ReferenceDecider) -> None:
+    rm.decide(X, RMID, b"record")
+    second = Xid(1, b"global", b"another branch")
+    rm.start(second, RMID)
+    rm.end(second, RMID, TMSUCCESS)
+    with pytest.raises(XaError) as raised:
+        rm.decide(second, RMID, b"other record")
+    assert raised.value.code is Code.XA_RBROLLBACK
+    assert store.decided == {X.gtrid: b"record"}
+
+
+def test_nothing_is_ever_in_doubt(store: DecidingStore, rm: ReferenceDecider) -> None:
+    assert store.branches == {X: BranchState.S2}
+    assert rm.recover(RMID, TMSTARTRSCAN) == []
+    store.disconnect(rm)
+    assert store.in_doubt == []
+
+
+def test_a_decider_id_has_8_octets() -> None:
+    with pytest.raises(ValueError, match="has 8 octets, not 3"):
+        DecidingStore(decider_id=b"123")
+
+
+def test_a_factory_makes_clients_of_one_store(store: DecidingStore) -> None:
+    factory = ReferenceDeciderFactory(store)
+    client = factory(None)  # type: ignore[arg-type]  # no registrar is needed without TMREGISTER
+    client.open(store.url, RMID)
+    assert client.decider_id == b"12345678"
+    owner = Owner("orders-1", b"12345678", "")
+    client.hold(owner, 10, RMID)
+    assert list(client.owners(RMID)) == [owner] == list(store.leases)

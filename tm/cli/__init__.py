@@ -1,5 +1,0 @@
-"""The command `xabridge`. Subcommands are found as entry points, so that none needs an import from here."""
-
-from tm.cli.main import main
-
-__all__ = ["main"]

@@ -1,0 +1,203 @@
+"""Database: a database that can hold a decision log, PostgreSQL or SQLite.
+
+It is refused unless it forces what it commits (`xa.sql`). It is used with autocommit: each change is one statement, and
+durable when the statement returns.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import (
+    Connection,
+    Double,
+    Engine,
+    MetaData,
+    Table,
+    bindparam,
+    create_engine,
+    inspect,
+    literal,
+    literal_column,
+    select,
+    text,
+    true,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from tm.log.decision import LogError, LogMissing
+from tm.log.files import file_identity
+from tm.log.sql.tables import COUNTING, INCARNATIONS, METADATA, NODE, PLACE, SCHEMA, VERSION
+from xa.secrets import masked
+from xa.sql import postgres, sqlite
+from xa.sql.errors import ErrorKind, kind_of
+from xa.sql.statements import SECONDS_1970, missing_columns, upsert
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sqlalchemy import ColumnElement
+    from sqlalchemy.dialects.postgresql import Insert as PostgresInsert
+    from sqlalchemy.dialects.sqlite import Insert as SqliteInsert
+    from sqlalchemy.engine import URL
+
+_WAIT_S: Final = 30.0
+"""How long SQLite's file may be locked by others."""
+
+_CREATING: Final = 0x78616272
+"""Key of the PostgreSQL advisory lock under which the tables are made: "xabr"."""
+
+_SYSTEM_IDENTIFIER: Final = text("SELECT system_identifier FROM pg_control_system()")
+
+
+class Database:
+    """A database that can hold a log. `clock` stands in for the database's own."""
+
+    def __init__(self, url: str, clock: Callable[[], float] | None = None) -> None:
+        self._url = database_url(url)
+        self._clock = clock
+        self.engine = make_engine(self._url)
+        self._one_at_a_time = threading.Lock()
+
+    def __str__(self) -> str:
+        return self._url.render_as_string(hide_password=True)
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether one connection at a time can write."""
+        return self.engine.dialect.name == "sqlite"
+
+    def now(self) -> ColumnElement[float]:
+        """The present time, in a statement."""
+        if self._clock is not None:
+            return bindparam("now", type_=Double, callable_=self._clock, unique=True)
+        return literal_column(SECONDS_1970[self.engine.dialect.name], Double)
+
+    def writing(self) -> AbstractContextManager[object]:
+        """Around a change: in SQLite, where one waits for the other anyway, threads do it here, without polling."""
+        return self._one_at_a_time if self.is_sqlite else nullcontext()
+
+    def insert(self, table: Table) -> PostgresInsert | SqliteInsert:
+        """An INSERT that can have an ON CONFLICT."""
+        return upsert(self.engine.dialect.name, table)
+
+    def prepare(self, *beside: MetaData) -> None:
+        """Makes the tables where they are missing, and those that stand `beside` them, and checks them. LogError: they
+        can't hold a log."""
+        with self.engine.connect() as connection:
+            if not self.is_sqlite:
+                self._check_forces(connection)
+        engine = self.engine.execution_options(isolation_level="SERIALIZABLE" if self.is_sqlite else "READ COMMITTED")
+        with engine.begin() as connection:
+            if self.is_sqlite:
+                connection.execute(text("BEGIN IMMEDIATE"))
+            else:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _CREATING})
+            for tables in (METADATA, *beside):
+                tables.create_all(connection)
+            version = connection.execute(select(SCHEMA.c.version)).scalar()
+            if version is None:
+                connection.execute(SCHEMA.insert().values(version=VERSION))
+            elif version == COUNTING:
+                self._upgrade(connection)
+            self._check_tables(connection)
+
+    def check(self) -> int:
+        """Checks the tables and makes none; their version. LogMissing: there is no log here; LogError: they can't hold
+        one."""
+        with self.engine.connect() as connection:
+            if not inspect(connection).has_table(SCHEMA.name):
+                raise LogMissing(f"{self}: there is no decision log here")
+            return self._check_tables(connection)
+
+    def place(self) -> str:
+        """By what this database is known from a copy of it; "" where it has nothing, or does not tell this user."""
+        if self.is_sqlite:
+            return file_identity(sqlite.descriptor_of(str(self._url.database))).hex()
+        try:
+            with self.engine.connect() as connection:
+                return str(connection.execute(_SYSTEM_IDENTIFIER).scalar_one())
+        except DBAPIError as error:
+            if kind_of(error) is not ErrorKind.DENIED:
+                raise
+            return ""
+
+    def _check_forces(self, connection: Connection) -> None:
+        for setting in postgres.settings_off(connection, "fsync", "synchronous_commit"):
+            raise LogError(
+                f"{self}: {setting} is off, so what PostgreSQL commits may be lost. Turn it on for this user: "
+                f"a decision that is lost leaves branches that nobody can resolve"
+            )
+
+    def _upgrade(self, connection: Connection) -> None:
+        """From version 1, where a gtrid had the epoch for its incarnation: the node's present epoch is the highest one
+        that any gtrid can have."""
+        names = ["node", "counted", "place"]
+        counted = self.insert(PLACE).from_select(names, select(NODE.c.node, NODE.c.epoch, literal("")).where(true()))
+        connection.execute(counted.on_conflict_do_nothing())
+        connection.execute(SCHEMA.update().values(version=VERSION))
+
+    def _check_tables(self, connection: Connection) -> int:
+        versions = list(connection.execute(select(SCHEMA.c.version)).scalars())
+        if len(versions) != 1 or versions[0] not in {COUNTING, VERSION}:
+            raise LogError(
+                f"{self}: the tables of the decision log have version {' and '.join(map(str, versions))}, "
+                f"this program knows version {VERSION}"
+            )
+        for table in METADATA.tables.values():
+            if versions[0] == COUNTING and table in {INCARNATIONS, PLACE}:
+                continue
+            missing = missing_columns(connection, table)
+            if missing:
+                raise LogError(f"{self}: table {table.name} lacks {missing}; it is not a log's")
+        return int(versions[0])
+
+
+def database_url(url: str) -> URL:
+    """The URL with the driver that is used; ValueError for a database that can't hold a log."""
+    shown = masked(url)
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):  # which may quote a part of the URL
+        raise ValueError(f"log {shown!r} is no URL of a database, as postgresql://host:5432/name is") from None
+    backend = parsed.get_backend_name()
+    if backend in {"postgresql", "postgres"}:
+        return parsed.set(drivername=postgres.DRIVER)
+    if backend == "sqlite":
+        if sqlite.is_in_memory(parsed):
+            raise ValueError(
+                f"log {shown!r}: a database in memory keeps no decisions; name a file, sqlite:////var/lib/…"
+            )
+        return parsed.set(drivername="sqlite+pysqlite")
+    raise ValueError(f"log {shown!r}: decisions can be kept in PostgreSQL or SQLite")
+
+
+def make_engine(url: URL) -> Engine:
+    """An engine whose connections commit each statement, notice that a network is gone, and force."""
+    if url.get_backend_name() == "sqlite":
+        engine = create_engine(url, isolation_level="AUTOCOMMIT", connect_args={"timeout": _WAIT_S})
+        sqlite.force_commits(engine, _WAIT_S, _no_write_ahead_log)
+        return engine
+    return create_engine(
+        url,
+        isolation_level="AUTOCOMMIT",
+        pool_size=8,
+        max_overflow=8,
+        connect_args={
+            "connect_timeout": 10,
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 30_000,
+            "prepare_threshold": None,  # a pooler may give each statement another session
+            "application_name": f"xabridge decision log on {socket.gethostname()}"[:63],
+        },
+    )
+
+
+def _no_write_ahead_log(mode: str) -> LogError:
+    return LogError(f"SQLite can't keep a write-ahead log there (journal mode {mode}): put the file on a local disk")

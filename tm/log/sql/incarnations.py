@@ -1,0 +1,122 @@
+"""The incarnations of a node in a SqlLog (`tm.log.incarnations`).
+
+Who has taken a node, under an epoch that nobody had before:
+
+1. Settles what is open from earlier epochs: nobody decides under those any more. Where the database is not the one that
+   it was when the node was taken last, it is a copy, and they are cut.
+2. Notes its own incarnation.
+3. Notes which database this is. Whoever dies before that is followed by one who does the same again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import BigInteger, LargeBinary, String, cast, delete, literal, select, update
+
+from tm.log.incarnations import INCARNATION, MOST, Incarnations, IncarnationVerb, Standing
+from tm.log.sql.tables import COUNTING, INCARNATIONS, NODE, PLACE
+from xa.machine import advance
+
+if TYPE_CHECKING:
+    from sqlalchemy import ColumnElement, Executable
+
+    from tm.log.sql.database import Database
+
+
+class IncarnationTable:
+    """The rows of `node`. Errors are those of SQLAlchemy. Every change may be made again."""
+
+    def __init__(self, database: Database, node: str) -> None:
+        self._database = database
+        self._node = node
+
+    def read(self) -> Incarnations:
+        """What is known."""
+        statement = (
+            select(INCARNATIONS.c.incarnation, INCARNATIONS.c.standing)
+            .where(INCARNATIONS.c.node == self._node)
+            .order_by(INCARNATIONS.c.epoch)
+        )
+        with self._database.engine.connect() as connection:
+            noted = {bytes(row.incarnation): Standing(row.standing) for row in connection.execute(statement)}
+            counted = connection.execute(select(PLACE.c.counted).where(PLACE.c.node == self._node)).scalar()
+        return Incarnations(noted, counted or 0)
+
+    def succeed(self, epoch: int) -> None:
+        """Step 1."""
+        place = self._database.place()
+        before = select(PLACE.c.place).where(PLACE.c.node == self._node)
+        with self._database.engine.connect() as connection:
+            known = connection.execute(before).scalar()
+        copied = bool(known and place and known != place)
+        verb = IncarnationVerb.COPY if copied else IncarnationVerb.SUCCEED
+        earlier = INCARNATIONS.c.standing == Standing.OPEN.value, INCARNATIONS.c.epoch < epoch
+        self._execute(
+            update(INCARNATIONS)
+            .where(INCARNATIONS.c.node == self._node, *earlier)
+            .values(standing=advance(INCARNATION, Standing.OPEN, verb).value)
+        )
+        newest = (
+            select(INCARNATIONS.c.incarnation)
+            .where(INCARNATIONS.c.node == self._node)
+            .order_by(INCARNATIONS.c.epoch.desc())
+            .limit(MOST - 1)
+            .scalar_subquery()
+        )
+        self._execute(
+            delete(INCARNATIONS).where(INCARNATIONS.c.node == self._node, INCARNATIONS.c.incarnation.not_in(newest))
+        )
+
+    def note(self, incarnation: bytes, epoch: int) -> bool:
+        """Step 2; False when the node is in another epoch by now."""
+        source = select(NODE.c.node, _octets(incarnation), NODE.c.epoch, _text(Standing.OPEN.value)).where(
+            NODE.c.node == self._node, NODE.c.epoch == epoch
+        )
+        noting = self._database.insert(INCARNATIONS).from_select(["node", "incarnation", "epoch", "standing"], source)
+        self._execute(noting.on_conflict_do_nothing())
+        return incarnation in self.read().noted
+
+    def settle_place(self, epoch: int) -> None:
+        """Step 3. What the database does not tell this time is kept as it was."""
+        place = self._database.place()
+        source = select(NODE.c.node, _number(0), _text(place)).where(NODE.c.node == self._node, NODE.c.epoch == epoch)
+        noting = self._database.insert(PLACE).from_select(["node", "counted", "place"], source)
+        key = [PLACE.c.node]
+        self._execute(
+            noting.on_conflict_do_update(index_elements=key, set_={"place": noting.excluded.place})
+            if place
+            else noting.on_conflict_do_nothing(index_elements=key)
+        )
+
+    def stand(self, incarnation: bytes, standing: Standing) -> None:
+        """What is known of one from now on."""
+        self._execute(
+            update(INCARNATIONS)
+            .where(INCARNATIONS.c.node == self._node, INCARNATIONS.c.incarnation == incarnation)
+            .values(standing=standing.value)
+        )
+
+    def _execute(self, statement: Executable) -> None:
+        with self._database.writing(), self._database.engine.connect() as connection:
+            connection.execute(statement)
+
+
+def read_incarnations(database: Database, node: str, version: int, epoch: int) -> Incarnations:
+    """What is known of the incarnations of `node` in tables of `version`; what is open is this log's, or will be whole
+    when it is opened, unless this is a copy."""
+    if version == COUNTING:
+        return Incarnations(counted=epoch)
+    return IncarnationTable(database, node).read()
+
+
+def _octets(value: bytes) -> ColumnElement[Any]:
+    return cast(literal(value), LargeBinary)
+
+
+def _number(value: int) -> ColumnElement[Any]:
+    return cast(literal(value), BigInteger)
+
+
+def _text(value: str) -> ColumnElement[Any]:
+    return cast(literal(value), String)

@@ -1,0 +1,127 @@
+"""A node id in a SqlLog: who has it, and until when nobody else is to take it.
+
+Taking a node raises its epoch, which is the incarnation of the log from then on. Every change that depends on
+having the node looks for the epoch in the same statement and locks the row against being changed, so that once a
+node was taken nothing comes from who had it before, however long that one slept. The lease only keeps others
+from taking a node whose holder is at work; nothing depends on clocks for being right.
+
+Taking a node that another one has:
+
+1. While the lease runs: wait for its end, at most as long as one's own lease would be.
+2. If it is renewed meanwhile, its holder is at work: LogLocked.
+3. Once it has run out: take it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import select, update
+
+from tm.log.decision import LogLocked
+from tm.log.sql.tables import NODE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tm.log.sql.database import Database
+
+LOG_ID_SIZE: Final = 8
+LONGEST_PAUSE_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node as it stands in the table. `lasts_s`: how much longer its lease runs."""
+
+    log_id: bytes
+    epoch: int
+    holder: str
+    lease_until: float
+    lasts_s: float
+
+
+def read_node(database: Database, node: str) -> NodeRow | None:
+    """The row of `node`, if there is one."""
+    statement = select(
+        NODE.c.log_id, NODE.c.epoch, NODE.c.holder, NODE.c.lease_until, (NODE.c.lease_until - database.now())
+    ).where(NODE.c.node == node)
+    with database.engine.connect() as connection:
+        row = connection.execute(statement).one_or_none()
+    return None if row is None else NodeRow(bytes(row[0]), *row[1:])
+
+
+def take_node(
+    database: Database,
+    node: str,
+    lease_s: float,
+    *,
+    take_over: bool,
+    sleep: Callable[[float], None],
+    entropy: Callable[[int], bytes],
+) -> NodeRow:
+    """Takes `node` as the module's docstring says; with `take_over` without regard to a lease."""
+    first = database.insert(NODE).values(node=node, log_id=entropy(LOG_ID_SIZE), epoch=0, holder="", lease_until=0.0)
+    with database.engine.connect() as connection:
+        connection.execute(first.on_conflict_do_nothing())
+    waited_s = 0.0
+    seen: NodeRow | None = None
+    while True:
+        taken = _take(database, node, lease_s, take_over=take_over)
+        row = read_node(database, node)
+        if row is not None and taken == row.epoch:
+            return row
+        if row is None or waited_s >= lease_s or (seen is not None and seen.lease_until != row.lease_until):
+            raise _locked(database, node, row)
+        seen = row
+        pause_s = min(max(row.lasts_s, 0.0), LONGEST_PAUSE_S)
+        sleep(pause_s)
+        waited_s += pause_s
+
+
+def join_node(database: Database, node: str, epoch: int) -> NodeRow:
+    """`node`, if it is still in the epoch that another process took it in; otherwise LogLocked."""
+    row = read_node(database, node)
+    if row is None or row.epoch != epoch:
+        raise _locked(database, node, row)
+    return row
+
+
+def renew_lease(database: Database, node: str, epoch: int, lease_s: float) -> bool:
+    """Lengthens the lease to `lease_s` from now, 0 to end it; False when another one took the node."""
+    statement = (
+        update(NODE)
+        .where(NODE.c.node == node, NODE.c.epoch == epoch)
+        .values(lease_until=database.now() + lease_s, holder=_holder() if lease_s else "nobody")
+    )
+    with database.engine.connect() as connection:
+        return connection.execute(statement).rowcount == 1
+
+
+def _take(database: Database, node: str, lease_s: float, *, take_over: bool) -> int | None:
+    statement = update(NODE).where(NODE.c.node == node)
+    if not take_over:
+        statement = statement.where(NODE.c.lease_until <= database.now())
+    taking = statement.values(epoch=NODE.c.epoch + 1, holder=_holder(), lease_until=database.now() + lease_s).returning(
+        NODE.c.epoch
+    )
+    with database.engine.connect() as connection:
+        return connection.execute(taking).scalar_one_or_none()
+
+
+def _locked(database: Database, node: str, row: NodeRow | None) -> LogLocked:
+    if row is None:
+        return LogLocked(f"{database}: node {node!r} was removed from the decision log")
+    until = datetime.fromtimestamp(row.lease_until, UTC).isoformat(sep=" ", timespec="seconds")
+    return LogLocked(
+        f"{database}: node {node!r} is held by {row.holder} (incarnation {row.epoch}, lease until {until}): "
+        f"stop that one first, or give this one a node id of its own"
+    )
+
+
+def _holder() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"[:255]

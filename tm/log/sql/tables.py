@@ -1,0 +1,86 @@
+"""The tables of a SqlLog.
+
+    xabridge_schema      one row: the version of these tables
+    xabridge_node        a row for each node id
+        node             primary key
+        log_id           8 octets, random: the log's identity, made with the row
+        epoch            how often the node was taken: the incarnation of who has it now
+        holder           who that is, for people
+        lease_until      until when it is sure not to be taken by another (seconds since 1970, the database's clock)
+    xabridge_gtrid       a row for each global transaction that was begun, decided or aborted, until it is purged
+        gtrid            primary key
+        node, epoch      whose it is, and under which epoch it got its state
+        state            active, committed, aborted or done: `tm.log.sql.states`
+        record           of a committed or done one, the DECISION record (`tm.log.records`)
+        changed_at       when it got its state
+    xabridge_heuristic   a row for each heuristic outcome that was noted and not dropped
+        node, branch     primary key; `branch_key`
+        record           the HEURISTIC record
+        changed_at       when it was noted
+    xabridge_incarnation a row for each incarnation that was noted (`tm.log.incarnations`)
+        node, incarnation   primary key
+        epoch            under which it was noted
+        standing         open, whole or cut
+    xabridge_place       a row for each node
+        node             primary key
+        counted          up to which epoch a gtrid has the epoch for its incarnation: 0, unless the tables had version 1
+        place            by what the database was known from a copy when the node was taken; "" where it has nothing
+
+Version 1 had neither of the last two tables; who opens such a log for writing makes them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, String, Table
+
+VERSION: Final = 2
+COUNTING: Final = 1
+"""The version whose incarnations were epochs."""
+
+METADATA: Final = MetaData()
+SCHEMA: Final = Table("xabridge_schema", METADATA, Column("version", Integer, primary_key=True, autoincrement=False))
+NODE: Final = Table(
+    "xabridge_node",
+    METADATA,
+    Column("node", String(32), primary_key=True),
+    Column("log_id", LargeBinary(8), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("holder", String(255), nullable=False),
+    Column("lease_until", Double, nullable=False),
+)
+GTRIDS: Final = Table(
+    "xabridge_gtrid",
+    METADATA,
+    Column("gtrid", LargeBinary(64), primary_key=True),
+    Column("node", String(32), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("state", String(9), nullable=False),
+    Column("record", LargeBinary),
+    Column("changed_at", Double, nullable=False),
+    Index("xabridge_gtrid_state", "node", "state", "changed_at"),
+)
+HEURISTICS: Final = Table(
+    "xabridge_heuristic",
+    METADATA,
+    Column("node", String(32), primary_key=True),
+    Column("branch", LargeBinary, primary_key=True),
+    Column("record", LargeBinary, nullable=False),
+    Column("changed_at", Double, nullable=False),
+)
+INCARNATIONS: Final = Table(
+    "xabridge_incarnation",
+    METADATA,
+    Column("node", String(32), primary_key=True),
+    Column("incarnation", LargeBinary(8), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("standing", String(5), nullable=False),
+)
+PLACE: Final = Table(
+    "xabridge_place",
+    METADATA,
+    Column("node", String(32), primary_key=True),
+    Column("counted", BigInteger, nullable=False),
+    Column("place", String(64), nullable=False),
+)

@@ -1,0 +1,34 @@
+"""Parts of statements that each database writes in its own way, and what tables lack."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import inspect
+from sqlalchemy.dialects import postgresql, sqlite
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Table
+
+SECONDS_1970: Final = {
+    "postgresql": "CAST(EXTRACT(EPOCH FROM clock_timestamp()) AS double precision)",
+    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
+    "mysql": "UNIX_TIMESTAMP(NOW(6))",
+    "mariadb": "UNIX_TIMESTAMP(NOW(6))",
+}
+"""Dialect → the present time by the database's clock, in seconds since 1970."""
+
+
+def upsert(dialect: str, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT that can have an ON CONFLICT; LookupError: the dialect has none."""
+    if dialect == "sqlite":
+        return sqlite.insert(table)
+    if dialect == "postgresql":
+        return postgresql.insert(table)
+    raise LookupError(f"{dialect} has no ON CONFLICT")
+
+
+def missing_columns(connection: Connection, table: Table) -> str:
+    """The columns that `table` should have and lacks in the database, sorted, with commas; "" when it has all."""
+    present = {column["name"] for column in inspect(connection).get_columns(table.name, schema=table.schema)}
+    return ", ".join(sorted({column.name for column in table.columns} - present))

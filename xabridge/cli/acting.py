@@ -1,0 +1,167 @@
+"""`recover commit`, `rollback` and `forget`: plans are explained and confirmed, then carried out."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+from tm.log import LogError
+from tm.performer import Performer
+from xa import XaError
+from xabridge.cli import as_json
+from xabridge.cli.completing import Changed, Hand, Plan, explained, needs_the_log, plan
+from xabridge.cli.exits import Exit
+from xabridge.cli.names import NotFound, find, only_on
+from xabridge.cli.survey import BranchView, Known, Survey, TransactionView, survey
+from xabridge.cli.tables import paragraph, troubles
+from xabridge.cli.text import listed, printable, several, transaction_name
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator
+
+    from xabridge.cli.completing import Done
+    from xabridge.cli.progress import Progress
+    from xabridge.cli.site import Site
+
+_YES: Final = "yes"
+
+
+def act(site: Site, arguments: Namespace, progress: Progress) -> Exit:
+    """`recover commit`, `rollback`, `forget`."""
+    found = survey(site.look())
+    try:
+        plans = list(_plans(found, arguments))
+    except NotFound as error:
+        for line in (str(error), *troubles(found)):
+            print(line, file=sys.stderr)
+        return Exit.FAILED if found.complete else Exit.INCOMPLETE
+    _explain(plans)
+    refused = _refusal(plans, heuristic=arguments.heuristic)
+    if refused is not None:
+        return _nothing_done(arguments, plans, refused)
+    if arguments.dry_run:
+        _tell(arguments, plans, [], "dry run: nothing was done")
+        return Exit.DONE
+    asked = f"{arguments.act.value} {several(sum(len(planned.steps) for planned in plans), 'branch')}"
+    if not arguments.yes and not confirmed(asked):
+        return _nothing_done(arguments, plans, "not confirmed")
+    needs_log = any(needs_the_log(planned) for planned in plans)
+    with site.holding_the_log() if needs_log else nullcontext() as log:
+        hand = Hand(site, log, Performer(site.resources, log))
+        return _carry_out(hand, plans, arguments, progress)
+
+
+def _plans(found: Survey, arguments: Namespace) -> Iterator[Plan]:
+    """A plan for each transaction; NotFound for what is not there."""
+    chosen: dict[tuple[int, bytes], tuple[TransactionView, dict[BranchView, None]]] = {}
+    for name in arguments.xid:
+        view, branches = find(name, found.transactions)
+        kept = chosen.setdefault((view.format_id, view.gtrid), (view, {}))[1]
+        kept |= dict.fromkeys(only_on(branches, arguments.on, name))
+    for view, kept_branches in chosen.values():
+        planned = plan(arguments.act, view, tuple(kept_branches), complete=found.complete)
+        if not planned.steps:
+            raise NotFound(f"{view.name}: these branches are finished already")
+        yield planned
+
+
+def _refusal(plans: list[Plan], *, heuristic: bool) -> str | None:
+    """Why this is not done, before anybody is asked."""
+    if any(planned.refused for planned in plans):
+        return "some of it can't be done; name the others with --on"
+    needing = [planned for planned in plans if planned.needs_heuristic]
+    if needing and not heuristic:
+        busy = [planned.view.name for planned in needing if planned.view.at_work]
+        if busy:
+            return (
+                f"another process of this node is at work with {listed(busy)}, and completes it; recovery leaves it "
+                "alone as long as the lease of that process runs. If you know better, say --heuristic"
+            )
+        whole = all(planned.whole and planned.view.decision is not Known.UNKNOWN for planned in needing)
+        what = "goes against the log" if whole else "may split a transaction"
+        return f"this {what}: if you know better than the log, say --heuristic"
+    return None
+
+
+def _explain(plans: list[Plan]) -> None:
+    for planned in plans:
+        first, *rest = explained(planned)
+        print(*paragraph(first), sep="\n", file=sys.stderr)
+        for step in rest:
+            print(*paragraph(step, "  - ", "    "), sep="\n", file=sys.stderr)
+
+
+def confirmed(what: str) -> bool:
+    """Whether somebody at a terminal says that `what` shall be done."""
+    if not sys.stdin.isatty():
+        print("nobody is here to ask: confirm with --yes", file=sys.stderr)
+        return False
+    sys.stderr.write(f"{what}? This can't be undone. Type {_YES}: ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip() == _YES
+
+
+def _carry_out(hand: Hand, plans: list[Plan], arguments: Namespace, progress: Progress) -> Exit:
+    results: list[Done] = []
+    trouble = None
+    with progress.step(arguments.act.value, len(plans)) as done:
+        for planned in plans:
+            try:
+                results += hand.carry_out(planned)
+            except (Changed, LogError) as error:
+                trouble = str(error)
+                break
+            except XaError as error:
+                trouble = f"{planned.view.name}: nothing was done: {error.message}"
+                break
+            done(planned.view.name)
+    _tell(arguments, plans, results, trouble)
+    if trouble is not None or not all(result.ok for result in results):
+        return Exit.FAILED
+    return Exit.DONE
+
+
+def _nothing_done(arguments: Namespace, plans: list[Plan], why: str) -> Exit:
+    _tell(arguments, plans, [], f"nothing was done: {why}")
+    return Exit.REFUSED
+
+
+def _tell(arguments: Namespace, plans: list[Plan], results: list[Done], trouble: str | None) -> None:
+    if arguments.json:
+        as_json.write(_value(plans, results, trouble))
+        return
+    for result in results:
+        print(f"{transaction_name(result.branch.xid)} on {printable(result.branch.resource)}: {printable(result.said)}")
+    if trouble is not None:
+        print(*paragraph(printable(trouble)), sep="\n", file=sys.stderr)
+
+
+def _value(plans: list[Plan], results: list[Done], trouble: str | None) -> dict[str, Any]:
+    return {
+        "act": plans[0].act.value,
+        "plan": [
+            {
+                "transaction": planned.view.name,
+                "decision": planned.view.decision.value,
+                "why": planned.view.why,
+                "resource": step.branch.resource,
+                "xid": str(step.branch.xid),
+                "consent": step.consent.name.lower(),
+                "what": step.what,
+            }
+            for planned in plans
+            for step in planned.steps
+        ],
+        "done": [
+            {
+                "resource": result.branch.resource,
+                "xid": str(result.branch.xid),
+                "ok": result.ok,
+                "said": result.said,
+            }
+            for result in results
+        ],
+        "trouble": trouble,
+    }

@@ -1,0 +1,298 @@
+"""commit, rollback and forget by hand: what the log says about it, what it would do, and doing it.
+
+For a branch whose decision is this log's to tell:
+
+ 1. The plan is made from what was seen, explained, and confirmed.
+ 2. The log is opened, as a transaction manager opens it. Nobody else decides in it from here on, and no transaction of
+    it is under way. Where a resource decides, it is asked for its final word instead.
+ 3. The decision is looked up again. If it is not what was explained, nothing is done.
+ 4. What goes, or may go, against the decision is noted in the log as a heuristic outcome, before it is done. (A crash
+    in between leaves a note of what did not happen; the branch is still in doubt, recovery leaves it alone, and
+    whoever looks sees both.)
+ 5. The resource manager is asked. If it says that it did nothing, the note is dropped.
+
+For a branch whose decision nobody here can know, only the resource manager is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from tm.effects import Call, code_of
+from tm.log import Branch, Heuristic
+from tm.recoverer import Recoverer, ownership_of
+from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
+from xa import TMNOFLAGS, Code, XaError
+from xabridge.cli.survey import IN_DOUBT, BranchView, Known, State, TransactionView
+from xabridge.cli.text import printable
+
+if TYPE_CHECKING:
+    from tm.effects import Answer
+    from tm.log import DecisionLog
+    from tm.performer import Performer
+    from xabridge.cli.site import Site
+
+
+class Act(Enum):
+    """What can be asked for."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    FORGET = "forget"
+
+
+class Consent(Enum):
+    """What it takes."""
+
+    PLAIN = "agrees with the log"
+    SPLITS = "goes against the decision"
+    BLIND = "may go against a decision that is not known here"
+    AT_WORK = "agrees with what is known of the decision, and another process of the node is at work with it"
+    REFUSED = "can't be done"
+
+
+_CONSENT: Final = {
+    (Act.COMMIT, Known.COMMIT): Consent.PLAIN,
+    (Act.COMMIT, Known.NONE): Consent.SPLITS,
+    (Act.COMMIT, Known.ENDED): Consent.BLIND,
+    (Act.COMMIT, Known.UNKNOWN): Consent.BLIND,
+    (Act.ROLLBACK, Known.COMMIT): Consent.SPLITS,
+    (Act.ROLLBACK, Known.NONE): Consent.PLAIN,
+    (Act.ROLLBACK, Known.ENDED): Consent.BLIND,
+    (Act.ROLLBACK, Known.UNKNOWN): Consent.BLIND,
+    (Act.FORGET, Known.COMMIT): Consent.PLAIN,
+    (Act.FORGET, Known.NONE): Consent.PLAIN,
+    (Act.FORGET, Known.ENDED): Consent.PLAIN,
+    (Act.FORGET, Known.UNKNOWN): Consent.BLIND,
+}
+_NEEDING: Final = frozenset({Consent.SPLITS, Consent.BLIND, Consent.AT_WORK})
+"""What is done with --heuristic only."""
+_VERB: Final = {Act.COMMIT: Verb.COMMIT_AGAIN, Act.ROLLBACK: Verb.ROLLBACK}
+_AS_ASKED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
+"""Where a branch goes the way that it is told."""
+_DONE: Final = {Act.COMMIT: "committed", Act.ROLLBACK: "rolled back", Act.FORGET: "forgotten"}
+_HEURISTIC: Final = {Act.COMMIT: Code.XA_HEURCOM, Act.ROLLBACK: Code.XA_HEURRB}
+_AGREES: Final = {Known.COMMIT: Code.XA_HEURCOM, Known.NONE: Code.XA_HEURRB}
+_UNKNOWN: Final = frozenset({Code.XAER_RMFAIL})
+"""Answers after which nobody knows whether it was done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One branch of a plan: what it takes, and what to tell whoever decides."""
+
+    branch: BranchView
+    consent: Consent
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for, of one global transaction."""
+
+    act: Act
+    view: TransactionView
+    steps: tuple[Step, ...]
+    whole: bool = False
+    """Whether the same is done on every branch that shows, so that nothing is split by it."""
+
+    @property
+    def needs_heuristic(self) -> bool:
+        """Whether it does what recovery would not."""
+        return any(step.consent in _NEEDING for step in self.steps)
+
+    @property
+    def refused(self) -> bool:
+        """Whether some of it can't be done at all."""
+        return any(step.consent is Consent.REFUSED for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What came of one branch."""
+
+    branch: BranchView
+    ok: bool
+    said: str
+
+
+class Changed(Exception):
+    """The decision is not what the plan was made with; nothing was done."""
+
+
+def plan(act: Act, view: TransactionView, branches: tuple[BranchView, ...], *, complete: bool = False) -> Plan:
+    """What `act` would mean for those of `branches` that are in doubt. `complete`: every resource manager was asked."""
+    whole = complete and set(branches) >= set(view.branches) and all(branch.state in _AS_ASKED for branch in branches)
+    steps = tuple(_step(act, view, branch, whole=whole) for branch in branches if branch.state in IN_DOUBT)
+    return Plan(act, view, steps, whole)
+
+
+def _step(act: Act, view: TransactionView, branch: BranchView, *, whole: bool) -> Step:
+    where = printable(branch.resource)
+    if branch.state is State.NOT_REACHED:
+        return Step(branch, Consent.REFUSED, f"{where} can't be reached now, or is not configured")
+    if act is Act.FORGET:
+        return _forgetting(view, branch)
+    if branch.state is State.HEURISTIC:
+        outcome = branch.outcome.name if branch.outcome is not None else "a heuristic outcome"
+        return Step(branch, Consent.REFUSED, f"{where} has completed it already ({outcome}); it can only be forgotten")
+    consent = _consent(act, view)
+    doing = "commits" if act is Act.COMMIT else "rolls back"
+    return Step(branch, consent, f"{doing} the branch on {where}: {_consequence(consent, view, whole=whole)}")
+
+
+def _consent(act: Act, view: TransactionView) -> Consent:
+    """What the act takes. What another process of the node is at work with, recovery leaves to it, as long as its
+    lease runs; so nothing that is done to it is what recovery would do."""
+    consent = _CONSENT[act, view.decision]
+    return Consent.AT_WORK if view.at_work and consent is Consent.PLAIN else consent
+
+
+def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str:
+    """`whole`: the same is done on every branch that there is."""
+    if consent is Consent.PLAIN:
+        return "as recovery would"
+    if consent is Consent.AT_WORK:
+        return "another process of this node is at work with it, so that recovery would leave it to that process"
+    if whole and consent is Consent.SPLITS:
+        if view.decision is Known.COMMIT:
+            return "against the decision to commit, and so on every branch: nothing is split, but it may have been told"
+        return "against the log, and so on every branch that shows: nothing is split, unless there was another one"
+    if consent is Consent.SPLITS:
+        decided = "to commit" if view.decision is Known.COMMIT else "nothing, which means to roll back"
+        return f"this splits the transaction, for which was decided {decided}"
+    if view.decision is Known.ENDED:
+        return "this splits the transaction, if its other branches went the other way"
+    return "this splits the transaction, if the log that is not here says otherwise"
+
+
+def _forgetting(view: TransactionView, branch: BranchView) -> Step:
+    where = printable(branch.resource)
+    if branch.state is not State.HEURISTIC and branch.noted is None:
+        return Step(branch, Consent.REFUSED, f"{where} has it prepared, not completed: commit it, or roll it back")
+    outcome = branch.outcome or branch.noted or Code.XA_HEURHAZ
+    consent = _consent(Act.FORGET, view)
+    if consent is Consent.AT_WORK:
+        what = f"another process of this node is at work with it, and may not have heard of {outcome.name} yet"
+    elif consent is Consent.BLIND:
+        what = f"its transaction manager, which has not heard of {outcome.name} perhaps, never will"
+    elif view.decision is Known.ENDED:
+        what = f"the last trace of {outcome.name} goes, and what was decided is not in the log any more: compare first"
+    elif outcome is _AGREES[view.decision]:
+        what = f"{outcome.name} is what was decided; nothing is lost"
+    else:
+        what = f"{outcome.name} is not what was decided: the last trace of that goes, so mend the data first"
+    return Step(branch, consent, f"forgets the branch on {where}: {what}")
+
+
+def explained(planned: Plan) -> list[str]:
+    """What the plan means, a paragraph each."""
+    view = planned.view
+    return [f"{view.name}: decision {view.decision.value}: {view.why}", *(step.what for step in planned.steps)]
+
+
+class Hand:
+    """Carries plans out, with the log in hand where one is configured and the plan needs it."""
+
+    def __init__(self, site: Site, log: DecisionLog | None, performer: Performer) -> None:
+        self._site = site
+        self._log = log
+        self._performer = performer
+        self._recoverer = Recoverer(
+            site.resources, log, performer, (), lambda: ownership_of(site.configuration.node, log, site.resources)
+        )
+
+    def carry_out(self, planned: Plan) -> list[Done]:
+        """What came of each branch. Changed: nothing was done. LogError: the log failed on the way."""
+        self._check(planned)
+        return [self._do(planned, step.branch) for step in planned.steps]
+
+    def _check(self, planned: Plan) -> None:
+        """Step 3."""
+        view = planned.view
+        if view.decision is Known.UNKNOWN:
+            return
+        if view.decider is not None:
+            word = self._final_word(view.decider, view.gtrid)
+        else:
+            assert self._log is not None  # noqa: S101 — the view says that it is this log's
+            word = Known.NONE if self._log.decision(view.gtrid) is None else Known.COMMIT
+        shown = Known.NONE if view.decision is Known.ENDED else view.decision
+        if word is not shown:
+            raise Changed(
+                f"{view.name}: the decision was {shown.value} when it was shown, and is {word.value} now; look again"
+            )
+
+    def _final_word(self, decider: str, gtrid: bytes) -> Known:
+        resource = self._site.resources[decider]
+        resource.mend(now=True)
+        return Known.NONE if resource.decider.settle(gtrid, resource.rmid) is None else Known.COMMIT
+
+    def _do(self, planned: Plan, view: BranchView) -> Done:
+        act = planned.act
+        branch = Branch(view.resource, view.xid)
+        if act is Act.FORGET:
+            return self._forget(view)
+        log = self._log if planned.view.decision is not Known.UNKNOWN else None
+        against = _CONSENT[act, planned.view.decision] is not Consent.PLAIN
+        if against and log is not None:
+            log.note_heuristic(Heuristic(branch, _HEURISTIC[act]))
+        (answer,) = self._performer.call(Call(_VERB[act], (branch,), TMNOFLAGS))
+        meaning = MEANING[_VERB[act]][code_of(answer)]
+        if meaning is not Meaning.DONE:
+            return Done(view, False, self._not_done(log, branch, answer, meaning, against=against))
+        if code_of(answer) is Code.XAER_NOTA:
+            return self._vanished(log, view, against=against)
+        if log is not None and view.noted is not None and not against:
+            log.drop_heuristic(branch)  # what was noted has not happened
+        noted = ", and noted as a heuristic outcome" if against and log is not None else ""
+        return Done(view, True, f"{_DONE[act]}{noted}")
+
+    @staticmethod
+    def _vanished(log: DecisionLog | None, view: BranchView, *, against: bool) -> Done:
+        """It was there when it was shown, and somebody else has completed it since: with the decision, as recovery
+        takes it; otherwise nobody knows how, which is what is noted."""
+        if not against:
+            return Done(view, True, "it is not known there any more: somebody else has completed it")
+        if log is not None:
+            log.note_heuristic(Heuristic(Branch(view.resource, view.xid), Code.XA_HEURHAZ))
+        return Done(view, False, "not done: it is not known there any more, and nobody knows how it was completed")
+
+    @staticmethod
+    def _not_done(log: DecisionLog | None, branch: Branch, answer: Answer, meaning: Meaning, *, against: bool) -> str:
+        said = answer.message if isinstance(answer, XaError) else answer.name
+        if meaning is not Meaning.LATER:
+            if log is not None:
+                log.note_heuristic(Heuristic(branch, HEURISTIC_CODE[meaning]))
+            return f"{meaning.value} ({said})"
+        if code_of(answer) in _UNKNOWN:
+            return f"not known whether it was done: {said}; look again"
+        if against and log is not None:
+            log.drop_heuristic(branch)
+        return f"not done: {said}"
+
+    def _forget(self, view: BranchView) -> Done:
+        resource = self._site.resources.get(view.resource)
+        if resource is None:
+            return self._drop_note(view)
+        try:
+            self._recoverer.forget(resource, view.xid)
+        except XaError as error:
+            return Done(view, False, f"not done: {error.message}")
+        return Done(view, True, "forgotten")
+
+    def _drop_note(self, view: BranchView) -> Done:
+        """Of a resource manager that is not configured any more, only the note can be dropped."""
+        if view.noted is None or self._log is None:
+            return Done(view, False, "not done: its resource manager is not configured")
+        self._log.drop_heuristic(Branch(view.resource, view.xid))
+        return Done(view, True, "forgotten here; its resource manager is not configured")
+
+
+def needs_the_log(planned: Plan) -> bool:
+    """Whether the plan is about a decision of this log, or about a note in it."""
+    return planned.view.in_log or any(
+        step.branch.noted is not None or step.consent is Consent.SPLITS for step in planned.steps
+    )

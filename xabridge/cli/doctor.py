@@ -1,0 +1,125 @@
+"""`xabridge doctor`: looks whether what a transaction manager needs is there and does what it must, and says how to
+mend what is not. It changes nothing but a file of its own in the log's folder, which it removes again.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from tm.config import configuration_from
+from tm.resources import ConfigurationError
+from xa.diagnosis import Check, Health
+from xabridge.cli import as_json
+from xabridge.cli.examining import Examined, examine_log, examine_site, examine_survey
+from xabridge.cli.exits import Exit
+from xabridge.cli.progress import Progress
+from xabridge.cli.recover import set_up_logging
+from xabridge.cli.site import Site
+from xabridge.cli.survey import survey
+from xabridge.cli.tables import NARROW
+from xabridge.cli.text import printable, several
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Iterator
+
+    from tm.config import Configuration
+
+SUMMARY: Final = "check configuration, log and resource managers, and say how to mend what is wrong"
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The flags."""
+    parser.add_argument(
+        "--config", default="xabridge.toml", metavar="FILE", help="the configuration (default xabridge.toml)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--verbose", action="store_true", help="say on stderr what goes on")
+    parser.epilog = "exit codes: 0 nothing failed · 1 a check failed · 2 usage"
+
+
+def run(arguments: Namespace) -> int:
+    """Prints the checks; the exit code."""
+    set_up_logging(verbose=arguments.verbose)
+    progress = Progress(sys.stderr, quiet=arguments.verbose)
+    found: list[Examined] = []
+    for examined in _examine(arguments.config, progress):
+        found.append(examined)
+        if not arguments.json:
+            print(*lines(examined), sep="\n", flush=True)
+    if arguments.json:
+        as_json.write({"checks": [_value(examined) for examined in found]})
+    else:
+        counts = Counter(examined.check.health for examined in found)
+        print(f"{several(len(found), 'check')}: " + ", ".join(f"{counts[health]} {health.value}" for health in Health))
+    failed = any(examined.check.health is Health.FAIL for examined in found)
+    return Exit.FAILED if failed else Exit.DONE
+
+
+def _examine(path: str, progress: Progress) -> Iterator[Examined]:
+    """Every check, in the order in which one depends on the other."""
+    try:
+        configuration = configuration_from(path)
+    except ConfigurationError as error:
+        yield Examined(
+            "config", Check(Health.FAIL, "configuration", str(error), "mend the file, then run doctor again")
+        )
+        return
+    try:
+        site = Site(configuration, progress)
+    except ConfigurationError as error:
+        mend = "mend the file, or install what registers the resource manager, then run doctor again"
+        yield Examined("config", Check(Health.FAIL, "configuration", f"{path}: {error}", mend))
+        return
+    with site:
+        yield _configured(path, configuration, site)
+        yield from examine_log(configuration, [name for name, held in site.resources.items() if held.decides])
+        diagnosed = examine_site(site, progress)
+        for name, examined in diagnosed.items():
+            yield from (Examined(name, check) for check in examined.checks)
+        try:
+            found = survey(site.look())
+        except ConfigurationError:
+            return  # the log's URL names no log, which the check of the log has told
+        yield from examine_survey(found, diagnosed)
+
+
+def _configured(path: str, configuration: Configuration, site: Site) -> Examined:
+    managers = several(len(site.resources), "resource manager")
+    if not site.resources:
+        mend = 'name what takes part: [resources], then name = "url"'
+        check = Check(Health.WARN, "configuration", f"{path}: node {configuration.node}, {managers}", mend)
+    else:
+        check = Check(Health.OK, "configuration", f"{path}: node {configuration.node}, {managers}")
+    return Examined("config", check)
+
+
+def lines(examined: Examined) -> Iterator[str]:
+    """One check for people, in 80 columns."""
+    check = examined.check
+    subject = printable(examined.subject)
+    margin = " " * 17
+    head = f"{check.health.value:<6}{subject:<11}" if len(subject) <= 10 else f"{check.health.value:<6}{subject}"
+    if len(subject) > 10:
+        yield head
+        head = margin
+    for first, text in ((head, check.found), (margin, check.mend)):
+        if text:
+            yield from textwrap.wrap(
+                printable(text), NARROW, initial_indent=first, subsequent_indent=margin, break_long_words=False,
+                break_on_hyphens=False,
+            )  # fmt: skip
+
+
+def _value(examined: Examined) -> dict[str, Any]:
+    check = examined.check
+    return {
+        "health": check.health.value,
+        "of": examined.subject,
+        "check": check.subject,
+        "found": check.found,
+        "mend": check.mend,
+    }

@@ -1,0 +1,223 @@
+"""`recover end`: ends a decision that names a resource which is not configured any more, and so would never end.
+
+1. What the decision names, what nobody has any more, and what ending it means is explained, and confirmed.
+2. The log is opened, as a transaction manager opens it: nobody else decides in it from here on.
+3. The decision is looked up again, and one recovery pass made, as `recover run` makes it. It commits the other
+   branches, under whatever name they are found.
+4. Only if the pass reached every resource manager, and left nothing of the transaction, the decision is ended.
+5. The log is closed, and read again: what it says is what is told.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tm.log import LogError
+from tm.outcome import TransactionError
+from xabridge.cli import as_json
+from xabridge.cli.acting import confirmed
+from xabridge.cli.exits import Exit
+from xabridge.cli.names import NotFound, find
+from xabridge.cli.recovering import recoverer_of, report_lines
+from xabridge.cli.survey import Survey, TransactionView, survey
+from xabridge.cli.tables import paragraph, troubles
+from xabridge.cli.text import listed, printable
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Iterator, Mapping
+
+    from tm.log import Branch, Decision
+    from tm.recovery import Report
+    from xabridge.cli.progress import Progress
+    from xabridge.cli.site import Seen, Site
+
+
+_NOT_WRITTEN: Final = "everything was carried out, but that the decision has ended could not be written: try again"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What was asked for. `lost` are the branches that the decision names on resources that nobody has; `refused` says
+    why it can't be done now."""
+
+    view: TransactionView
+    gone: frozenset[str]
+    lost: tuple[Branch, ...]
+    refused: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of it: what the pass did, if there was one, and what kept the decision from being ended."""
+
+    report: Report | None = None
+    trouble: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the decision is ended."""
+        return self.report is not None and self.trouble is None
+
+
+def end(site: Site, arguments: Namespace, progress: Progress) -> Exit:
+    """`recover end`."""
+    seen = site.look()
+    found = survey(seen)
+    try:
+        view, _ = find(arguments.xid, found.transactions)
+    except NotFound as error:
+        for line in (str(error), *troubles(found)):
+            print(line, file=sys.stderr)
+        return Exit.FAILED if found.complete else Exit.INCOMPLETE
+    ending = _ending(view, seen, found, frozenset(arguments.gone))
+    _explain(ending)
+    if ending.refused is not None:
+        return _nothing_done(arguments, ending, ending.refused)
+    if arguments.dry_run:
+        _tell(arguments, ending, Result(trouble="dry run: nothing was done"))
+        return Exit.DONE
+    without = listed([printable(name) for name in sorted(ending.gone)])
+    if not arguments.yes and not confirmed(f"end {view.name} without {without}"):
+        return _nothing_done(arguments, ending, "not confirmed")
+    result = _carry_out(site, ending, progress)
+    _tell(arguments, ending, result)
+    return Exit.DONE if result.ended else Exit.FAILED
+
+
+# --- step 1 -----------------------------------------------------------------------------------------------------------
+def _ending(view: TransactionView, seen: Seen, found: Survey, gone: frozenset[str]) -> Ending:
+    decision = _decision(view, seen)
+    if decision is None:
+        refused = f"no decision of it is known here ({view.decision.value}): there is none to end"
+        return Ending(view, gone, (), refused)
+    lost = tuple(branch for branch in decision.branches if branch.resource not in seen.configured)
+    return Ending(view, gone, lost, _refusal(lost, gone, seen.configured, found.unreachable))
+
+
+def _decision(view: TransactionView, seen: Seen) -> Decision | None:
+    if view.decider is not None:
+        return seen.decided[view.decider].get(view.gtrid)
+    if not view.in_log or seen.log is None or isinstance(seen.log, LogError):
+        return None
+    return next((decision for decision in seen.log.decisions if decision.gtrid == view.gtrid), None)
+
+
+def _refusal(
+    lost: tuple[Branch, ...], gone: frozenset[str], configured: tuple[str, ...], unreachable: Mapping[str, str]
+) -> str | None:
+    """Why the decision can't be ended; the same is asked again, with the log in hand."""
+    names = dict.fromkeys(branch.resource for branch in lost)
+    if not names:
+        return "every resource that it names is configured: recovery ends it"
+    for name in sorted(gone - names.keys()):
+        why = "is configured: recovery commits its branch" if name in configured else "has no branch in it"
+        return f"{printable(name)} {why}"
+    missing = [printable(name) for name in names if name not in gone]
+    if missing:
+        return (
+            f"it also names {listed(missing)}, not configured any more: name that with --gone, if it is gone for good"
+        )
+    if unreachable:
+        away = listed([printable(name) for name in unreachable])
+        return f"{away} could not be reached, where a branch may be, under whatever name: try again when that is over"
+    return None
+
+
+def _explain(ending: Ending) -> None:
+    view = ending.view
+    print(*paragraph(f"{view.name}: decision {view.decision.value}: {view.why}"), sep="\n", file=sys.stderr)
+    for step in _steps(ending) if ending.refused is None else ():
+        print(*paragraph(step, "  - ", "    "), sep="\n", file=sys.stderr)
+
+
+def _steps(ending: Ending) -> Iterator[str]:
+    found = {branch.xid: branch.resource for branch in ending.view.in_doubt}
+    yield "makes one recovery pass first, as recover run does, which finishes whatever this node has in doubt"
+    yield from (_step(branch, found.get(branch.xid)) for branch in ending.lost)
+
+
+def _step(branch: Branch, found_on: str | None) -> str:
+    where = printable(branch.resource)
+    if found_on not in (None, branch.resource):
+        return f"commits the branch of {where}, which was found on {printable(str(found_on))}"
+    return (
+        f"ends the decision without telling {where}: if that has the branch prepared and comes back, recovery rolls it "
+        "back there, which splits the transaction"
+    )
+
+
+# --- steps 2 to 5 -----------------------------------------------------------------------------------------------------
+def _carry_out(site: Site, ending: Ending, progress: Progress) -> Result:
+    with site.holding_the_log() as log:
+        recoverer = recoverer_of(site, log, progress)
+        try:
+            with progress.step("recovering", 1):
+                report = recoverer.end_decision(ending.view.gtrid, ending.gone)
+        except (TransactionError, LogError) as error:
+            return Result(recoverer.last_report, str(error))
+    return Result(report, None if _is_written(site, ending.view) else _NOT_WRITTEN)
+
+
+def _is_written(site: Site, view: TransactionView) -> bool:
+    """Whether the log that is closed now says so too: an end is written without a force, and may be lost."""
+    if view.decider is not None:
+        return True
+    log = site.read_log()
+    return log is None or not (isinstance(log, LogError) or any(view.gtrid == left.gtrid for left in log.decisions))
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+def _nothing_done(arguments: Namespace, ending: Ending, why: str) -> Exit:
+    _tell(arguments, ending, Result(trouble=f"nothing was done: {why}"))
+    return Exit.REFUSED
+
+
+def _tell(arguments: Namespace, ending: Ending, result: Result) -> None:
+    if arguments.json:
+        as_json.write(_value(ending, result))
+        return
+    if result.report is not None:
+        for line in report_lines(result.report):
+            print(line)
+    for branch in _untold(ending, result):
+        print(f"{ending.view.name} on {printable(branch.resource)}: ended without telling it (xid {branch.xid})")
+    if result.ended:
+        print(f"{ending.view.name}: the decision is ended")
+    if result.trouble is not None:
+        print(*paragraph(printable(result.trouble)), sep="\n", file=sys.stderr)
+
+
+def _untold(ending: Ending, result: Result) -> Iterator[Branch]:
+    """The lost branches that the pass has not found elsewhere."""
+    if result.report is not None and result.ended:
+        told = {finding.branch.xid for finding in result.report.findings}
+        yield from (branch for branch in ending.lost if branch.xid not in told)
+
+
+def _value(ending: Ending, result: Result) -> dict[str, Any]:
+    view = ending.view
+    found = {branch.xid: branch.resource for branch in view.in_doubt}
+    return {
+        "act": "end",
+        "plan": [
+            {
+                "transaction": view.name,
+                "decision": view.decision.value,
+                "why": view.why,
+                "resource": branch.resource,
+                "xid": str(branch.xid),
+                "what": _step(branch, found.get(branch.xid)),
+            }
+            for branch in ending.lost
+        ],
+        "done": [
+            {"resource": branch.resource, "xid": str(branch.xid), "ok": True, "said": "ended without telling it"}
+            for branch in _untold(ending, result)
+        ],
+        "ended": result.ended,
+        "report": as_json.report_value(result.report) if result.report is not None else None,
+        "trouble": result.trouble,
+    }

@@ -1,0 +1,207 @@
+"""The checks of `xabridge doctor`: the decision log, the resource managers, and what their lists of branches in doubt
+give away about clocks, orphans and node ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tm.log import LogDamaged, LogError, LogMissing
+from tm.log.examination import examine_folder
+from tm.log.opening import folder_of, look_at_log
+from xa import Code, XaError
+from xa.diagnosis import Check, Diagnosing, Diagnosis, Health
+from xa.gtrid import incarnation_name
+from xa.secrets import masked
+from xabridge.cli.survey import Known, State
+from xabridge.cli.text import age, listed, printable, several
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tm.config import Configuration
+    from tm.resources import Resource
+    from xabridge.cli.progress import Progress
+    from xabridge.cli.site import Site
+    from xabridge.cli.survey import Survey, TransactionView
+
+OLD_S: Final = 300.0
+"""Recovery has had its chances by then: what is still in doubt needs somebody."""
+SKEW_S: Final = 5.0
+"""Ages and leases are off by as much as clocks are apart."""
+
+_MENDS: Final = {
+    Code.XAER_RMFAIL: "start it, or let this machine reach it; its place is {key}.url",
+    Code.XAER_INVAL: "mend {key}.url",
+    Code.XAER_RMERR: "do what it says; its place is {key}.url",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A check, and what it was about: config, log, decisions, node, orphans, clock, or a resource's name."""
+
+    subject: str
+    check: Check
+
+
+# --- the decision log -------------------------------------------------------------------------------------------------
+
+
+def examine_log(configuration: Configuration, deciders: Sequence[str]) -> Iterator[Examined]:
+    """Where decisions become durable."""
+    for check in _log_checks(configuration, deciders):
+        yield Examined("log", check)
+
+
+def _log_checks(configuration: Configuration, deciders: Sequence[str]) -> Iterator[Check]:
+    url = configuration.log
+    if url is None:
+        if deciders:
+            yield Check(Health.OK, "place", f"none: decisions live in {listed(deciders)}")
+        else:
+            mend = 'say where decisions are kept: log = "file:///var/lib/xabridge/log"'
+            yield Check(Health.FAIL, "place", "no log is configured, and no resource decides", mend)
+        return
+    try:
+        folder = folder_of(url)
+    except ValueError as error:
+        yield Check(Health.FAIL, "place", masked(str(error)), "mend log in the configuration")
+        return
+    if folder is not None:
+        yield from examine_folder(folder)
+    yield _content(url, configuration.node)
+
+
+def _content(url: str, node: str) -> Check:
+    """What the log says, and whether it can be read."""
+    try:
+        image = look_at_log(url, node)
+    except LogMissing:
+        return Check(Health.OK, "content", "there is no log yet; the first start makes it")
+    except LogDamaged as error:
+        return Check(Health.FAIL, "content", str(error), "restore the folder from where it was whole")
+    except (LogError, ValueError, OSError) as error:
+        return Check(Health.FAIL, "content", masked(str(error)), "let it be read by this user; its place is log")
+    found = f"log {image.log_id.hex()}, opened {several(image.openings, 'time')}"
+    if image.node != node:
+        mend = f"it is that of node {image.node}: use that node id, or give {node} a folder of its own"
+        return Check(Health.FAIL, "content", f"another node's: {image.node}", mend)
+    cut = image.incarnations.cut
+    if cut:
+        mend = "is it the newest that there is? xabridge recover run --newest INCARNATION; else bring that back"
+        names = listed([one.hex() for one in cut])
+        return Check(Health.WARN, "content", f"{found}; a copy, made while incarnation {names} was at work", mend)
+    if image.heuristics:
+        noted = several(len(image.heuristics), "heuristic outcome")
+        return Check(Health.WARN, "content", f"{found}, {noted} noted", "look at them: xabridge recover list")
+    return Check(Health.OK, "content", found)
+
+
+# --- resource managers ------------------------------------------------------------------------------------------------
+
+
+def examine_site(site: Site, progress: Progress) -> dict[str, Diagnosis]:
+    """What each resource manager says of itself, all of them at once."""
+    resources = list(site.resources.values())
+    told: dict[str, Diagnosis] = {}
+    with progress.step("asking", len(resources)) as done:
+        for resource, diagnosis in zip(resources, site.at_once(_diagnosis), strict=True):
+            done(resource.name)
+            told[resource.name] = diagnosis
+    return told
+
+
+def _diagnosis(resource: Resource) -> Diagnosis:
+    key = f"resources.{resource.name}"
+    try:
+        if isinstance(resource.rm, Diagnosing):
+            return resource.rm.diagnose(resource.url)
+        resource.mend(now=True)
+    except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
+        error = raised if isinstance(raised, XaError) else resource.heard(raised, "diagnose")
+        mend = _MENDS.get(error.code, "mend {key}.url").format(key=key)
+        return Diagnosis((Check(Health.FAIL, "opened", masked(error.message), mend),))
+    return Diagnosis((Check(Health.OK, "opened", f"{masked(resource.url)}: {resource.rm.name}"),))
+
+
+# --- what is in doubt -------------------------------------------------------------------------------------------------
+
+
+def examine_survey(found: Survey, told: Mapping[str, Diagnosis]) -> Iterator[Examined]:
+    """Orphans, node ids that clash, clocks; `told` is what the resource managers said before."""
+    failed = {name for name, of in told.items() if any(check.health is Health.FAIL for check in of.checks)}
+    for name, why in found.unreachable.items():
+        if name not in failed:
+            check = Check(Health.FAIL, "in doubt", f"can't tell what is in doubt: {masked(why)}", "see above")
+            yield Examined(name, check)
+    if found.log_trouble is None:
+        yield Examined("decisions", _decisions(found))
+    yield Examined("orphans", _orphans(found))
+    yield Examined("node", _node(found))
+    clock = _clock({name: of.clock_ahead_s for name, of in told.items()})
+    if clock is not None:
+        yield Examined("clock", clock)
+
+
+def _decisions(found: Survey) -> Check:
+    """Those that have not ended, wherever decisions are kept, as `recover list` counts them."""
+    count = found.open_decisions + found.carried_out
+    if not count:
+        return Check(Health.OK, "decisions", "none is open")
+    told = [f"{found.open_decisions} of transactions in doubt"] if found.open_decisions else []
+    if found.carried_out:
+        told.append(f"{found.carried_out} carried out everywhere, which the next recovery pass ends")
+    return Check(Health.OK, "decisions", f"{several(count, 'decision')} open: {listed(told)}")
+
+
+def _orphans(found: Survey) -> Check:
+    branches = [branch for view in found.transactions for branch in view.in_doubt]
+    if not branches:
+        return Check(Health.OK, "orphans", "nothing is in doubt")
+    oldest = max((branch.age_s for branch in branches if branch.age_s is not None), default=None)
+    what = f"{several(len(branches), 'branch')} in doubt"
+    if oldest is not None:
+        what += f", the oldest for {age(oldest)}"
+    completed = sum(branch.state is State.HEURISTIC for branch in branches)
+    if completed:
+        what += f", {completed} completed on their own"
+    if completed or (oldest is not None and oldest >= OLD_S):
+        mend = "they hold locks and messages until somebody decides: xabridge recover list"
+        return Check(Health.WARN, "orphans", what, mend)
+    return Check(Health.OK, "orphans", what)
+
+
+def _node(found: Survey) -> Check:
+    """Branches of this node id that this log doesn't know of: somebody else uses the id, or the log was replaced."""
+    foreign = [
+        view for view in found.transactions
+        if view.decision is Known.UNKNOWN and view.ours is not None and view.ours.node == found.node
+    ]  # fmt: skip
+    if not foreign:
+        return Check(Health.OK, "node id", f"no other log of a node {found.node} shows")
+    logs = listed(sorted({_log_of(view) for view in foreign}))
+    mend = (
+        "give each process a node id of its own; if this node's log was replaced, bring the former one back, or "
+        "resolve its branches by hand: xabridge recover list"
+    )
+    what = f"{several(len(foreign), 'transaction')} of node {found.node} in doubt whose decisions are in {logs}"
+    return Check(Health.FAIL, "node id", what, mend)
+
+
+def _log_of(view: TransactionView) -> str:
+    ours = view.ours
+    return f"log {ours.log_id.hex()} (incarnation {incarnation_name(ours.incarnation)})" if ours is not None else "?"
+
+
+def _clock(ahead_s: Mapping[str, float | None]) -> Check | None:
+    known = {name: seconds for name, seconds in ahead_s.items() if seconds is not None}
+    if not known:
+        return None
+    off = {name: seconds for name, seconds in known.items() if abs(seconds) >= SKEW_S}
+    if not off:
+        most = max(map(abs, known.values()))
+        return Check(Health.OK, "clock", f"within {most:.1f} s of {listed([printable(name) for name in known])}")
+    said = [f"{name} {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in off.items()]
+    mend = "set the clocks by NTP: ages and leases are off by as much"
+    return Check(Health.WARN, "clock", f"compared with this machine's: {listed(said)}", mend)

@@ -1,0 +1,156 @@
+"""`recover list`, `show` and `watch`: looking, which changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from xabridge.cli import as_json
+from xabridge.cli.exits import Exit
+from xabridge.cli.names import NotFound, find
+from xabridge.cli.survey import Filter, State, Survey, TransactionView, survey
+from xabridge.cli.tables import MOST, NARROW, WIDE_FROM, details, rest, state_of, summary, table, troubles
+from xabridge.cli.text import printable
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from xabridge.cli.progress import Progress
+    from xabridge.cli.site import Site
+
+States: TypeAlias = "dict[tuple[str, str], str]"
+
+LEAST_PAUSE_S: Final = 0.05
+_CLEAR: Final = "\x1b[H\x1b[J"
+
+
+def filter_of(arguments: Namespace) -> Filter:
+    """The filter that the arguments describe."""
+    return Filter(
+        frozenset(arguments.node),
+        frozenset(arguments.rm),
+        frozenset(map(State, arguments.state)),
+        arguments.older_than,
+    )
+
+
+def verdict(found: Survey, transactions: Sequence[TransactionView]) -> Exit:
+    """What to tell a script. What other transaction managers have in doubt is shown, and is no trouble of ours."""
+    if not found.complete:
+        return Exit.INCOMPLETE
+    return Exit.IN_DOUBT if any(view.ours is not None for view in transactions) else Exit.DONE
+
+
+def width_of(arguments: Namespace) -> int:
+    """How wide the table may be."""
+    if arguments.wide:
+        return WIDE_FROM
+    return shutil.get_terminal_size((NARROW, 24)).columns if sys.stdout.isatty() else NARROW
+
+
+def list_transactions(site: Site, arguments: Namespace, progress: Progress) -> Exit:  # noqa: ARG001 — as all actions
+    """`recover list`."""
+    found = survey(site.look())
+    transactions = filter_of(arguments).of(found.transactions)
+    if arguments.json:
+        as_json.write(as_json.survey_value(found, transactions))
+    elif arguments.names:
+        for view in transactions:
+            print(view.name)
+        for line in troubles(found):
+            print(line, file=sys.stderr)
+    else:
+        most = len(transactions) if arguments.all else MOST
+        listed = table(transactions[:most], width_of(arguments))
+        for line in (*listed, *rest(transactions[most:]), *summary(transactions, found)):
+            print(line)
+    return verdict(found, transactions)
+
+
+def show_transactions(site: Site, arguments: Namespace, progress: Progress) -> Exit:  # noqa: ARG001 — as all actions
+    """`recover show`."""
+    found = survey(site.look())
+    views: dict[TransactionView, None] = {}
+    missing = []
+    for name in arguments.xid:
+        try:
+            views[find(name, found.transactions)[0]] = None
+        except NotFound as error:
+            missing.append(str(error))
+    if arguments.json:
+        as_json.write(as_json.survey_value(found, tuple(views)))
+    else:
+        for view in views:
+            print(*details(view, found), sep="\n")
+    for line in (*missing, *troubles(found)):
+        print(line, file=sys.stderr)
+    if missing:
+        return Exit.FAILED if found.complete else Exit.INCOMPLETE
+    return verdict(found, tuple(views))
+
+
+def watch_transactions(site: Site, arguments: Namespace, progress: Progress) -> Exit:  # noqa: ARG001 — as all actions
+    """`recover watch`: on a terminal the list, again and again; else what has changed, a line each."""
+    wanted = filter_of(arguments)
+    before: States = {}
+    try:
+        while True:
+            found = survey(site.look())
+            transactions = wanted.of(found.transactions)
+            now = _states(found, transactions, before)
+            if arguments.json:
+                as_json.write(as_json.survey_value(found, transactions), lines=True)
+            elif sys.stdout.isatty():
+                _screen(arguments, found, transactions, _changes(before, now) if before else [])
+            else:
+                for line in _changes(before, now):
+                    print(f"{_clock()} {line}", flush=True)
+            before = now
+            time.sleep(max(arguments.interval, LEAST_PAUSE_S))
+    except KeyboardInterrupt:
+        return Exit.DONE
+
+
+def _states(found: Survey, transactions: Sequence[TransactionView], before: States) -> States:
+    """How each branch stands, by transaction and resource; of what could not be asked now, how it stood before."""
+    states = {
+        (view.name, branch.resource): f"{state_of(branch)}, decision {view.decision.value}"
+        for view in transactions
+        for branch in view.branches
+    }
+    kept = {key: state for key, state in before.items() if key[1] in found.unreachable and key[0]}
+    silent = {("", name): f"could not be reached: {why}" for name, why in found.unreachable.items()}
+    return {**kept, **states, **silent}
+
+
+def _changes(before: States, now: States) -> list[str]:
+    gone = [f"- {_said(key)}" for key in before if key not in now]
+    return gone + [f"+ {_said(key)}: {printable(state)}" for key, state in now.items() if before.get(key) != state]
+
+
+def _said(key: tuple[str, str]) -> str:
+    transaction, resource = key
+    return f"{transaction} on {printable(resource)}" if transaction else printable(resource)
+
+
+def _screen(
+    arguments: Namespace, found: Survey, transactions: Sequence[TransactionView], changes: Sequence[str]
+) -> None:
+    size = shutil.get_terminal_size((NARROW, 24))
+    head = f"xabridge recover watch · node {found.node} · {_clock()} · every {arguments.interval:g} s"
+    body = table(transactions, width_of(arguments))
+    foot = summary(transactions, found)
+    foot += [*changes[:4], *([f"… and {len(changes) - 4} more changes"] if len(changes) > 4 else [])]
+    room = max(size.lines - len(foot) - 3, 1)
+    if len(body) > room:
+        body = [*body[: room - 1], f"… and {len(body) - room + 1} more lines: xabridge recover list"]
+    sys.stdout.write(_CLEAR + "\n".join([head, "", *body, *foot]) + "\n")
+    sys.stdout.flush()
+
+
+def _clock() -> str:
+    return datetime.now().astimezone().strftime("%H:%M:%S")

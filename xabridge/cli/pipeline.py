@@ -1,0 +1,27 @@
+"""`xabridge pipeline`: what a pipeline is doing, and a demo of one. docs/pipeline.md is its manual."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from xabridge.demo.pipeline import demo
+from xabridge.pipeline import reporting
+
+if TYPE_CHECKING:
+    import argparse
+
+SUMMARY: Final = "pipelines on Spark: what one is doing, and a demo"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """As `xabridge.cli.main.Command` says."""
+    parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
+    for name, part in (("status", reporting), ("demo", demo)):
+        added = parts.add_parser(name, help=part.SUMMARY, description=part.SUMMARY)
+        part.add_arguments(added)
+        added.set_defaults(part_run=part.run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """As `xabridge.cli.main.Command` says."""
+    return int(arguments.part_run(arguments))

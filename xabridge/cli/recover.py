@@ -1,0 +1,247 @@
+"""`xabridge recover`: what is in doubt, and what an operator can do about it. docs/recover.md is its manual."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tm.config import configuration_from
+from tm.log import LogError, LogLocked
+from tm.log.backup import back_up
+from tm.log.opening import folder_of
+from tm.resources import ConfigurationError
+from xabridge.cli import as_json
+from xabridge.cli.acting import act
+from xabridge.cli.completing import Act
+from xabridge.cli.ending import end
+from xabridge.cli.exits import Exit
+from xabridge.cli.looking import list_transactions, show_transactions, watch_transactions
+from xabridge.cli.progress import Progress
+from xabridge.cli.recovering import exit_code, expected, one_pass, report_lines
+from xabridge.cli.site import Site
+from xabridge.cli.survey import IN_DOUBT, survey
+from xabridge.cli.tables import MOST, paragraph, troubles
+from xabridge.cli.text import duration, printable, several
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable
+
+    from tm.log import DecisionLog
+    from xabridge.cli.survey import Survey
+
+SUMMARY: Final = "show and resolve transactions that are in doubt"
+_EXITS: Final = """
+exit codes: 0 done, nothing in doubt · 1 failed · 2 usage, configuration · 3 in doubt
+  4 something could not be reached · 5 refused, nothing done · 6 log in use, nothing done
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """The actions and their flags."""
+    parser.formatter_class = RawDescriptionHelpFormatter
+    parser.epilog = _EXITS
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def action(name: str, summary: str, run_action: Callable[[Site, Namespace, Progress], Exit]) -> ArgumentParser:
+        added = actions.add_parser(
+            name, help=summary, description=summary, epilog=_EXITS, formatter_class=RawDescriptionHelpFormatter
+        )
+        added.add_argument(
+            "--config", default="xabridge.toml", metavar="FILE", help="the configuration (default xabridge.toml)"
+        )
+        added.add_argument("--json", action="store_true", help="print JSON")
+        added.add_argument("--verbose", action="store_true", help="say on stderr what goes on")
+        added.set_defaults(run_action=run_action)
+        return added
+
+    listing = action("list", "list every transaction in doubt", list_transactions)
+    _add_filters(listing)
+    _add_all(listing)
+    listing.add_argument("--names", action="store_true", help="print the names only, one to a line")
+    show = action("show", "show everything about a transaction", show_transactions)
+    _add_names(show)
+    watching = action("watch", "list again and again, until interrupted", watch_transactions)
+    _add_filters(watching)
+    watching.add_argument("--interval", type=_duration, default=2.0, metavar="TIME", help="pause (default 2s)")
+    running = action("run", "make one recovery pass and say what it did", _run_pass)
+    running.add_argument("--dry-run", action="store_true", help="only say what it would do")
+    _add_all(running)
+    running.add_argument(
+        "--newest", action="append", default=[], metavar="INCARNATION", type=_incarnation,
+        help="this copy of the log is the newest that there is: it lacks no decision of this incarnation, which was at "
+        "work when the copy was made (repeatable)",
+    )  # fmt: skip
+    backing_up = action("backup", "copy the decision log, beside whoever is at work with it", _back_up)
+    backing_up.add_argument("destination", metavar="FOLDER", type=Path, help="where to; made, and not there yet")
+    for wanted, summary in (
+        (Act.COMMIT, "commit branches in doubt"),
+        (Act.ROLLBACK, "roll back branches in doubt"),
+        (Act.FORGET, "forget branches that were completed on their own"),
+    ):
+        doing = action(wanted.value, summary, act)
+        doing.set_defaults(act=wanted)
+        _add_names(doing)
+        doing.add_argument(
+            "--on", action="append", default=[], metavar="NAME", help="only the branch on this resource (repeatable)"
+        )
+        doing.add_argument("--heuristic", action="store_true", help="also where that may split the transaction")
+        _add_consent(doing)
+    ending = action("end", "end a decision that names a resource which is gone for good", end)
+    ending.add_argument("xid", metavar="XID", help="as `recover list` shows it, or an xid")
+    ending.add_argument(
+        "--gone", action="append", required=True, metavar="NAME",
+        help="not configured any more; it does not exist any more, or has been told by hand (repeatable)",
+    )  # fmt: skip
+    _add_consent(ending)
+
+
+def _add_all(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--all", action="store_true", help=f"tell of each transaction, also where there are over {MOST}"
+    )
+
+
+def _add_consent(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only say what it would do")
+    parser.add_argument("--yes", action="store_true", help="don't ask")
+
+
+def _add_names(parser: ArgumentParser) -> None:
+    parser.add_argument("xid", nargs="+", metavar="XID", help="as `recover list` shows it, or an xid")
+
+
+def _add_filters(parser: ArgumentParser) -> None:
+    parser.add_argument("--node", action="append", default=[], metavar="NODE", help="only this node's (repeatable)")
+    parser.add_argument("--rm", action="append", default=[], metavar="NAME", help="only on this resource (repeatable)")
+    parser.add_argument(
+        "--state", action="append", default=[], choices=sorted(state.value for state in IN_DOUBT),
+        help="only in this state (repeatable)",
+    )  # fmt: skip
+    parser.add_argument("--older-than", type=_duration, metavar="TIME", help="only for longer than this: 90s, 5m, 2h")
+    parser.add_argument("--wide", action="store_true", help="the wide table, whatever the terminal")
+
+
+def _duration(text: str) -> float:
+    try:
+        return duration(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def _incarnation(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text!r} is no incarnation: give the 16 hexadecimal digits of the warning") from error
+
+
+def run(arguments: Namespace) -> int:
+    """Does what was asked for; the exit code."""
+    set_up_logging(verbose=arguments.verbose)
+    progress = Progress(sys.stderr, quiet=arguments.verbose)
+    try:
+        configuration = configuration_from(arguments.config)
+        try:
+            with Site(configuration, progress) as site:
+                return int(arguments.run_action(site, arguments, progress))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{arguments.config}: {error}") from error
+    except ConfigurationError as error:
+        return complain(error, Exit.USAGE)
+    except LogLocked as error:
+        said = f"{error}. The transaction manager that holds it recovers by itself; stop it to do it by hand"
+        return complain(said, Exit.LOG_IN_USE)
+    except LogError as error:
+        return complain(error, Exit.FAILED)
+
+
+def set_up_logging(*, verbose: bool) -> None:
+    """What goes on is told in the command's own words; the log lines of the library only on request."""
+    library = logging.getLogger("xabridge")
+    library.propagate = verbose
+    if verbose:
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(message)s")
+    elif not library.handlers:
+        library.addHandler(logging.NullHandler())
+
+
+def complain(said: object, code: Exit) -> Exit:
+    """Says on stderr what is wrong."""
+    sys.stderr.write(f"xabridge recover: {printable(str(said))}\n")
+    return code
+
+
+def _run_pass(site: Site, arguments: Namespace, progress: Progress) -> Exit:
+    if arguments.dry_run:
+        return _dry_run(survey(site.look()), as_text=not arguments.json, most=None if arguments.all else MOST)
+    with site.holding_the_log() as log:
+        for incarnation in arguments.newest:
+            _trust(log, incarnation)
+        with progress.step("recovering", 1):
+            report = one_pass(site, log, progress)
+    if arguments.json:
+        as_json.write(as_json.report_value(report))
+    else:
+        for line in report_lines(report, None if arguments.all else MOST):
+            print(line)
+        for name, why in report.unreachable.items():
+            print(*paragraph(f"{printable(name)} could not be reached: {printable(why)}"), sep="\n")
+    return exit_code(report)
+
+
+def _back_up(site: Site, arguments: Namespace, progress: Progress) -> Exit:
+    try:
+        folder = folder_of(site.configuration.log) if site.configuration.log is not None else None
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    if folder is None:
+        raise ConfigurationError("log: the decisions are in a database or at a broker: back that up by its own means")
+    try:
+        with progress.step("copying the decision log", 1):
+            made = back_up(folder, arguments.destination)
+    except OSError as error:
+        raise LogError(f"{arguments.destination}: {error.strerror or error}") from error
+    cut = [one.hex() for one in made.cut]
+    if arguments.json:
+        as_json.write(
+            {
+                "destination": str(arguments.destination),
+                "node": made.node,
+                "log": made.log_id.hex(),
+                "decisions": made.decisions,
+                "heuristics": made.heuristics,
+                "at_work": cut,
+            }
+        )
+        return Exit.DONE
+    print(
+        f"{arguments.destination}: log {made.log_id.hex()} of {made.node}, {several(made.decisions, 'decision')} in it"
+    )
+    if cut:
+        print(*paragraph(f"it presumes nothing about what incarnation {', '.join(cut)} does from now on"), sep="\n")
+    return Exit.DONE
+
+
+def _trust(log: DecisionLog | None, incarnation: bytes) -> None:
+    """Takes the operator's word for a copy of a log."""
+    if log is None:
+        raise ConfigurationError("log: a resource decides, so there is no log whose copy could be the newest")
+    try:
+        log.trust(incarnation)
+    except ValueError as error:
+        raise LogError(str(error)) from error
+
+
+def _dry_run(found: Survey, *, as_text: bool, most: int | None) -> Exit:
+    if as_text:
+        for line in (*expected(found, most), *troubles(found)):
+            print(line)
+    else:
+        as_json.write(as_json.survey_value(found, found.transactions))
+    if not found.complete:
+        return Exit.INCOMPLETE
+    return Exit.IN_DOUBT if found.transactions else Exit.DONE

@@ -1,0 +1,172 @@
+"""`recover run`: one recovery pass, as a transaction manager makes it at its start, and its report for people.
+
+Where the decisions are in a log, the log is opened for it: no transaction of it is under way then. Where a resource
+decides, others of this node may be at work beside the pass; what they have under way is left to them, as long as their
+leases run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from tm.effects import Call
+from tm.performer import Performer
+from tm.recoverer import Recoverer, ownership_of
+from tm.recovery import Action, ReadDecisions, Report, Scan
+from tm.verdicts import Verb
+from xabridge.cli.exits import Exit
+from xabridge.cli.survey import Known, Survey
+from xabridge.cli.tables import MOST_KINDS, NARROW, paragraph, shortened
+from xabridge.cli.text import ending_command, gtrid_name, listed, printable, several, transaction_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from tm.log import DecisionLog
+    from tm.recovery import Finding, RecoveryEffect
+    from xabridge.cli.progress import Progress
+    from xabridge.cli.site import Site
+    from xabridge.cli.survey import TransactionView
+
+_WIDTH: Final = 20
+_UNSOLVED: Final = frozenset({Action.PENDING, Action.HEURISTIC})
+_DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
+
+
+def one_pass(site: Site, log: DecisionLog | None, progress: Progress) -> Report:
+    """One pass with the log in hand."""
+    return recoverer_of(site, log, progress).run_once(now=True)
+
+
+def recoverer_of(site: Site, log: DecisionLog | None, progress: Progress) -> Recoverer:
+    """What makes the pass."""
+    return Recoverer(
+        site.resources,
+        log,
+        Performer(site.resources, log),
+        (),
+        lambda: ownership_of(site.configuration.node, log, site.resources),
+        watch=_told(progress),
+    )
+
+
+def _told(progress: Progress) -> Callable[[RecoveryEffect], None]:
+    told = dict.fromkeys(_DOING, 0)
+
+    def tell(effect: RecoveryEffect) -> None:
+        if isinstance(effect, ReadDecisions):
+            progress.note("reading the decisions …")
+        elif isinstance(effect, Scan):
+            progress.note("asking the resource managers …")
+        elif isinstance(effect, Call) and effect.verb in told:
+            told[effect.verb] += len(effect.branches)
+            progress.note("branches: " + ", ".join(f"{told[verb]} {_DOING[verb]}" for verb in told))
+
+    return tell
+
+
+def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
+    """What the pass did, a line for each of the first `most` transactions, and how often each thing for the others."""
+    by_name: dict[str, list[Finding]] = {}
+    for finding in report.findings:
+        by_name.setdefault(transaction_name(finding.branch.xid), []).append(finding)
+    told = [(name, tuple(_what(findings))) for name, findings in by_name.items()]
+    silent = "decided to commit; a resource manager it needs could not be asked"
+    told += [
+        (gtrid_name(gtrid), (silent,))
+        for gtrid in report.undone
+        if gtrid_name(gtrid) not in by_name and gtrid not in report.not_configured
+    ]
+    yield from _told_of(told, most)
+    for number, (gtrid, names) in enumerate(report.not_configured.items()):
+        if number == most:
+            yield f"… and {len(report.not_configured) - number} more that name what is not configured (--all)"
+            break
+        name = gtrid_name(gtrid)
+        yield from _not_configured(name, names, name)
+    if not by_name and not report.undone:
+        yield "nothing in doubt" if not report.unreachable else "nothing found in doubt"
+
+
+def _told_of(told: Sequence[tuple[str, tuple[str, ...]]], most: int | None) -> Iterator[str]:
+    """What is told of each transaction, by name; of those behind the first `most` only how many there are of a kind."""
+    for name, said in told[:most]:
+        for what in said:
+            yield from _line(name, what)
+            name = ""  # noqa: PLW2901 — said once
+    others = told[most:] if most is not None else ()
+    if others:
+        yield f"… and {several(len(others), 'transaction')} more (--all tells of each):"
+        for what, count in Counter(what for _, said in others for what in said).most_common(MOST_KINDS):
+            yield from _line(f"    {count}", what)
+
+
+def _not_configured(name: str, names: Collection[str], shown: str) -> Iterator[str]:
+    where = listed([printable(resource) for resource in names])
+    yield from _line(
+        shown,
+        f"decided to commit, and nobody is configured as {where}: configured again, under whatever name, it has its "
+        "branch committed. Only where it is gone for good:",
+    )
+    yield " " * (_WIDTH + 1) + ending_command(name, names)
+
+
+def _what(findings: list[Finding]) -> Iterator[str]:
+    for action in Action:
+        those = [finding for finding in findings if finding.action is action]
+        where = ", ".join(printable(finding.branch.resource) for finding in those)
+        if action in {Action.COMMITTED, Action.ROLLED_BACK, Action.FORGOTTEN} and those:
+            yield f"{action.value} on {where}"
+        elif those:
+            for why in dict.fromkeys(finding.why for finding in those):
+                on = "" if action is Action.LEFT_ALONE else f" on {where}"
+                yield f"{action.value}{on}: {printable(why)}"
+
+
+def _line(name: str, what: str) -> Iterator[str]:
+    shown = shortened(name, NARROW)
+    margin = " " * (_WIDTH + 1)
+    if len(shown) > _WIDTH:
+        yield shown
+        shown = ""
+    yield from paragraph(what, shown.ljust(_WIDTH + 1), margin)
+
+
+def exit_code(report: Report) -> Exit:
+    """What to tell a script of it."""
+    if report.unreachable:
+        return Exit.INCOMPLETE
+    if any(finding.action in _UNSOLVED for finding in report.findings):
+        return Exit.IN_DOUBT
+    return Exit.DONE
+
+
+def expected(found: Survey, most: int | None = None) -> Iterator[str]:
+    """What a pass would do now: the lines of `run --dry-run`, as those of `report_lines`."""
+    yield from _told_of([(view.name, (what,)) for view in found.transactions if (what := _would(view))], most)
+    absent = [view for view in found.transactions if view.decision is Known.COMMIT and _absent(view)]
+    for view in absent[:most]:
+        yield from _not_configured(view.name, _absent(view), view.name)
+    if most is not None and len(absent) > most:
+        yield f"… and {len(absent) - most} more that name what is not configured (--all)"
+    if not found.transactions:
+        yield "nothing found in doubt"
+
+
+def _would(view: TransactionView) -> str:
+    """What a pass would do about a transaction where it can do something, or nothing for good."""
+    on = listed([printable(branch.resource) for branch in view.in_doubt])
+    if view.decision is Known.UNKNOWN or view.at_work:
+        return f"would be left alone: {view.why}"
+    if any(branch.outcome is not None or branch.noted is not None for branch in view.in_doubt):
+        return f"was completed on its own on {on}; would be noted, and forgotten where that is what was decided"
+    if view.decision is Known.COMMIT:
+        configured = listed([printable(branch.resource) for branch in view.in_doubt if branch.configured])
+        return f"would be committed on {configured}" if configured else ""
+    return f"would be rolled back on {on}, unless it is decided until then"
+
+
+def _absent(view: TransactionView) -> tuple[str, ...]:
+    """The resources of a transaction that are not configured any more."""
+    return tuple(dict.fromkeys(branch.resource for branch in view.in_doubt if not branch.configured))

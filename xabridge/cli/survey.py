@@ -1,0 +1,276 @@
+"""Survey: what was seen of a site, put together: each global transaction in doubt with all of its branches, and what
+is known of its decision. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from tm.log import LogError
+from tm.log.incarnations import Incarnations
+from tm.ownership import Claim, Ownership
+from xa import FORMAT_ID, Code, Gtrid, Xid
+from xabridge.cli.origins import origin_of
+from xabridge.cli.text import listed, transaction_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tm.log import Decision
+    from xa.holdings import Holding, InDoubtBranch
+    from xabridge.cli.origins import Origin
+    from xabridge.cli.site import Seen
+
+
+class State(Enum):
+    """How a branch stands. The value is what is shown, and what `--state` takes."""
+
+    PREPARED = "prepared"
+    HEURISTIC = "heuristic"
+    IN_DOUBT = "in-doubt"
+    """In the resource manager's list, which does not tell which of the two."""
+    NOT_REACHED = "not-reached"
+    """Of a transaction that is decided; its resource manager could not be asked, or is not configured."""
+    FINISHED = "finished"
+    """Of a transaction that is decided; its resource manager does not know it any more."""
+
+
+IN_DOUBT: Final = frozenset({State.PREPARED, State.HEURISTIC, State.IN_DOUBT, State.NOT_REACHED})
+
+_UNDECIDED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
+"""A branch of these that is not noted shows that its decision has not ended."""
+
+
+class Known(Enum):
+    """What is known of a decision."""
+
+    COMMIT = "commit"
+    NONE = "none"
+    """It was not taken until now: the transaction is under way, or will be rolled back by recovery."""
+    ENDED = "ended"
+    """There is none (any more), and a branch was completed on its own: the others may have been committed."""
+    UNKNOWN = "unknown"
+    """It lives where this command can't look."""
+
+
+@dataclass(frozen=True, slots=True)
+class BranchView:
+    """One branch. `noted` is the heuristic outcome that the log has of it; `configured`: its resource is."""
+
+    resource: str
+    xid: Xid
+    state: State
+    age_s: float | None = None
+    owner: str = ""
+    outcome: Code | None = None
+    holdings: tuple[Holding, ...] = ()
+    omitted: int = 0
+    noted: Code | None = None
+    configured: bool = True
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionView:
+    """One global transaction. `why` says in words what `decision` rests on; `in_log`: its decision is this log's to
+    tell, `decider` names the resource whose it is, where one decides; `at_work`: another process of this node is, so
+    that recovery leaves it alone."""
+
+    format_id: int
+    gtrid: bytes
+    decision: Known
+    why: str
+    branches: tuple[BranchView, ...]
+    in_log: bool = False
+    decider: str | None = None
+    at_work: bool = False
+
+    @property
+    def origin(self) -> Origin | None:
+        """Who made it, where that is known."""
+        return next((branch.origin for branch in self.branches if branch.origin is not None), None)
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return transaction_name(Xid(self.format_id, self.gtrid))
+
+    @property
+    def ours(self) -> Gtrid | None:
+        """What its gtrid says; None for another transaction manager's."""
+        return Gtrid.of(Xid(self.format_id, self.gtrid))
+
+    @property
+    def in_doubt(self) -> tuple[BranchView, ...]:
+        """The branches that are not known to be finished."""
+        return tuple(branch for branch in self.branches if branch.state in IN_DOUBT)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What is in doubt at a site, oldest first. `unreachable` maps a resource to what kept it from being asked;
+    `log_trouble` says why the log could not be read. Of the decisions that have not ended, in the log and in resources
+    that decide, `open_decisions` are of these transactions, and `carried_out` of none: every branch is finished, and
+    the next recovery pass ends them."""
+
+    node: str
+    configured: int
+    transactions: tuple[TransactionView, ...]
+    unreachable: dict[str, str] = field(default_factory=dict)
+    log_trouble: str | None = None
+    open_decisions: int = 0
+    carried_out: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was seen."""
+        return not self.unreachable and self.log_trouble is None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which branches are asked about; what is empty asks for all."""
+
+    nodes: frozenset[str] = frozenset()
+    resources: frozenset[str] = frozenset()
+    states: frozenset[State] = frozenset()
+    older_than_s: float | None = None
+
+    def matches(self, transaction: TransactionView, branch: BranchView) -> bool:
+        """Whether the branch is one of them. A branch of unknown age is taken to be old."""
+        ours = transaction.ours
+        return (
+            branch.state in IN_DOUBT
+            and (not self.nodes or (ours is not None and ours.node in self.nodes))
+            and (not self.resources or branch.resource in self.resources)
+            and (not self.states or branch.state in self.states)
+            and (self.older_than_s is None or branch.age_s is None or branch.age_s >= self.older_than_s)
+        )
+
+    def of(self, transactions: Iterable[TransactionView]) -> tuple[TransactionView, ...]:
+        """The transactions that have such a branch, each with all of its branches."""
+        return tuple(
+            transaction
+            for transaction in transactions
+            if any(self.matches(transaction, branch) for branch in transaction.branches)
+        )
+
+
+def survey(seen: Seen) -> Survey:
+    """What `seen` comes to."""
+    return _Surveyor(seen).survey()
+
+
+class _Surveyor:
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+        self._image = None if isinstance(seen.log, LogError) else seen.log
+        image = self._image
+        self._logged = {decision.gtrid: decision for decision in image.decisions} if image is not None else {}
+        self._noted = {note.branch.xid: note for note in image.heuristics} if image is not None else {}
+        self._ownership = Ownership(
+            seen.node,
+            image.log_id if image is not None else b"",
+            image.incarnations if image is not None else Incarnations(),
+            seen.deciders,
+        )
+
+    def survey(self) -> Survey:
+        """The survey."""
+        seen = self._seen
+        found: dict[tuple[int, bytes], list[BranchView]] = {}
+        for resource, scanned in seen.scanned.items():
+            for branch in scanned.branches:
+                key = (branch.xid.format_id, branch.xid.gtrid)
+                found.setdefault(key, []).append(self._view(resource, branch, tells=scanned.tells))
+        for branch_view in self._noted_only({branch.xid for branches in found.values() for branch in branches}):
+            found.setdefault((branch_view.xid.format_id, branch_view.xid.gtrid), []).append(branch_view)
+        open_decisions = carried_out = 0
+        for decision in self._decisions():
+            key = (FORMAT_ID, decision.gtrid)
+            others = list(self._others(decision, {branch.xid for branch in found.get(key, ())}))
+            if key in found or any(branch.state is State.NOT_REACHED for branch in others):
+                found.setdefault(key, []).extend(others)
+                open_decisions += 1
+            else:
+                carried_out += 1
+        transactions = [self._transaction(*key, branches) for key, branches in found.items()]
+        transactions.sort(key=lambda view: (-max(branch.age_s or 0.0 for branch in view.branches), view.name))
+        trouble = str(seen.log) if isinstance(seen.log, LogError) else None
+        return Survey(
+            seen.node, len(seen.configured), tuple(transactions), dict(seen.unreachable), trouble, open_decisions,
+            carried_out,
+        )  # fmt: skip
+
+    def _view(self, resource: str, branch: InDoubtBranch, *, tells: bool) -> BranchView:
+        note = self._noted.get(branch.xid)
+        outcome = branch.outcome or (note.code if note is not None and not tells else None)
+        state = State.HEURISTIC if outcome is not None else State.PREPARED if tells else State.IN_DOUBT
+        return BranchView(
+            resource, branch.xid, state, branch.age_s, branch.owner, outcome, branch.holdings, branch.omitted,
+            note.code if note is not None else None, origin=origin_of(branch.xid, self._seen.origins),
+        )  # fmt: skip
+
+    def _noted_only(self, listed: set[Xid]) -> Iterator[BranchView]:
+        """Heuristic outcomes in the log of branches that no resource manager lists."""
+        for xid, note in self._noted.items():
+            if xid not in listed:
+                yield BranchView(
+                    note.branch.resource, xid, State.HEURISTIC, outcome=note.code, noted=note.code,
+                    configured=note.branch.resource in self._seen.configured,
+                )  # fmt: skip
+
+    def _decisions(self) -> Iterator[Decision]:
+        yield from self._logged.values()
+        for decided in self._seen.decided.values():
+            yield from decided.values()
+
+    def _others(self, decision: Decision, found: set[Xid]) -> Iterator[BranchView]:
+        """The branches that a decision names and that were not found."""
+        for branch in decision.branches:
+            if branch.xid not in found:
+                reached = branch.resource in self._seen.scanned
+                state = State.FINISHED if reached else State.NOT_REACHED
+                yield BranchView(
+                    branch.resource, branch.xid, state, configured=branch.resource in self._seen.configured
+                )
+
+    def _transaction(self, format_id: int, gtrid: bytes, branches: list[BranchView]) -> TransactionView:
+        ours = Gtrid.of(Xid(format_id, gtrid))
+        rows = tuple(sorted(branches, key=lambda branch: branch.resource))
+        if ours is None:
+            why = f"another transaction manager's (format id {format_id}): its log is not here"
+            return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
+        whose = self._ownership.whose(gtrid, self._seen.at_work, decided=gtrid in self._logged)
+        origin = next((branch.origin for branch in rows if branch.origin is not None), None)
+        at_work = whose.claim is Claim.AT_WORK
+        if not whose.is_ours and origin is not None:
+            why = f"{origin.transaction}: its own log decides (log {ours.log_id.hex()})"
+            return TransactionView(format_id, gtrid, Known.UNKNOWN, why, rows)
+        if not whose.is_ours and not at_work:
+            return TransactionView(format_id, gtrid, Known.UNKNOWN, self._explained(ours, whose.why), rows)
+        in_log = self._image is not None and ours.log_id == self._image.log_id
+        decider = None if in_log else self._ownership.deciders[ours.log_id]
+        where = "the log" if decider is None else decider
+        decided = self._logged if decider is None else self._seen.decided[decider]
+        if gtrid in decided:
+            why = f"{where} says so; {'another process of this node' if at_work else 'recovery'} commits what is left"
+            return TransactionView(format_id, gtrid, Known.COMMIT, why, rows, in_log, decider, at_work)
+        if at_work:
+            why = f"{where} has none yet: {whose.why}"
+            return TransactionView(format_id, gtrid, Known.NONE, why, rows, in_log, decider, at_work)
+        if not any(branch.state in _UNDECIDED and branch.noted is None for branch in rows):
+            why = f"{where} has none any more: it was carried out on the other branches, or never taken"
+            return TransactionView(format_id, gtrid, Known.ENDED, why, rows, in_log, decider)
+        why = f"{where} has none: under way, or rolled back by the next recovery"
+        return TransactionView(format_id, gtrid, Known.NONE, why, rows, in_log, decider)
+
+    def _explained(self, ours: Gtrid, why_not: str) -> str:
+        if ours.node != self._seen.node:
+            return f"another node's: its log is not here (node {ours.node}, log {ours.log_id.hex()})"
+        if isinstance(self._seen.log, LogError):
+            return f"the decision log can't be read, or it is another one's (log {ours.log_id.hex()})"
+        silent = [name for name in self._seen.deciding if name in self._seen.unreachable]
+        return f"{why_not}; {listed(silent)}, where it may live, could not be reached" if silent else why_not

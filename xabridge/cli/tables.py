@@ -1,0 +1,253 @@
+"""The table of what is in doubt: a narrow one for 80 columns, where what a branch holds stands below it, and a wide
+one with a column for everything. Pure: lines come out.
+
+Names are never cut, because they are copied into the next command; but for the xids of other transaction managers,
+which can be longer than a line: they end with "…", and the beginning names them as long as it is the only one.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING, Final
+
+from xabridge.cli.survey import Known, State, Survey, TransactionView
+from xabridge.cli.text import age, ending_command, held, listed, printable, several
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from xa import Gtrid
+    from xabridge.cli.survey import BranchView
+
+NARROW: Final = 80
+WIDE_FROM: Final = 120
+"""From so many columns on a terminal gets the wide table."""
+
+MOST: Final = 50
+"""Transactions that are listed where not all of them are asked for."""
+MOST_KINDS: Final = 20
+
+_NARROW_HEAD: Final = ("XID", "AGE", "STATE", "DECISION", "HELD BY")
+_NARROW_WIDTHS: Final = (28, 5, 11, 8, 0)
+_WIDE_HEAD: Final = ("XID", "NODE", "AGE", "STATE", "DECISION", "HELD BY", "OWNER", "HOLDS")
+_INDENT: Final = "    "
+_LONGEST: Final = 76
+"""Of a name that stands on a line of its own."""
+_LONGEST_FOREIGN: Final = 32
+"""Of another transaction manager's in the wide table."""
+
+
+def shortened(name: str, longest: int = _LONGEST) -> str:
+    """`name`, or its beginning with "…" behind it."""
+    return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+def table(transactions: Sequence[TransactionView], width: int) -> list[str]:
+    """The lines of the table for a terminal of `width` columns."""
+    if not transactions:
+        return []
+    return list(_wide(transactions) if width >= WIDE_FROM else _narrow(transactions))
+
+
+def summary(transactions: Sequence[TransactionView], survey: Survey) -> list[str]:
+    """What stands below the table: how much it is, and what could not be asked."""
+    branches = [branch for view in transactions for branch in view.in_doubt]
+    managers = {branch.resource for branch in branches}
+    if transactions:
+        counted = several(len(transactions), "transaction")
+        said = f"{counted} in doubt on {several(len(managers), 'resource manager')}"
+        others = sum(view.ours is None for view in transactions)
+        if others:
+            said += f", {others} of them not xabridge's"
+    elif survey.configured == 0:
+        said = "nothing in doubt: no resource manager is configured"
+    else:
+        asked = survey.configured - len(survey.unreachable)
+        said = f"nothing in doubt on {several(asked, 'resource manager')}"
+    return [said, *_carried_out(survey), *troubles(survey)]
+
+
+def _carried_out(survey: Survey) -> list[str]:
+    if not survey.carried_out:
+        return []
+    decisions = several(survey.carried_out, "decision")
+    which = "is" if survey.carried_out == 1 else "are"
+    return paragraph(f"{decisions} more {which} carried out everywhere; the next recovery pass ends that")
+
+
+def rest(transactions: Sequence[TransactionView]) -> list[str]:
+    """What stands in the place of the transactions that are not listed: how many there are of each kind, and how old
+    the oldest is."""
+    if not transactions:
+        return []
+    kinds: dict[str, list[TransactionView]] = {}
+    for view in transactions:
+        kinds.setdefault(_kind(view), []).append(view)
+    most = sorted(kinds.items(), key=lambda kind: -len(kind[1]))
+    lines = [f"… and {several(len(transactions), 'transaction')} more; --all lists them:"]
+    for kind, views in most[:MOST_KINDS]:
+        oldest = max(
+            (branch.age_s for view in views for branch in view.branches if branch.age_s is not None), default=None
+        )
+        since = f", oldest {age(oldest)}" if oldest is not None else ""
+        lines += paragraph(f"{len(views)}  {kind}{since}", _INDENT, _INDENT + "  ")
+    left = sum(len(views) for _, views in most[MOST_KINDS:])
+    return [*lines, f"{_INDENT}{left}  of other kinds"] if left else lines
+
+
+def _kind(view: TransactionView) -> str:
+    """What a transaction has in common with others: its node, its decision, how it stands and where."""
+    ours = view.ours
+    states: dict[str, list[str]] = {}
+    for branch in view.in_doubt:
+        states.setdefault(state_of(branch), []).append(printable(branch.resource))
+    stands = "; ".join(f"{state} on {listed(names)}" for state, names in states.items())
+    return f"{ours.node if ours is not None else 'foreign'}, decision {view.decision.value}: {stands}"
+
+
+def troubles(survey: Survey) -> list[str]:
+    """What could not be asked, a paragraph each."""
+    lines = []
+    for name, why in survey.unreachable.items():
+        lines += paragraph(f"{printable(name)} could not be reached: {printable(why)}")
+    if survey.log_trouble is not None:
+        lines += paragraph(f"the decisions could not be read: {printable(survey.log_trouble)}")
+    return lines
+
+
+def paragraph(text: str, first: str = "", others: str = "  ") -> list[str]:
+    """`text` in lines of 80 columns; what has no space in it is never broken, since it is copied."""
+    return textwrap.wrap(
+        text, NARROW, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def state_of(branch: BranchView) -> str:
+    """The state, and how a branch was completed."""
+    if branch.state is State.HEURISTIC and branch.outcome is not None:
+        return branch.outcome.name.removeprefix("XA_").lower()
+    return branch.state.value.replace("-", " ")
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return "  ".join(padded).rstrip()
+
+
+def _narrow(transactions: Iterable[TransactionView]) -> Iterator[str]:
+    yield _row(_NARROW_HEAD, _NARROW_WIDTHS)
+    for view in transactions:
+        name = view.name
+        if len(name) > _NARROW_WIDTHS[0]:
+            yield shortened(name)
+            name = ""
+        for branch in view.branches:
+            yield _row(
+                (name, age(branch.age_s), state_of(branch), view.decision.value, printable(branch.resource)),
+                _NARROW_WIDTHS,
+            )
+            name = ""
+            holds = held(branch.holdings, branch.omitted)
+            if holds:
+                yield from paragraph(holds, _INDENT, _INDENT)
+        if view.decision is Known.UNKNOWN:
+            yield from paragraph(view.why, _INDENT, _INDENT)
+
+
+def _wide(transactions: Iterable[TransactionView]) -> Iterator[str]:
+    rows: list[tuple[Sequence[str], str]] = [(_WIDE_HEAD, "")]
+    for view in transactions:
+        rows += _wide_rows(view)
+    columns = [column for column in range(len(_WIDE_HEAD)) if any(row[column] for row, _ in rows[1:])]
+    widths = [max(len(row[column]) for row, _ in rows) for column in columns]
+    for row, below in rows:
+        yield _row([row[column] for column in columns], widths)
+        if below:
+            yield _INDENT + below
+
+
+def _wide_rows(view: TransactionView) -> Iterator[tuple[Sequence[str], str]]:
+    """The rows of one transaction, and what stands below each."""
+    ours = view.ours
+    name = shortened(view.name, _LONGEST if ours is not None else _LONGEST_FOREIGN)
+    node = ours.node if ours is not None else "-"
+    for number, branch in enumerate(view.branches, start=1):
+        below = view.why if view.decision is Known.UNKNOWN and number == len(view.branches) else ""
+        row = (
+            name, node, age(branch.age_s), state_of(branch), view.decision.value, printable(branch.resource),
+            printable(branch.owner), held(branch.holdings, branch.omitted),
+        )  # fmt: skip
+        yield row, below
+        name = node = ""
+
+
+def _incarnation(ours: Gtrid) -> str:
+    if isinstance(ours.incarnation, int):
+        return f"opening {ours.incarnation}"
+    return f"incarnation {ours.incarnation.hex()}"
+
+
+def details(view: TransactionView, survey: Survey) -> list[str]:
+    """Everything about one transaction, for `show`."""
+    ours = view.ours
+    facts: list[tuple[str, str]] = []
+    if ours is not None:
+        mine = " (this one)" if ours.node == survey.node else ""
+        facts.append(("node", f"{ours.node}{mine}"))
+        facts.append(("log", f"{ours.log_id.hex()}, {_incarnation(ours)}, number {ours.sequence}"))
+        if view.origin is not None:
+            facts.append(("made by", view.origin.transaction))
+    else:
+        facts.append(("made by", f"another transaction manager (format id {view.format_id})"))
+    facts.append(("decision", f"{view.decision.value}: {view.why}"))
+    for branch in view.branches:
+        facts += _branch_facts(branch)
+    facts.append(("next", advice(view)))
+    label = max(len(printable(name)) for name, _ in facts)
+    lines = [view.name]
+    for name, text in facts:
+        wrapped = textwrap.wrap(
+            text, max(NARROW - label - 4, 30), break_long_words=False, break_on_hyphens=False
+        ) or [""]  # fmt: skip
+        lines.append(f"  {printable(name).ljust(label)}  {wrapped[0]}")
+        lines += [" " * (label + 4) + line for line in wrapped[1:]]
+    return lines
+
+
+def _branch_facts(branch: BranchView) -> Iterator[tuple[str, str]]:
+    since = f" for {age(branch.age_s)}" if branch.age_s is not None else ""
+    owner = f", made by {printable(branch.owner)}" if branch.owner else ""
+    yield branch.resource, f"{state_of(branch)}{since}{owner}"
+    if branch.origin is not None:
+        yield "", branch.origin.branch
+    for holding in branch.holdings:
+        note = f" ({printable(holding.note)})" if holding.note else ""
+        yield "", f"holds {held([holding])}{note}"
+    if branch.omitted:
+        yield "", f"and more in {several(branch.omitted, 'place')}"
+    if branch.noted is not None:
+        yield "", f"noted in the log as {branch.noted.name}"
+    yield "", f"xid {branch.xid}"
+
+
+def advice(view: TransactionView) -> str:
+    """What can be done about a transaction, as a command."""
+    where = listed([branch.resource for branch in view.in_doubt])
+    if any(branch.state is State.HEURISTIC for branch in view.branches):
+        return f"compare what was completed on its own with the data, then: xabridge recover forget {view.name}"
+    gone = {branch.resource: None for branch in view.in_doubt if not branch.configured}
+    if gone:
+        names = listed([printable(name) for name in gone])
+        return (
+            f"configure {names} again, under whatever name, and recovery commits it there; only where that is gone for "
+            f"good: {ending_command(view.name, gone)}"
+        )
+    if all(branch.state is State.NOT_REACHED for branch in view.in_doubt):
+        return f"bring back {where}; recovery does the rest"
+    if view.decision is not Known.UNKNOWN:
+        return "xabridge recover run, unless the transaction manager of this node runs: it recovers by itself"
+    if view.ours is None:
+        return "ask the transaction manager that made it"
+    if view.origin is not None:
+        return f"its driver resolves it when it runs: {view.origin.command}"
+    return f"xabridge recover run on node {view.ours.node}; only if its log is lost for good, decide yourself"

@@ -1,0 +1,1 @@
+"""The demo: the shop and the pipeline, with their services, in processes of this machine."""

@@ -1,0 +1,253 @@
+"""`xabridge demo`: orders, rows and invoices, while the manager, the broker and the database are killed in the middle.
+
+In a scratch folder: the embedded broker, an embedded PostgreSQL, orders in a queue, and a worker process. The worker
+consumes an order, writes its row and produces its invoice in one global transaction. One after the other, worker,
+broker and database are killed (SIGKILL) and started again. At the end orders, rows and invoices are compared.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import shutil
+import signal
+import sys
+import sysconfig
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tm import TransactionManager
+from xabridge.demo.display import Display
+from xabridge.demo.shop import Audit, Backstage, Gauge, PostgresMissing, WorkerProcess, orders_from, place
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from xabridge.demo.shop import Figures, Order
+    from xabridge.demo.shop.audit import Proof
+
+SUMMARY: Final = "orders, rows and invoices in one transaction each, while everything is killed once"
+SEED: Final = 1
+LOOK_S: Final = 0.1
+STUCK_S: Final = 60.0
+"""When nothing has moved for so long, something is wrong."""
+MARK: Final = ".xabridge-demo"
+EXIT_WRONG: Final = 1
+EXIT_USAGE: Final = 2
+GUIDES: Final = Path(__file__).parents[2] / "docs", Path(sysconfig.get_path("data")) / "share" / "doc" / "xabridge"
+"""Where the guides are: in a clone, and where it is installed."""
+NEXT: Final = (
+    "next: {}/start.md, the same with your own broker and database;",
+    "      {}/guarantees.md, what is promised, and what it costs",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """As `xabridge.cli.main.Command` says."""
+    parser.add_argument("--orders", type=int, default=2000, metavar="N", help="how many orders (default 2000)")
+    parser.add_argument("--workers", type=int, default=4, metavar="N", help="handlers at a time (default 4)")
+    parser.add_argument(
+        "--mode",
+        choices=["two-phase", "decider"],
+        default="two-phase",
+        help="how PostgreSQL takes part: prepared, or as the one that decides (default two-phase)",
+    )
+    parser.add_argument("--no-kill", action="store_true", help="nobody is killed")
+    parser.add_argument("--plain", action="store_true", help="lines for a log instead of a live display")
+    parser.add_argument("--json", action="store_true", help="the result as one JSON object, nothing else on stdout")
+    parser.add_argument("--folder", type=Path, default=Path(".demo"), help="the scratch folder (default .demo)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """As `xabridge.cli.main.Command` says."""
+    if arguments.orders < 1 or arguments.workers < 1:
+        print("xabridge demo: --orders and --workers are at least 1", file=sys.stderr)
+        return EXIT_USAGE
+    display = Display(live=sys.stdout.isatty() and not arguments.plain and not arguments.json, quiet=arguments.json)
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # stopped or interrupted: nothing is left running
+    try:
+        with ExitStack() as stack:
+            folder = stack.enter_context(scratch(arguments.folder))
+            lines = logging.FileHandler(folder / "front.err")  # the broker is gone for a while: that is no news here
+            logging.getLogger("xabridge").addHandler(lines)
+            stack.callback(lines.close)
+            stack.callback(logging.getLogger("xabridge").removeHandler, lines)
+            demo = Demo(folder, arguments, display, stack)
+            result = demo.run()
+    except (PostgresMissing, FolderInUse) as error:
+        print(f"xabridge demo: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    finally:
+        display.close()
+    if arguments.json:
+        print(json.dumps(result))
+    return 0 if result["exact"] else EXIT_WRONG
+
+
+class FolderInUse(Exception):
+    """The folder has something else in it."""
+
+
+@contextmanager
+def scratch(folder: Path) -> Iterator[Path]:
+    """An empty folder, in place of what an earlier demo has left there. No other demo gets it meanwhile."""
+    folder = folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()) and not (folder / MARK).exists():
+        raise FolderInUse(f"{folder} is not empty, and no demo's: name another one with --folder")
+    with (folder / MARK).open("a") as mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderInUse(f"another demo runs in {folder}: name another folder with --folder") from None
+        for left in folder.iterdir():
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            elif left.name != MARK:
+                left.unlink()
+        yield folder
+
+
+class Demo:
+    """One run."""
+
+    def __init__(self, folder: Path, arguments: argparse.Namespace, display: Display, stack: ExitStack) -> None:
+        self._orders: int = arguments.orders
+        self._kill: bool = not arguments.no_kill
+        self._display = display
+        self._faults: list[str] = []
+        where = arguments.folder if arguments.folder.is_absolute() else f"./{arguments.folder}"
+        display.say(f"xabridge demo · {arguments.mode} · {arguments.workers} workers · embedded in {where}")
+        display.preparing("starting the broker and PostgreSQL")
+        self._backstage = Backstage(folder, prepared_transactions=arguments.mode == "two-phase")
+        stack.callback(self._backstage.close)
+        self._backstage.open()
+        self._shop = self._backstage.shop(arguments.mode)
+        self._front = stack.enter_context(
+            TransactionManager("demo-front", f"file://{folder}/front", {"broker": self._shop.broker})
+        )
+        config = self._shop.configure(folder / "worker.toml", "demo-worker", folder / "log")
+        self._worker = WorkerProcess(config, workers=arguments.workers)
+        stack.callback(self._worker.kill)
+        self._gauge = Gauge(self._shop)
+        stack.callback(self._gauge.close)
+
+    def run(self) -> dict[str, Any]:
+        """From the first order to the proof; the figures of the end."""
+        self._display.preparing(f"placing {self._orders:,} orders")
+        place(self._front, self._placed())
+        self._display.begin()
+        began = time.monotonic()
+        self._worker.start()
+        figures = self._follow()
+        self._worker.stop()
+        seconds = time.monotonic() - began
+        self._tell_events()
+        proof = Audit(self._shop, self._front).prove(self._placed(), self._gauge.look().in_doubt)
+        self._show(figures)
+        self._display.keep()
+        self._tell(proof, seconds)
+        return {
+            **proof.figures(),
+            "faults": self._faults,
+            "seconds": round(seconds, 2),
+            "tx_per_s": round(self._orders / seconds, 1),
+        }
+
+    def _placed(self) -> Iterator[Order]:
+        return islice(orders_from(SEED), self._orders)
+
+    def _show(self, figures: Figures) -> None:
+        self._display.show(figures.rows / self._orders, figures.told(self._orders))
+
+    def _follow(self) -> Figures:
+        """Shows what happens, and kills, until every order is a row and nothing is in doubt."""
+        kills = [self._kill_worker, self._kill_broker, self._kill_database] if self._kill else []
+        moments = [self._orders * (number + 1) // (len(kills) + 1) for number in range(len(kills))]
+        tick, moved, last = threading.Event(), time.monotonic(), self._gauge.look()
+        while True:
+            figures = self._gauge.look()
+            self._tell_events()
+            self._show(figures)
+            if kills and figures.whole and figures.rows >= moments[0]:
+                moments.pop(0)
+                kills.pop(0)()
+            if figures != last:
+                moved, last = time.monotonic(), figures
+            done = figures.whole and not figures.waiting and not figures.in_doubt and figures.rows >= self._orders
+            if (done and not kills) or time.monotonic() - moved > STUCK_S or not self._worker.running:
+                return figures
+            tick.wait(LOOK_S)
+
+    # --- faults ---------------------------------------------------------------------------------------------
+
+    def _kill_worker(self) -> None:
+        self._worker.kill()
+        self._killed("transaction manager")
+        found = self._worker.start()
+        self._display.event(f"transaction manager back: {_did(found)}")
+
+    def _kill_broker(self) -> None:
+        self._backstage.broker.kill()
+        self._killed("broker")
+        self._backstage.broker.start()
+        self._display.event(f"broker back, {self._backstage.broker.restored} prepared branches restored")
+
+    def _kill_database(self) -> None:
+        self._backstage.postgres.kill()
+        self._killed("postgres")
+        self._backstage.postgres.start()
+        self._display.event("postgres back")
+
+    def _killed(self, what: str) -> None:
+        self._faults.append(what)
+        figures = self._gauge.look()
+        self._show(figures)
+        self._display.event(f"kill -9 {what}")
+
+    def _tell_events(self) -> None:
+        for event in self._worker.events():
+            if event["event"] == "recovered" and (event["committed"] or event["rolled_back"]):
+                self._display.event(f"recovery: {_did(event)}")
+
+    # --- the end --------------------------------------------------------------------------------------------
+
+    def _tell(self, proof: Proof, seconds: float) -> None:
+        say = self._display.say
+        if proof.exact:
+            say("  every order once as a row and once as an invoice:")
+            say(
+                f"  {proof.orders:,} = {proof.rows:,} = {proof.invoices:,}, checksums equal ({proof.checksums[0]}), "
+                "nothing in doubt"
+            )
+        else:
+            say(f"  NOT EXACT: {proof.orders:,} orders, {proof.rows:,} rows, {proof.invoices:,} invoices;")
+            say(
+                f"  {proof.waiting} waiting, {proof.lost} lost, {proof.duplicated} duplicated, {proof.split} split, "
+                f"{proof.in_doubt} in doubt"
+            )
+            say(f"  what the worker said: {self._worker.errors_at}")
+        faults = ", ".join(self._faults)
+        told = f"{len(self._faults)} × kill -9 ({faults})" if faults else "none"
+        say(f"  faults: {told}")
+        say(f"  {self._orders / seconds:,.0f} transactions/s, outages included")
+        guides = next((folder for folder in GUIDES if folder.is_dir()), Path("docs"))
+        if guides.is_relative_to(Path.cwd()):
+            guides = guides.relative_to(Path.cwd())
+        for line in NEXT:
+            say(f"  {line.format(guides)}")
+
+
+def _did(event: dict[str, Any]) -> str:
+    parts = []
+    if event["committed"]:
+        parts.append(f"{event['committed']} committed")
+    if event["rolled_back"]:
+        parts.append(f"{event['rolled_back']} rolled back")
+    return ", ".join(parts) or "nothing was in doubt"

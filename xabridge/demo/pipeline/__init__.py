@@ -1,0 +1,1 @@
+"""The demo's pipeline on Spark: `xabridge pipeline demo`."""

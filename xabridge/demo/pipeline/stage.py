@@ -1,0 +1,113 @@
+"""Stage: the broker and the PostgreSQL that a pipeline of benchmark or demo works on, and what fills its queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from proton import Message
+from proton.utils import BlockingConnection, SyncRequestResponse
+
+from xabridge.testing.amqp_client import Client, drive, posting
+from xabridge.testing.broker import BrokerProcess
+from xabridge.testing.postgres import EmbeddedPostgres, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+    from types import TracebackType
+    from typing import Self
+
+    from xabridge.testing.amqp_client import Waits
+
+HOST: Final = "127.0.0.1"
+AT_ONCE: Final = 500
+ASK_S: Final = 10.0
+_BINARY: Final = b"\x00\x53\x75\xb0"
+_SETTINGS: Final = """
+[broker]
+idle_timeout_s = 3600
+
+[broker.limits]
+unsettled = 1000000
+"""
+"""For the plain job: a task holds its whole share of a batch before it accepts anything, and a Python worker that waits
+for its next task sends no heartbeats."""
+
+
+class Stage:
+    """Both, with their data below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "broker").mkdir(parents=True, exist_ok=True)
+        (folder / "broker.toml").write_text(_SETTINGS, encoding="utf-8")
+        self.port = free_port()
+        self.broker = BrokerProcess(
+            folder / "broker", "--config", str(folder / "broker.toml"), "--listen", f"{HOST}:{self.port}"
+        )
+        self.postgres = EmbeddedPostgres(folder / "postgres")
+        self.database = ""
+
+    @property
+    def address(self) -> str:
+        """Host and port of the broker."""
+        return f"{HOST}:{self.port}"
+
+    def __enter__(self) -> Self:
+        self.broker.start()
+        self.postgres.start()
+        self.database = self.postgres.create_database("shop")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.broker.kill()
+        finally:
+            self.postgres.remove()
+
+    def post(self, queue: str, bodies: Iterable[bytes]) -> int:
+        """Puts messages with these binary bodies into a queue; how many."""
+        client = Client(HOST, self.port)
+        try:
+            return int(drive([(client, _posting(client, queue, bodies))])[0])
+        finally:
+            client.close()
+
+    def depth(self, queue: str) -> int:
+        """How many messages a queue has."""
+        connection = BlockingConnection(self.address, timeout=ASK_S)
+        try:
+            return depth(connection, queue)
+        finally:
+            connection.close()
+
+
+def depth(connection: BlockingConnection, queue: str) -> int:
+    """How many messages a queue has for whoever asks, by the management of a broker that has few queues."""
+    client: Any = SyncRequestResponse(connection, "$management")
+    try:
+        queues = client.call(Message(properties={"operation": "queues"})).body
+    finally:
+        client.sender.close()
+        client.receiver.close()
+    return next((int(each["depth"]) - int(each["held"]) for each in queues if each["name"] == queue), 0)
+
+
+def _posting(client: Client, queue: str, bodies: Iterable[bytes]) -> Waits:
+    control, sender = (yield from client.control()), (yield from client.sender(queue))
+    left, posted = iter(bodies), 0
+    body = next(left, None)
+    while body is not None:
+        txn_id = yield from client.declared(client.declare(control))
+        state = posting(txn_id)
+        for _ in range(AT_ONCE):
+            if not client.may_send(sender):
+                yield lambda: client.may_send(sender)
+            client.post(sender, _BINARY + len(body).to_bytes(4, "big") + body, state)
+            posted += 1
+            body = next(left, None)
+            if body is None:
+                break
+        yield from client.accepted(client.discharge(control, txn_id))
+    return posted

@@ -1,0 +1,40 @@
+"""The Spark-free core of pipelines: what drivers, sinks and executors exchange, and what they raise.
+
+The driver's side is in `xabridge.pipeline.core.driver`, which loads SQLAlchemy; the executors' in
+`xabridge.pipeline.core.task`.
+"""
+
+from xabridge.pipeline.core.errors import BatchRefused, EpochGone, PipelineError, PipelineTaken
+from xabridge.pipeline.core.messages import Messages
+from xabridge.pipeline.core.values import (
+    AddressTarget,
+    Attempt,
+    Batch,
+    Offset,
+    Query,
+    Settings,
+    SinkPlan,
+    SinkReport,
+    Source,
+    SourcePartition,
+    TableTarget,
+)
+
+__all__ = [
+    "AddressTarget",
+    "Attempt",
+    "Batch",
+    "BatchRefused",
+    "EpochGone",
+    "Messages",
+    "Offset",
+    "PipelineError",
+    "PipelineTaken",
+    "Query",
+    "Settings",
+    "SinkPlan",
+    "SinkReport",
+    "Source",
+    "SourcePartition",
+    "TableTarget",
+]

@@ -1,0 +1,134 @@
+"""Resources: a process's resource managers, opened by name and kept, and what a pipeline asks of them beyond XA.
+
+Brokers of `rm_amqp` have fences, browse and bulk work; databases are asked by XA alone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from rm_amqp import AmqpResource
+from rm_db import PostgresResource
+from tm.resources import ConfigurationError, Resource, ResourceConfig
+from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
+from xa.secrets import masked
+from xabridge.pipeline.core.errors import PipelineError
+from xabridge.pipeline.core.secrets import expanded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+T = TypeVar("T")
+
+RMID: Final = 1
+SCANNED: Final = 1_000_000
+"""Branches that a database tells at a time: all of them."""
+
+
+class _NoRegistrar:
+    """A pipeline starts its branches itself: nothing registers."""
+
+    def ax_reg(self, rmid: int, flags: int = 0) -> tuple[AxCode, Xid]:  # noqa: ARG002 — the contract's signature
+        return AxCode.TMER_TMERR, NULL_XID
+
+    def ax_unreg(self, rmid: int, flags: int = 0) -> AxCode:  # noqa: ARG002 — the contract's signature
+        return AxCode.TMER_TMERR
+
+
+class Resources:
+    """The resource managers of one process, by name. A resource that was asked for stays open for whoever asks next."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str], Resource] = {}
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def get(self, name: str, url: str) -> Resource:
+        """The resource; PipelineError for one that a pipeline can't use."""
+        with self._lock:
+            if self._pid != os.getpid():  # a forked process: what is open is its parent's
+                self._open, self._pid = {}, os.getpid()
+            resource = self._open.get((name, url))
+            if resource is None:
+                resource = self._open[name, url] = _made(name, url)
+            return resource
+
+    def of(self, urls: Iterable[tuple[str, str]]) -> dict[str, Resource]:
+        """Several, by name."""
+        return {name: self.get(name, url) for name, url in urls}
+
+    def close(self) -> None:
+        """Closes every one of them."""
+        with self._lock:
+            opened, self._open = self._open, {}
+            mine = self._pid == os.getpid()
+        for resource in opened.values() if mine else ():
+            resource.close()
+
+
+PROCESS: Final = Resources()
+"""Those of this process: Spark uses its workers again, and opening is the most expensive part of a small task."""
+
+
+def _made(name: str, url: str) -> Resource:
+    try:
+        resource = Resource(name, RMID, ResourceConfig(expanded(f"resources.{name}", url)), _NoRegistrar())
+    except ConfigurationError as error:
+        raise PipelineError(str(error)) from error
+    if not isinstance(resource.rm, (AmqpResource, PostgresResource)):
+        raise PipelineError(
+            f"resources.{name}: a pipeline works with AMQP brokers (amqp://, amqps://) and PostgreSQL (postgresql://) "
+            f"in two phases, and {masked(url)} is a resource of {resource.rm.name}"
+        )
+    return resource
+
+
+def broker(resource: Resource) -> AmqpResource:
+    """The resource as a broker; PipelineError where it is none."""
+    if isinstance(resource.rm, AmqpResource):
+        return resource.rm
+    raise PipelineError(f"resources.{resource.name}: messages are an AMQP broker's, this is {resource.rm.name}")
+
+
+def database(resource: Resource) -> PostgresResource:
+    """The resource as a database; PipelineError where it is none."""
+    if isinstance(resource.rm, PostgresResource):
+        return resource.rm
+    raise PipelineError(f"resources.{resource.name}: tables are PostgreSQL's, this is {resource.rm.name}")
+
+
+def prepared(resource: Resource, prefix: bytes) -> frozenset[Xid]:
+    """The prepared branches whose gtrid begins with `prefix`."""
+
+    def ask() -> frozenset[Xid]:
+        if isinstance(resource.rm, AmqpResource):
+            return frozenset(resource.rm.prepared(resource.rmid, prefix))
+        found = resource.rm.recover(resource.rmid, TMSTARTRSCAN | TMENDRSCAN, SCANNED)
+        return frozenset(xid for xid in found if xid.gtrid.startswith(prefix))
+
+    return asked(resource, "recover", ask)
+
+
+def asked(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
+    """What `ask` returns of an open resource; asked again where the connection had been lost before it was. XaError."""
+    was_open = not resource.suspect
+    try:
+        return _once(resource, routine, ask)
+    except XaError as error:
+        if not was_open or error.code is not Code.XAER_RMFAIL:
+            raise
+        return _once(resource, routine, ask)
+
+
+def _once(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
+    if resource.suspect:
+        resource.mend()
+    try:
+        return ask()
+    except XaError as error:
+        resource.failed(error)
+        raise
+    except Exception as raised:
+        raise resource.heard(raised, routine) from raised

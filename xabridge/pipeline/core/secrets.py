@@ -1,0 +1,25 @@
+"""Secrets in open strings: `${NAME}` stands for an environment variable of the process that opens the resource, so that
+no secret travels from the driver to the executors. What it stands for is encoded, as in any configuration."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from xa import secrets
+from xabridge.pipeline.core.errors import PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def expanded(name: str, url: str, environment: Mapping[str, str] = os.environ) -> str:
+    """`url` with its variables; PipelineError for one that is not set here."""
+    try:
+        return secrets.expanded(url, environment)
+    except KeyError as error:
+        variable = error.args[0]
+        raise PipelineError(
+            f"{name}: the environment variable {variable} is not set; set it on the driver's host and on every "
+            f"executor's (spark.executorEnv.{variable})"
+        ) from None

@@ -1,0 +1,225 @@
+"""What driver, executors and Spark's own files exchange: values that are pickled, or stand in a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from xabridge.pipeline.core.errors import EpochGone, PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tm.log import Branch
+    from xa import Xid
+    from xabridge.pipeline.core.staged_rows import Staged
+
+ROWS_PER_BATCH: Final = 100_000
+OUTAGE_S: Final = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far a query has read, as it stands in Spark's checkpoint: the number of an epoch. 0 is the beginning.
+
+    A pipeline never gives a number twice, whatever becomes of checkpoints: an epoch is one set of messages, for good.
+    """
+
+    epoch: int = 0
+
+    def as_json(self) -> dict[str, int]:
+        """As Spark stores it."""
+        return {"epoch": self.epoch}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Offset:
+        """The offset that Spark has stored; PipelineError for what is none."""
+        epoch = stored.get("epoch")
+        if set(stored) != {"epoch"} or isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise PipelineError(f"{stored!r} is no offset of a pipeline: this checkpoint belongs to another source")
+        return cls(epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is read: `queues` of the resource `resource`, by `partitions` tasks, `rows` a batch at most in all."""
+
+    resource: str
+    queues: tuple[str, ...]
+    partitions: int = 2
+    rows: int = ROWS_PER_BATCH
+    text: bool = False
+    """Whether bodies have to be text."""
+    bad_records: str = ""
+    """`module:function`: is called with each message, and names the bad ones."""
+
+    def __str__(self) -> str:
+        return f"{self.resource}: {', '.join(self.queues)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TableTarget:
+    """Rows go into `table` of the database `resource` (a name as SQL has it: `public.revenue`). With `key` (columns
+    of a unique constraint) a row replaces the one that is there; `update` is the SET clause to do so with instead
+    (`total = revenue.total + excluded.total`)."""
+
+    resource: str
+    table: str
+    key: tuple[str, ...] = ()
+    update: str = ""
+    lock_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class AddressTarget:
+    """Messages go to `address` of the broker `resource`."""
+
+    resource: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What every part of one pipeline knows. `log` is the URL of a `SqlLog`, on the driver's side; `resources` name →
+    open string, of every resource manager that this part uses, as executors are to open it."""
+
+    pipeline: str
+    log: str
+    resources: tuple[tuple[str, str], ...]
+    adopt: str = ""
+    """The query whose pipeline a new one takes over."""
+    outage_s: float = OUTAGE_S
+    """How long a broker or a database may be away before a batch fails."""
+
+    def url(self, resource: str) -> str:
+        """The open string of `resource`; PipelineError for one that is not configured."""
+        for name, url in self.resources:
+            if name == resource:
+                return url
+        known = ", ".join(name for name, _ in self.resources) or "none"
+        raise PipelineError(f"pipeline {self.pipeline}: there is no resource {resource!r} (configured: {known})")
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePartition:
+    """One task's part of an epoch: what to do is said by the branch `xid`, which is the same in each attempt.
+
+    `share` is how many messages it may take; 0: none, the epoch is decided, and what the branch holds is read again.
+    `query` is the query that reads (empty for a job without streaming); its batches up to `decided` are decided, but
+    for one that is read again.
+    """
+
+    pipeline: str
+    epoch: int
+    index: int
+    xid: Xid
+    resource: str
+    url: str
+    queues: tuple[str, ...]
+    share: int
+    query: str = ""
+    decided: int = -1
+    aside: int = 0
+    """So many of the messages that it takes are set aside: `xabridge.pipeline.core.isolation`."""
+    text: bool = False
+    bad_records: str = ""
+    outage_s: float = OUTAGE_S
+
+    def check(self, query: str, batch: int | None) -> None:
+        """For a task of this query and batch, before it takes anything ("" and None: Spark says nothing of them).
+        PipelineError: what was planned for another one is not its own. EpochGone: the batch is decided."""
+        if self.query and query and query != self.query:
+            raise PipelineError(
+                f"pipeline {self.pipeline!r}: epoch {self.epoch} was planned for query {self.query}, and query {query} "
+                "reads it: one pipeline is one query's; give this one a pipeline of its own"
+            )
+        if query and not self.query:
+            raise PipelineError(
+                f"pipeline {self.pipeline!r} is read as a job of its own inside of streaming query {query}, whose "
+                "decision would not cover it: read it by spark.readStream, as a source of the query"
+            )
+        if self.query and batch is not None and batch <= self.decided:
+            raise EpochGone(
+                f"batch {batch} of query {self.query} would take new messages, and it is decided (the last one that is "
+                f"decided is {self.decided}): the checkpoint is older than what was decided. Bring the newest one back"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """What the tasks of one micro-batch's sink, and its commit, need to know. Where `decided`, the batch was decided
+    before: tasks read their rows and write nothing. `query` is the query that writes; empty for a job without
+    streaming."""
+
+    pipeline: str
+    gtrid: bytes
+    epoch: int
+    incarnation: int
+    resources: tuple[tuple[str, str], ...]
+    decided: bool = False
+    query: str = ""
+    outage_s: float = OUTAGE_S
+
+    def check(self, query: str) -> None:
+        """For a task of this query ("": of none), before it writes. PipelineError: it was planned for another one."""
+        if query == self.query:
+            return
+        if not self.query:
+            raise PipelineError(
+                f"pipeline {self.pipeline!r} is written as a job of its own inside of streaming query {query}, whose "
+                "decision would not cover it: in foreachBatch, write by pipeline.epoch"
+            )
+        raise PipelineError(
+            f"pipeline {self.pipeline!r} was planned for query {self.query}, and query {query or 'none'} writes: one "
+            "pipeline is one query's; give this one a pipeline of its own"
+        )
+
+    def url(self, resource: str) -> str:
+        """The open string of `resource`; PipelineError for one that is not configured."""
+        return Settings(self.pipeline, "", self.resources).url(resource)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """Which attempt of which task writes: what Spark's TaskContext says (`task` is taskAttemptId)."""
+
+    partition: int
+    task: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReport:
+    """What a task tells the driver when its branches are prepared: the task's WriterCommitMessage."""
+
+    partition: int
+    task: int
+    gtrid: bytes
+    branches: tuple[Branch, ...]
+    rows: int = 0
+    messages: int = 0
+    prepare_s: float = 0.0
+    staged: tuple[Staged, ...] = ()
+    """Rows by key, which the driver upserts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch as Spark names it: `query` is the id that stands in the checkpoint (the local property
+    `sql.streaming.queryId`), `number` the batch id. None of a batch is both: a job without streaming. `offsets` is a
+    digest of what the checkpoint says that it reads, where that is known."""
+
+    query: str
+    number: int
+    offsets: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A start of a streaming query, as Spark tells of it: its id, which stands in its checkpoint; the id of this start;
+    and the last micro-batch that the checkpoint has planned (-1: none). `adopt` is the id of the query whose pipeline
+    it takes over with a new checkpoint."""
+
+    id: str
+    run: str
+    planned: int = -1
+    adopt: str = ""

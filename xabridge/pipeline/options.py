@@ -1,0 +1,245 @@
+"""The options of the Spark formats `amqp` and `xa`: their names, what they mean, and how their text is read.
+
+Spark hands over every option of a query as text, with names that ignore case. What is unknown is refused, with the
+name that was probably meant, and so is what contradicts itself: when the query starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final, Literal
+
+from xa import check_node
+from xabridge.pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
+from xabridge.pipeline.core.functions import function_named
+from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
+from xabridge.pipeline.settings import settings_from
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+Body = Literal["binary", "text"]
+
+PARTITIONS: Final = 2
+MAX_PARTITIONS: Final = 1000
+LOCK_TIMEOUT_S: Final = 10.0
+BROKERS: Final = ("amqp", "amqps")
+DATABASES: Final = ("postgresql",)
+_RESOURCE: Final = "resource."
+_SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
+_NAME: Final = re.compile(r'[A-Za-z_][\w$]*|"(?:[^"]|"")+"')
+
+SHARED: Final[Mapping[str, str]] = {
+    "pipeline": "the pipeline's name, for good: no other pipeline of this log may have it",
+    "log": "URL of the database that keeps its decisions (default: the configuration's)",
+    "config": "the configuration file (default: ./xabridge.toml where there is one)",
+    "adopt": "the query whose pipeline this one takes over, with a new checkpoint: its id",
+    "resource.NAME": "open string of the resource NAME, instead of the configuration's",
+    "outage_timeout": f"seconds that a broker or a database may be away before a batch fails (default {OUTAGE_S:g})",
+}
+SOURCE: Final[Mapping[str, str]] = {
+    **SHARED,
+    "resource": "the broker: a resource's name (default: the only one there is)",
+    "queue": "the queue to read; several with commas between them",
+    "partitions": f"tasks that read in parallel (default {PARTITIONS})",
+    "maxRowsPerBatch": f"most messages of one micro-batch (default {ROWS_PER_BATCH})",
+    "body": "binary (default) or text: what the column body is",
+    "bad_records": "module:function, called with each message (column -> value): says why it is bad, or nothing",
+}
+SINK: Final[Mapping[str, str]] = {
+    **SHARED,
+    "table": "where rows go: shop:public.revenue, or public.revenue where there is one database",
+    "columns": "the columns that go into the table (default: all, but those of messages when there is an address)",
+    "key": "columns of a unique constraint: rows are upserted",
+    "update": "SET clause for rows that exist (default: every other column is replaced)",
+    "lockTimeout": f"seconds to wait for a row that somebody else has locked (default {LOCK_TIMEOUT_S:g})",
+    "address": "where messages go: broker:alerts, or alerts where there is one broker",
+}
+OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
+"""Options that Spark reads itself and passes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What the format `amqp` was told."""
+
+    settings: Settings
+    source: Source
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """What the format `xa` was told: a table, an address or both. `columns` is empty for the default."""
+
+    settings: Settings
+    table: TableTarget | None
+    address: AddressTarget | None
+    columns: tuple[str, ...]
+
+
+def source_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SourceOptions:
+    """The options of a source; PipelineError for what can't be used."""
+    given = _Given("amqp", SOURCE, options)
+    settings = given.settings(environment)
+    queues = given.names("queue")
+    if not queues:
+        raise given.wrong("queue", "missing; which queue is to be read?")
+    if len(set(queues)) < len(queues):
+        raise given.wrong("queue", f"{', '.join(queues)}: a queue is named twice")
+    resource = _chosen(given, settings, "resource", given.text("resource") or "", BROKERS)
+    body = given.text("body") or "binary"
+    if body not in ("binary", "text"):
+        raise given.wrong("body", f"{body!r} is neither binary nor text")
+    source = Source(
+        resource,
+        queues,
+        given.number("partitions", PARTITIONS, MAX_PARTITIONS),
+        given.number("maxRowsPerBatch", ROWS_PER_BATCH),
+        body == "text",
+        _function(given, "bad_records"),
+    )
+    return SourceOptions(settings, source, "text" if body == "text" else "binary")
+
+
+def _function(given: _Given, option: str) -> str:
+    """The name of a function that can be imported here."""
+    name = given.text(option) or ""
+    try:
+        function_named(name)
+    except PipelineError as error:
+        raise given.wrong(option, str(error)) from error
+    return name
+
+
+def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> SinkOptions:
+    """The options of a sink; PipelineError for what can't be used."""
+    given = _Given("xa", SINK, options)
+    settings = given.settings(environment)
+    table, address = given.text("table"), given.text("address")
+    if table is None and address is None:
+        raise given.wrong("table", "missing, and so is address; name a table, an address or both")
+    if table is None:
+        for name in ("key", "update", "columns", "lockTimeout"):
+            if given.text(name) is not None:
+                raise given.wrong(name, "is about a table, and there is none: set the option table")
+    key, update = given.names("key"), given.text("update") or ""
+    if update and not key:
+        raise given.wrong("update", "says what to do with rows that exist; set key, by which they are found")
+    return SinkOptions(
+        settings,
+        None if table is None else _table(given, settings, table, key, update),
+        None if address is None else AddressTarget(*_placed(given, settings, "address", address, BROKERS)),
+        given.names("columns"),
+    )
+
+
+def shared_settings(options: Mapping[str, str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings of a pipeline, without a source or a sink; PipelineError for what can't be used."""
+    return _Given("xa", SHARED, options).settings(environment)
+
+
+def _table(given: _Given, settings: Settings, text: str, key: tuple[str, ...], update: str) -> TableTarget:
+    resource, table = _placed(given, settings, "table", text, DATABASES)
+    parts = _NAME.findall(table)
+    if ".".join(parts) != table or not 1 <= len(parts) <= 2:
+        raise given.wrong("table", f'{table!r} is no table\'s name; write revenue, public.revenue or "Sales"."Revenue"')
+    return TableTarget(resource, table, key, update, given.seconds("lockTimeout", LOCK_TIMEOUT_S))
+
+
+def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: Sequence[str]) -> tuple[str, str]:
+    """resource:what, or only what."""
+    resource, colon, what = text.partition(":")
+    if not colon:
+        resource, what = "", text
+    if not what:
+        raise given.wrong(option, f"{text!r} names nothing behind the resource")
+    return _chosen(given, settings, option, resource, schemes), what
+
+
+def _chosen(given: _Given, settings: Settings, option: str, name: str, schemes: Sequence[str]) -> str:
+    """The resource `name`, or the only one with one of `schemes`."""
+    fitting = [one for one, url in settings.resources if url.partition("://")[0] in schemes]
+    if not name:
+        if len(fitting) == 1:
+            return fitting[0]
+        how_many = f"there are several ({', '.join(fitting)}); say which" if fitting else "there is none"
+        raise given.wrong(option, f"which resource? Of {' or '.join(schemes)} {how_many}: {_HOW}")
+    for one, _ in settings.resources:
+        if one.lower() == name.lower():  # Spark gives the names of options in lower case
+            if one not in fitting:
+                raise given.wrong(option, f"the resource {one!r} has to be {' or '.join(f'{s}://…' for s in schemes)}")
+            return one
+    known = ", ".join(one for one, _ in settings.resources) or "none"
+    raise given.wrong(option, f"there is no resource {name!r} (known: {known}); {_HOW}")
+
+
+_HOW: Final = 'write name = "url" below [resources] in xabridge.toml, or set the option resource.<name> to the url'
+
+
+class _Given:
+    """The options of one format, with lower-case names."""
+
+    def __init__(self, format_: str, known: Mapping[str, str], options: Mapping[str, str]) -> None:
+        self._format = format_
+        self._options = {name.lower(): value for name, value in options.items()}
+        names = {name.lower(): name for name in known if name != "resource.NAME"}
+        for name in self._options:
+            if name in names or name in OF_SPARK or (name.startswith(_RESOURCE) and name != _RESOURCE):
+                continue
+            close = get_close_matches(name, names, 1)
+            meant = f" (did you mean {names[close[0]]}?)" if close else ""
+            raise self.wrong(name, f"unknown{meant}; there are {', '.join(known)}")
+
+    def wrong(self, option: str, what: str) -> PipelineError:
+        return PipelineError(f"format {self._format}, option {option}: {what}")
+
+    def settings(self, environment: Mapping[str, str]) -> Settings:
+        pipeline = self.text("pipeline")
+        if pipeline is None:
+            raise self.wrong("pipeline", "missing; name this pipeline, for good: source and sink by the same name")
+        try:
+            check_node(pipeline)
+        except ValueError as error:
+            raise self.wrong("pipeline", str(error)) from error
+        resources = {
+            name.removeprefix(_RESOURCE): url for name, url in self._options.items() if name.startswith(_RESOURCE)
+        }
+        settings = settings_from(pipeline, self.text("log"), resources, self.text("config"), environment)
+        return replace(settings, adopt=self.text("adopt") or "", outage_s=self.seconds("outage_timeout", OUTAGE_S))
+
+    def text(self, option: str) -> str | None:
+        value = self._options.get(option.lower())
+        if value is None:
+            return None
+        if not value.strip():
+            raise self.wrong(option, "is empty; leave it out")
+        return value.strip()
+
+    def names(self, option: str) -> tuple[str, ...]:
+        text = self.text(option)
+        if text is None:
+            return ()
+        names = tuple(name.strip() for name in text.split(","))
+        if not all(names):
+            raise self.wrong(option, f"{text!r}: a name is missing beside a comma")
+        return names
+
+    def number(self, option: str, default: int, most: int | None = None) -> int:
+        text = self.text(option)
+        if text is None:
+            return default
+        if not text.isdecimal() or not 1 <= int(text) <= (most or int(text)):
+            raise self.wrong(option, f"{text!r} is no number {f'from 1 to {most}' if most else 'above 0'}")
+        return int(text)
+
+    def seconds(self, option: str, default: float) -> float:
+        text = self.text(option)
+        if text is None:
+            return default
+        if not _SECONDS.fullmatch(text) or float(text) <= 0:
+            raise self.wrong(option, f"{text!r} are no seconds above 0")
+        return float(text)

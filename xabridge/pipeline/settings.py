@@ -1,0 +1,76 @@
+"""Where a pipeline's decisions and resources are: from options, and from xabridge.toml beneath them.
+
+    [resources]
+    broker = "amqps://orders@broker:5671/?password_env=BROKER_PASSWORD"
+    shop   = "postgresql://orders:${SHOP_PASSWORD}@db/shop"
+
+    [pipeline]
+    log = "postgresql://orders:${SHOP_PASSWORD}@db/decisions"
+
+Without `[pipeline]` the file's own `log` counts, if it is a database. `${NAME}` stands for an environment variable, and
+is looked up where a resource is opened: on the host of each executor, so that no secret travels in a plan.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tm import ConfigurationError, configuration_from
+from xabridge.pipeline.core import PipelineError, Settings
+from xabridge.pipeline.core.secrets import expanded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE: Final = "xabridge.toml"
+_DATABASE: Final = re.compile(r"(postgresql|sqlite)(\+\w+)?:")
+
+
+def settings_from(
+    pipeline: str,
+    log: str | None,
+    resources: Mapping[str, str],
+    config: str | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Settings:
+    """The settings of `pipeline`. What is given counts more than what stands in the file `config`, which is
+    ./xabridge.toml where there is one. PipelineError: it can't be found out where decisions are kept."""
+    configured_log, configured = _configured(config)
+    url = log or configured_log
+    if url is None:
+        raise PipelineError(
+            f"pipeline {pipeline}: where are its decisions kept? Set the option log to the URL of a database that "
+            f'every driver of this pipeline reaches, or [pipeline] log = "…" in {config or FILE}'
+        )
+    url = expanded("log", url, environment)
+    if not _DATABASE.match(url):
+        raise PipelineError(
+            f"pipeline {pipeline}: log: {url.partition(':')[0]}: is no database; several processes decide a pipeline, "
+            "so that its log is postgresql://… (or sqlite:///… where all drivers run on one host)"
+        )
+    return Settings(pipeline, url, tuple({**configured, **resources}.items()))
+
+
+def _configured(config: str | None) -> tuple[str | None, dict[str, str]]:
+    """What the file says: the log, and the open strings by name."""
+    if config is None and not Path(FILE).exists():
+        return None, {}
+    path = Path(config or FILE)
+    try:
+        configuration = configuration_from(path, environment=None)
+    except ConfigurationError as error:
+        raise PipelineError(str(error)) from error
+    table = tomllib.loads(path.read_text(encoding="utf-8")).get("pipeline", {})
+    log = table.get("log") if isinstance(table, dict) else None
+    if log is None and configuration.log is not None and _DATABASE.match(configuration.log):
+        log = configuration.log
+    resources: dict[str, str] = {}
+    for name, resource in configuration.resources.items():
+        url, mode = (resource, "two-phase") if isinstance(resource, str) else (resource.url, resource.mode)
+        if mode == "two-phase":
+            resources[name] = url
+    return log, resources
