@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from xa.codes import Code
+from xa.errors import xa_error
 from xa.machine import RESULT_OF, IllegalTransition, Result, advance
 from xa.tables import ASSOCIATION, REGISTRATION
 
@@ -69,10 +70,16 @@ class Association(Generic[W]):
         self.state: Enum = dialect.after[dialect.start][dialect.none]
 
     def move(self, verb: Enum, code: Code) -> None:
-        """Follows the table's row for `verb` answered with `code`. What has no row leaves the state as it is, but for
-        XAER_NOTA: no association is left with a branch that is not there."""
+        """Follows the table's row for `verb` answered with `code`.
+
+        An error that has no row leaves the state as it is, but for XAER_NOTA: no association is left with a branch that
+        is not there. XAER_PROTO: another thread that acts for the same thread of control was faster.
+        """
         if code is Code.XA_OK:
-            self.state = self.dialect.after[verb][self.state]
+            try:
+                self.state = self.dialect.after[verb][self.state]
+            except IllegalTransition as refused:
+                raise xa_error(refused.code, str(refused), self.xid) from refused
             return
         if code is Code.XAER_NOTA:
             verb, result = self.dialect.lose, Result.OK

@@ -492,13 +492,10 @@ class Switch(Generic[W]):
 
     def _moved(self, thread: Thread[W], association: Association[W], verb: Any, code: Code) -> None:
         """Follows the table, and puts the association where its state says that it belongs."""
-        if code is OK:
-            association.state = association.dialect.after[verb][association.state]
-        else:
-            before = association.state
-            association.move(verb, code)
-            if association.state is before:
-                return
+        before = association.state
+        association.move(verb, code)
+        if association.state is before:
+            return
         if thread.current is association:
             thread.current = None
         else:

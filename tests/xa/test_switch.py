@@ -4,6 +4,7 @@ answers that are interrupted, and drivers that misbehave."""
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,7 @@ from xa import (
     XaError,
     Xid,
     entered,
+    thread_of_control,
     xa_error,
 )
 from xa.switch import LateEndingSwitch, Switch
@@ -34,7 +36,7 @@ from xabridge.testing.reference import Fate, ReferenceStore
 from xabridge.testing.reference.driver import ReferenceDriver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from xa.driver import Pending
     from xabridge.testing.reference.branch import Association
@@ -126,6 +128,30 @@ def test_a_thread_of_control_that_is_gone_has_lost_its_associations(
 def test_the_null_xid_names_no_branch(switch: LateEndingSwitch[Association]) -> None:
     for verb in ("start", "prepare", "commit", "rollback", "forget"):
         assert "null XID" in refused(Code.XAER_INVAL, verb, switch, NULL_XID, RMID).message
+
+
+def test_two_threads_end_the_same_association(
+    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The application, and who ends what takes too long: the slower one is refused, and changes nothing."""
+    switch.start(X, RMID)
+    control, end = thread_of_control(), driver.end
+
+    def slow(work: Association, *, fail: bool) -> Code:
+        assert (work.branch.xid, fail) == (X, False)
+        monkeypatch.setattr(driver, "end", end)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(in_control, lambda: switch.end(X, RMID, TMSUCCESS)).result() is Code.XA_OK
+        return Code.XA_OK
+
+    def in_control(call: Callable[[], Code | Handle]) -> Code | Handle:
+        with entered(control):
+            return call()
+
+    monkeypatch.setattr(driver, "end", slow)
+    refused(Code.XAER_PROTO, "end", switch, X, RMID, TMSUCCESS)
+    assert switch.associated == 0
+    assert switch.commit(X, RMID, TMONEPHASE) is Code.XA_OK
 
 
 # --- scans ----------------------------------------------------------------------------------------------------
