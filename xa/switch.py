@@ -354,7 +354,8 @@ class Switch(Generic[W]):
         """The thread has lost its associations and its scans; with XAER_RMFAIL it has to call `open`."""
         lost = thread.associations()
         for association in lost:
-            association.move(association.dialect.lose, OK)
+            if association.state is not association.dialect.none:
+                association.move(association.dialect.lose, OK)
             self._stays(association)
         thread.forget()
         thread.lost = why.code is Code.XAER_RMFAIL
@@ -411,7 +412,7 @@ class Switch(Generic[W]):
         wait = not flags & TMNOWAIT
         if flags & TMRESUME:
             return self._resume(thread, own, xid, wait=wait)
-        beside = thread.works() if thread.suspended else ()
+        beside = thread.works() if thread.suspended or thread.late is not None else ()
         work = driver.join(xid, beside, wait=wait) if flags & TMJOIN else driver.begin(xid, beside, wait=wait)
         thread.current = Association(xid, work, self._dialect)
         return OK
@@ -632,7 +633,7 @@ class Switch(Generic[W]):
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
         if flags:
             check_flags("complete", flags, self.flags)
-        if rmid != self._rmid or not self._operations:
+        if rmid != self._rmid or not self._operations or self._forked:
             self._check_open("complete", rmid)
         if handle is None or flags & TMMULTIPLE:
             handle = self._any_of(self._thread(), handle, flags)

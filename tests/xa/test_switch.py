@@ -93,9 +93,11 @@ def wait(switch: Switch[Association], handle: Handle) -> Completion:
 
 # --- processes and threads of control -------------------------------------------------------------------------
 def test_a_forked_process_opens_anew(switch: LateEndingSwitch[Association], driver: Driver) -> None:
+    handle = switch.prepare(Y, RMID, TMASYNC)
     switch.start(X, RMID)
     switch.forked()  # as the interpreter calls it in the child
     refused(Code.XAER_PROTO, "prepare", switch, X, RMID)
+    refused(Code.XAER_PROTO, "complete", switch, handle, RMID)
     refused(Code.XAER_PROTO, "session", switch, RMID)
     assert switch.close("", RMID) is Code.XA_OK  # the parent's is not touched
     assert driver.store.branches == {X: BranchState.S1}
@@ -190,10 +192,21 @@ def test_a_late_end_is_told_with_prepare(switch: LateEndingSwitch[Association], 
     assert driver.store.data == {"k": 1}
 
 
-def test_a_late_end_is_told_with_an_asynchronous_prepare(switch: LateEndingSwitch[Association], driver: Driver) -> None:
+def test_a_late_end_is_told_with_an_asynchronous_prepare(
+    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late(switch)
     handle = sent(switch.prepare(X, RMID, TMASYNC))
-    switch.start(Y, RMID)  # the thread goes on before it hears the vote
+    begin = driver.begin
+    held: list[Xid] = []
+
+    def noted(xid: Xid, beside: Sequence[Association], *, wait: bool) -> Association:
+        held.extend(work.branch.xid for work in beside)
+        return begin(xid, beside, wait=wait)
+
+    monkeypatch.setattr(driver, "begin", noted)
+    switch.start(Y, RMID)  # the thread goes on before it hears the vote, which still has its connection
+    assert held == [X]
     assert wait(switch, handle).code is Code.XA_OK
     assert switch.associated == 1
     assert driver.store.branches == {X: BranchState.S3, Y: BranchState.S1}
