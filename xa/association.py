@@ -1,4 +1,5 @@
-"""How one thread of control stands to one branch, in a resource manager instance.
+"""Association: how one thread of control stands to one branch, in a resource manager instance; and Thread: everything
+that the instance knows of one thread of control.
 
 Where a resource manager registers dynamically, associations move by table 6-3, otherwise by table 6-2: the same idea
 under other names. `Dialect` names the states and verbs that both have, so that code is written once.
@@ -7,12 +8,16 @@ under other names. `Dialect` names the states and verbs that both have, so that 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from weakref import ref
 
 from xa.codes import Code
+from xa.errors import xa_error
 from xa.machine import RESULT_OF, IllegalTransition, Result, advance
-from xa.tables import ASSOCIATION, REGISTRATION
+from xa.tables import ASSOCIATION, REGISTRATION, RegistrationState
+from xa.threads_of_control import ThreadOfControl
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from enum import Enum
 
     from xa.machine import Column, Machine
@@ -69,10 +74,16 @@ class Association(Generic[W]):
         self.state: Enum = dialect.after[dialect.start][dialect.none]
 
     def move(self, verb: Enum, code: Code) -> None:
-        """Follows the table's row for `verb` answered with `code`. What has no row leaves the state as it is, but for
-        XAER_NOTA: no association is left with a branch that is not there."""
+        """Follows the table's row for `verb` answered with `code`.
+
+        An error that has no row leaves the state as it is, but for XAER_NOTA: no association is left with a branch that
+        is not there. XAER_PROTO: another thread that acts for the same thread of control was faster.
+        """
         if code is Code.XA_OK:
-            self.state = self.dialect.after[verb][self.state]
+            try:
+                self.state = self.dialect.after[verb][self.state]
+            except IllegalTransition as refused:
+                raise xa_error(refused.code, str(refused), self.xid) from refused
             return
         if code is Code.XAER_NOTA:
             verb, result = self.dialect.lose, Result.OK
@@ -84,3 +95,55 @@ class Association(Generic[W]):
             self.state = advance(self.dialect.machine, self.state, verb, result)
         except IllegalTransition:
             return
+
+
+class ControlRef(ref[ThreadOfControl]):
+    """A weak reference that knows its key: the thread of control can't be asked for it when it is gone."""
+
+    __slots__ = ("key",)
+
+    key: int
+
+
+class Thread(Generic[W]):
+    """What a switch knows of one thread of control.
+
+    `current` is the association that it is at work in, `suspended` those that it may resume; `late` is one that it has
+    ended, and whose end the resource hears together with prepare. `lost`: it has heard XAER_RMFAIL, and has to call
+    `open`. `registration` is D3 while it works outside of any global transaction, else D0.
+    """
+
+    __slots__ = ("_control", "current", "late", "lost", "registration", "scans", "suspended")
+
+    def __init__(self, control: ControlRef) -> None:
+        self._control = control
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is associated, and no scan is open."""
+        self.current: Association[W] | None = None
+        self.late: Association[W] | None = None
+        self.suspended: dict[Xid, Association[W]] = {}
+        self.scans: dict[str, Iterator[Any]] = {}
+        self.lost = False
+        self.registration = RegistrationState.D0
+
+    def associations(self) -> list[Association[W]]:
+        """Every association of the thread's."""
+        held = [] if self.current is None else [self.current]
+        if self.late is not None:
+            held.append(self.late)
+        return [*held, *self.suspended.values()] if self.suspended else held
+
+    def works(self) -> Sequence[W]:
+        """The driver's objects for them."""
+        return [association.work for association in self.associations()]
+
+    def drop(self, association: Association[W]) -> None:
+        """Takes the association out of wherever it is."""
+        if self.current is association:
+            self.current = None
+        elif self.late is association:
+            self.late = None
+        elif self.suspended.get(association.xid) is association:
+            del self.suspended[association.xid]

@@ -24,7 +24,7 @@ from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet, ref
 
-from xa.association import DYNAMIC, STATIC, Association
+from xa.association import DYNAMIC, STATIC, Association, ControlRef, Thread
 from xa.codes import AxCode, Code
 from xa.errors import XaError, xa_error
 from xa.flags import (
@@ -46,6 +46,7 @@ from xa.flags import (
     check_flags,
 )
 from xa.machine import advance
+from xa.operation import Operation
 from xa.resource_manager import Completion, Handle
 from xa.tables import (
     ASYNC,
@@ -87,100 +88,6 @@ class _Ask(Protocol):
     """A verb of a driver's that completes a branch."""
 
     def __call__(self, xid: Xid, *, later: bool) -> Code | Pending: ...
-
-
-class _ControlRef(ref[ThreadOfControl]):
-    """A weak reference that knows its key: the thread of control can't be asked for it when it is gone."""
-
-    __slots__ = ("key",)
-
-    key: int
-
-
-class Thread(Generic[W]):
-    """What a switch knows of one thread of control.
-
-    `current` is the association that it is at work in, `suspended` those that it may resume; `late` is one that it has
-    ended, and whose end the resource hears together with prepare. `lost`: it has heard XAER_RMFAIL, and has to call
-    `open`. `registration` is D3 while it works outside of any global transaction, else D0.
-    """
-
-    __slots__ = ("_control", "current", "late", "lost", "registration", "scans", "suspended")
-
-    def __init__(self, control: _ControlRef) -> None:
-        self._control = control
-        self.forget()
-
-    def forget(self) -> None:
-        """Nothing is associated, and no scan is open."""
-        self.current: Association[W] | None = None
-        self.late: Association[W] | None = None
-        self.suspended: dict[Xid, Association[W]] = {}
-        self.scans: dict[str, Iterator[Any]] = {}
-        self.lost = False
-        self.registration = D0
-
-    def associations(self) -> list[Association[W]]:
-        """Every association of the thread's."""
-        held = [] if self.current is None else [self.current]
-        if self.late is not None:
-            held.append(self.late)
-        return [*held, *self.suspended.values()] if self.suspended else held
-
-    def works(self) -> Sequence[W]:
-        """The driver's objects for them."""
-        return [association.work for association in self.associations()]
-
-    def drop(self, association: Association[W]) -> None:
-        """Takes the association out of wherever it is."""
-        if self.current is association:
-            self.current = None
-        elif self.late is association:
-            self.late = None
-        elif self.suspended.get(association.xid) is association:
-            del self.suspended[association.xid]
-
-
-class Operation(Generic[W]):
-    """An asynchronous operation that `complete` has not told of: state A1 of table 6-5. Its answer is `pending`, or is
-    here already as `code` and `error`."""
-
-    __slots__ = ("code", "error", "lock", "pending", "thread", "verb", "xid")
-
-    def __init__(self, thread: Thread[W], verb: str, xid: Xid | None) -> None:
-        self.thread = thread
-        self.verb = verb
-        self.xid = xid
-        self.pending: Pending | None = None
-        self.code: Code | None = None
-        self.error: XaError | None = None
-        self.lock = threading.Lock()
-        """Held by the one thread that waits for the answer."""
-
-    @property
-    def ready(self) -> bool:
-        """Whether the answer can be told without waiting."""
-        if self.code is not None or self.pending is None:
-            return True
-        if not self.lock.acquire(blocking=False):
-            return False
-        try:
-            return self.pending.ready()
-        finally:
-            self.lock.release()
-
-    def answer(self) -> Code:
-        """What it came to, waiting for it where it is not there yet."""
-        with self.lock:
-            code = self.code
-            if code is None and self.pending is not None:
-                try:
-                    code = self.pending.result()
-                except XaError as error:
-                    code, self.error = error.code, error
-                self.code = code
-        assert code is not None  # noqa: S101 — it has either from the beginning
-        return code
 
 
 class Switch(Generic[W]):
@@ -309,7 +216,7 @@ class Switch(Generic[W]):
         key = id(control)
         thread = self._threads.get(key)
         if thread is None:
-            reference = _ControlRef(control, self._gone)
+            reference = ControlRef(control, self._gone)
             reference.key = key
             thread = self._threads[key] = Thread(reference)
         return thread
@@ -317,7 +224,7 @@ class Switch(Generic[W]):
     def _gone(self, reference: ref[ThreadOfControl]) -> None:
         """A thread of control is gone. This is called while garbage is collected, at any moment and with any lock held,
         so that it only takes note."""
-        thread = self._threads.pop(cast("_ControlRef", reference).key, None)
+        thread = self._threads.pop(cast("ControlRef", reference).key, None)
         if thread is not None and (thread.current is not None or thread.late is not None or thread.suspended):
             self._abandoned.append(thread)
 
@@ -354,7 +261,8 @@ class Switch(Generic[W]):
         """The thread has lost its associations and its scans; with XAER_RMFAIL it has to call `open`."""
         lost = thread.associations()
         for association in lost:
-            association.move(association.dialect.lose, OK)
+            if association.state is not association.dialect.none:
+                association.move(association.dialect.lose, OK)
             self._stays(association)
         thread.forget()
         thread.lost = why.code is Code.XAER_RMFAIL
@@ -411,7 +319,7 @@ class Switch(Generic[W]):
         wait = not flags & TMNOWAIT
         if flags & TMRESUME:
             return self._resume(thread, own, xid, wait=wait)
-        beside = thread.works() if thread.suspended else ()
+        beside = thread.works() if thread.suspended or thread.late is not None else ()
         work = driver.join(xid, beside, wait=wait) if flags & TMJOIN else driver.begin(xid, beside, wait=wait)
         thread.current = Association(xid, work, self._dialect)
         return OK
@@ -492,13 +400,10 @@ class Switch(Generic[W]):
 
     def _moved(self, thread: Thread[W], association: Association[W], verb: Any, code: Code) -> None:
         """Follows the table, and puts the association where its state says that it belongs."""
-        if code is OK:
-            association.state = association.dialect.after[verb][association.state]
-        else:
-            before = association.state
-            association.move(verb, code)
-            if association.state is before:
-                return
+        before = association.state
+        association.move(verb, code)
+        if association.state is before:
+            return
         if thread.current is association:
             thread.current = None
         else:
@@ -635,7 +540,7 @@ class Switch(Generic[W]):
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
         if flags:
             check_flags("complete", flags, self.flags)
-        if rmid != self._rmid or not self._operations:
+        if rmid != self._rmid or not self._operations or self._forked:
             self._check_open("complete", rmid)
         if handle is None or flags & TMMULTIPLE:
             handle = self._any_of(self._thread(), handle, flags)

@@ -4,6 +4,7 @@ answers that are interrupted, and drivers that misbehave."""
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,7 @@ from xa import (
     XaError,
     Xid,
     entered,
+    thread_of_control,
     xa_error,
 )
 from xa.switch import LateEndingSwitch, Switch
@@ -34,7 +36,7 @@ from xabridge.testing.reference import Fate, ReferenceStore
 from xabridge.testing.reference.driver import ReferenceDriver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from xa.driver import Pending
     from xabridge.testing.reference.branch import Association
@@ -91,9 +93,11 @@ def wait(switch: Switch[Association], handle: Handle) -> Completion:
 
 # --- processes and threads of control -------------------------------------------------------------------------
 def test_a_forked_process_opens_anew(switch: LateEndingSwitch[Association], driver: Driver) -> None:
+    handle = switch.prepare(Y, RMID, TMASYNC)
     switch.start(X, RMID)
     switch.forked()  # as the interpreter calls it in the child
     refused(Code.XAER_PROTO, "prepare", switch, X, RMID)
+    refused(Code.XAER_PROTO, "complete", switch, handle, RMID)
     refused(Code.XAER_PROTO, "session", switch, RMID)
     assert switch.close("", RMID) is Code.XA_OK  # the parent's is not touched
     assert driver.store.branches == {X: BranchState.S1}
@@ -126,6 +130,30 @@ def test_a_thread_of_control_that_is_gone_has_lost_its_associations(
 def test_the_null_xid_names_no_branch(switch: LateEndingSwitch[Association]) -> None:
     for verb in ("start", "prepare", "commit", "rollback", "forget"):
         assert "null XID" in refused(Code.XAER_INVAL, verb, switch, NULL_XID, RMID).message
+
+
+def test_two_threads_end_the_same_association(
+    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The application, and who ends what takes too long: the slower one is refused, and changes nothing."""
+    switch.start(X, RMID)
+    control, end = thread_of_control(), driver.end
+
+    def slow(work: Association, *, fail: bool) -> Code:
+        assert (work.branch.xid, fail) == (X, False)
+        monkeypatch.setattr(driver, "end", end)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(in_control, lambda: switch.end(X, RMID, TMSUCCESS)).result() is Code.XA_OK
+        return Code.XA_OK
+
+    def in_control(call: Callable[[], Code | Handle]) -> Code | Handle:
+        with entered(control):
+            return call()
+
+    monkeypatch.setattr(driver, "end", slow)
+    refused(Code.XAER_PROTO, "end", switch, X, RMID, TMSUCCESS)
+    assert switch.associated == 0
+    assert switch.commit(X, RMID, TMONEPHASE) is Code.XA_OK
 
 
 # --- scans ----------------------------------------------------------------------------------------------------
@@ -164,10 +192,21 @@ def test_a_late_end_is_told_with_prepare(switch: LateEndingSwitch[Association], 
     assert driver.store.data == {"k": 1}
 
 
-def test_a_late_end_is_told_with_an_asynchronous_prepare(switch: LateEndingSwitch[Association], driver: Driver) -> None:
+def test_a_late_end_is_told_with_an_asynchronous_prepare(
+    switch: LateEndingSwitch[Association], driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     late(switch)
     handle = sent(switch.prepare(X, RMID, TMASYNC))
-    switch.start(Y, RMID)  # the thread goes on before it hears the vote
+    begin = driver.begin
+    held: list[Xid] = []
+
+    def noted(xid: Xid, beside: Sequence[Association], *, wait: bool) -> Association:
+        held.extend(work.branch.xid for work in beside)
+        return begin(xid, beside, wait=wait)
+
+    monkeypatch.setattr(driver, "begin", noted)
+    switch.start(Y, RMID)  # the thread goes on before it hears the vote, which still has its connection
+    assert held == [X]
     assert wait(switch, handle).code is Code.XA_OK
     assert switch.associated == 1
     assert driver.store.branches == {X: BranchState.S3, Y: BranchState.S1}

@@ -1,0 +1,18 @@
+"""A pytest plugin, for whoever runs the contract suite in a project of his own. In the project's conftest.py:
+
+    pytest_plugins = ["tests.contract.plugin"]
+
+Asserts of the suite then explain themselves, and the marker that it uses is known to pytest. Tests of the suite that
+may hang carry `timeout`, which takes effect where the plugin pytest-timeout is installed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "timeout(seconds): how long a test may take, for the plugin pytest-timeout")

@@ -1,0 +1,58 @@
+"""Operation: a verb that was called with TMASYNC, from then until `complete` has told what came of it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from xa.errors import XaError
+
+if TYPE_CHECKING:
+    from xa.association import Thread
+    from xa.codes import Code
+    from xa.driver import Pending
+    from xa.xid import Xid
+
+W = TypeVar("W")
+
+
+class Operation(Generic[W]):
+    """An asynchronous operation that `complete` has not told of: state A1 of table 6-5. Its answer is `pending`, or is
+    here already as `code` and `error`."""
+
+    __slots__ = ("code", "error", "lock", "pending", "thread", "verb", "xid")
+
+    def __init__(self, thread: Thread[W], verb: str, xid: Xid | None) -> None:
+        self.thread = thread
+        self.verb = verb
+        self.xid = xid
+        self.pending: Pending | None = None
+        self.code: Code | None = None
+        self.error: XaError | None = None
+        self.lock = threading.Lock()
+        """Held by the one thread that waits for the answer."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the answer can be told without waiting."""
+        if self.code is not None or self.pending is None:
+            return True
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            return self.pending.ready()
+        finally:
+            self.lock.release()
+
+    def answer(self) -> Code:
+        """What it came to, waiting for it where it is not there yet."""
+        with self.lock:
+            code = self.code
+            if code is None and self.pending is not None:
+                try:
+                    code = self.pending.result()
+                except XaError as error:
+                    code, self.error = error.code, error
+                self.code = code
+        assert code is not None  # noqa: S101 — it has either from the beginning
+        return code
