@@ -71,6 +71,16 @@ def refused(*codes: Code) -> Iterator[pytest.ExceptionInfo[XaError]]:
     assert type(error) is EXCEPTIONS[error.code]
 
 
+@contextmanager
+def case(*what: object) -> Iterator[None]:
+    """For a test that goes through many cases: what goes wrong inside says in which case it did."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case: {', '.join(map(str, what))}")
+        raise
+
+
 class ScriptedRegistrar:
     """The transaction manager's side of dynamic registration: answers what the test wants, per thread of control,
     and keeps the calls."""
@@ -90,12 +100,10 @@ class ScriptedRegistrar:
         self._answers[thread_of_control()] = answer
 
     def ax_reg(self, rmid: int, flags: int = TMNOFLAGS) -> tuple[AxCode, Xid]:
-        """As `xa.Registrar` says."""
         self.calls.append(("ax_reg", rmid, flags))
         return self.answer
 
     def ax_unreg(self, rmid: int, flags: int = TMNOFLAGS) -> AxCode:
-        """As `xa.Registrar` says."""
         self.calls.append(("ax_unreg", rmid, flags))
         return self.unreg_answer
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from xa.tables import BranchState
 
 if TYPE_CHECKING:
+    from weakref import ref
+
     from xa.association import Dialect
     from xa.codes import Code
-    from xa.control import ThreadOfControl
     from xa.reference.driver import ReferenceDriver
+    from xa.threads_of_control import ThreadOfControl
     from xa.xid import Xid
 
+
+Control: TypeAlias = "ref[ThreadOfControl]"
+"""A thread of control, which is not kept alive; to be compared by identity."""
 
 BRANCH_NONE: Final = BranchState.S0
 
@@ -41,7 +46,7 @@ class Association:
 
     __slots__ = ("branch", "client", "control", "dialect", "lost", "state")
 
-    def __init__(self, client: ReferenceDriver, control: ThreadOfControl, branch: Branch, dialect: Dialect) -> None:
+    def __init__(self, client: ReferenceDriver, control: Control, branch: Branch, dialect: Dialect) -> None:
         self.client = client
         self.control = control
         self.branch = branch

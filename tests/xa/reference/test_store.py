@@ -36,6 +36,8 @@ from xa.tables import BranchState
 RMID = 1
 X, Y = Xid(1, b"global", b"x"), Xid(1, b"global", b"y")
 S0, S1, S2, S3, S4, S5 = BranchState
+AT_WORK: list[ThreadOfControl] = []
+"""Threads of control that stay: one that is gone has lost its associations."""
 
 
 def end(rm: ReferenceResource, xid: Xid) -> None:
@@ -154,7 +156,8 @@ def in_every_state(store: ReferenceStore, rm: ReferenceResource) -> dict[Xid, Br
     made = {}
     for state in (S1, S2, S3, S4, S5):
         xid = Xid(1, state.name.encode())
-        with entered(ThreadOfControl()):
+        AT_WORK.append(ThreadOfControl())
+        with entered(AT_WORK[-1]):
             rm.start(xid, RMID)
             rm.session(RMID).write(state.name, True)
             if state is not S1:
