@@ -1,7 +1,7 @@
-"""SQLSTATE → XA code, by what was asked when the database answered it.
+"""SQLSTATE → XA code, in one table for each kind of call.
 
-A state is looked up whole, then by its class (its first two characters), then as the table's last resort, "".
-PostgreSQL's appendix A is the source; what each table adds is what the state means at that call.
+A state is looked up as a whole, then by its class (its first two characters), and then as "", the table's default. The
+states are those of PostgreSQL's appendix A; each table says what they mean at its call.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ ROLLBACK_PREPARED: Final[dict[str, Code]] = {
     UNDEFINED_OBJECT: Code.XAER_NOTA,
     "": Code.XA_RETRY,
 }
-"""ROLLBACK PREPARED failed: whatever the reason, the branch stays prepared, and the message says what stands in the
-way."""
+"""ROLLBACK PREPARED failed: whatever the reason, the branch stays prepared, and the message says why."""
 
 
 def lookup(table: dict[str, Code], sqlstate: str) -> Code:

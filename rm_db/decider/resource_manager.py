@@ -6,7 +6,7 @@ local transaction, so that it needs no PREPARE TRANSACTION.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rm_db.address import DECIDER_PREFIX, Address
 from rm_db.decider.backends import DeciderBackend, PostgresBackend, SqlBackend
@@ -14,7 +14,7 @@ from rm_db.decider.diagnosis import diagnose_decider
 from rm_db.decider.engine import any_dialect
 from rm_db.postgres.database import SCHEMES
 from xa import TMUSEASYNC, Code, xa_error
-from xa.branches import DecidingBranches, DecidingUnitDriver, Unit
+from xa.branches import DecidingBranches, DecidingUnitDriver, Part, Unit
 from xa.switch import DecidingSwitch
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class DeciderDriver(DecidingUnitDriver[Unit]):
             self._table.delete_due()
 
 
-class DecidingDatabase(DecidingSwitch[Any]):
+class DecidingDatabase(DecidingSwitch[Part[Unit]]):
     """One database. Open string: a SQLAlchemy URL, with or without `decider+` before it, see `rm_db.address`."""
 
     def __init__(self, registrar: Registrar | None = None) -> None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from sqlalchemy.exc import OperationalError
 
 from rm_db.postgres.libpq import ConnectionLost, LibpqConnection, Reply, Steps
 from rm_db.postgres.pending import OutstandingSteps
 from rm_db.postgres.pool import ConnectionPool, ServerFull
 from rm_db.postgres.prepared_transactions import PreparedTransactions
 from rm_db.postgres.transaction import EndCommands, PostgresTransaction
-from rm_db.sessions.postgres import PostgresSessionFactory
+from rm_db.sessions.postgres import PostgresSession, SessionEngine
 from xa import Code, ResourceError, XaError, xa_error
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ _PROBE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server said of itself."""
+    """What the server says of itself."""
 
     version: int
     max_prepared: int
@@ -63,7 +65,8 @@ class PostgresDatabase:
     def __init__(self, address: Address) -> None:
         self.address = address
         self._conninfo = conninfo(address)
-        self.sessions = PostgresSessionFactory(self.connect)
+        self._session_engine = SessionEngine(self.connect)
+        self._make_session = partial(PostgresSession, self._session_engine)
         self.outstanding = OutstandingSteps(address.reply_s)
         self.pool = ConnectionPool(
             self._connect, address.pool_size, address.pool_wait_s, address.reply_s, self.outstanding
@@ -79,7 +82,7 @@ class PostgresDatabase:
         return self._facts
 
     def probe(self) -> Facts:
-        """Reaches the database and asks what it is; XAER_RMERR where it can't be used for any purpose of ours."""
+        """Reaches the database and asks for its facts. XAER_RMERR: it can be used neither to prepare nor to decide."""
         reply = self.outstanding.run(self.command(_PROBE))
         version, prepared, standby, read_only, synchronous, fsync, user, database = (
             (octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0]
@@ -101,6 +104,8 @@ class PostgresDatabase:
             )
         if not facts.fsync:
             logger.warning("fsync is off in %s: a crash of the server's machine loses what was decided", database)
+        if self.address.pooled:
+            self._make_session_engine()
         self._facts = facts
         self._end_commands = EndCommands(
             reset=not self.address.pooled,
@@ -108,24 +113,32 @@ class PostgresDatabase:
         )
         return facts
 
+    def _make_session_engine(self) -> None:
+        """Behind a pooler the engine is made before there is any transaction. Later its connection would have to wait
+        for one of the pooler's, and all of these may be held by transactions whose sessions wait for the engine."""
+        try:
+            self._session_engine.made  # noqa: B018 — it is made by the first access
+        except OperationalError as error:
+            raise unconnected(str(error.orig).strip()) from None
+
     def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
         """The local transaction of a new branch. XA_RETRY: no connection is free."""
-        return PostgresTransaction(xid, self.pool, self._end_commands, self.sessions.make, self.outstanding, wait=wait)
+        return PostgresTransaction(xid, self.pool, self._end_commands, self._make_session, self.outstanding, wait=wait)
 
     def close(self) -> None:
         """Closes the connections."""
         self.pool.close()
 
     def command(self, sql: bytes) -> Steps[Reply]:
-        """Runs commands outside of any branch. XAER_RMFAIL when the connection is lost over it, XAER_RMERR when the
-        server refuses it."""
+        """Runs commands that belong to no branch. XAER_RMFAIL: the connection was lost meanwhile. XAER_RMERR: the
+        server refused."""
         reply = yield from self.attempt(sql)
         if reply.failure is not None:
             raise xa_error(Code.XAER_RMERR, str(reply.failure))
         return reply
 
     def attempt(self, sql: bytes) -> Steps[Reply]:
-        """As `command`, with the server's refusal as part of the reply."""
+        """The same, with the server's refusal as part of the reply."""
         connection = self.pool.acquire(work=False)
         try:
             return (yield from connection.exchange(sql))
@@ -135,9 +148,9 @@ class PostgresDatabase:
             self.pool.release(connection)
 
     def reserve(self) -> LibpqConnection:
-        """A connection for a command about a branch that is prepared. XA_RETRY, XAER_RMFAIL: there is none; the branch
-        is as it was. (What keeps us from connecting, a password say, is no error in the branch: XAER_RMERR would mean
-        that it was rolled back.)"""
+        """A connection for a command about a prepared branch. XA_RETRY, XAER_RMFAIL: there is none, and the branch is
+        as it was. It never raises XAER_RMERR, for example because the password is wrong: at commit and rollback that
+        code means that the branch was rolled back."""
         try:
             return self.pool.acquire(work=False)
         except ResourceError as error:
@@ -151,12 +164,12 @@ class PostgresDatabase:
         try:
             return LibpqConnection(self.connect())
         except psycopg.Error as error:
-            told = unconnected(str(error).strip())
-            raise ServerFull(told) if told.code is Code.XA_RETRY else told from None
+            refused = unconnected(str(error).strip())
+            raise ServerFull(refused) if refused.code is Code.XA_RETRY else refused from None
 
 
 def conninfo(address: Address) -> str:
-    """What libpq connects with; XAER_INVAL for a URL that is none."""
+    """The connection string for libpq; XAER_INVAL for a wrong URL."""
     scheme, separator, rest = address.url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise xa_error(Code.XAER_INVAL, f"open: a URL that begins with {SCHEMES[0]}:// is expected, not {scheme}://")
@@ -170,8 +183,8 @@ def conninfo(address: Address) -> str:
 
 
 def unconnected(message: str) -> XaError:
-    """A connection that could not be made: was the server there, and is it a matter of waiting? libpq tells that in
-    words only. XA_RETRY: the server has no connection left."""
+    """The error for a connection that could not be made. libpq says the reason in words only. XA_RETRY: the server has
+    no connection left. XAER_RMFAIL: it could not be reached. XAER_RMERR: it refused."""
     if _FULL.search(message):
         return xa_error(Code.XA_RETRY, message)
     code = Code.XAER_RMERR if _REACHED.search(message) and not _NOT_NOW.search(message) else Code.XAER_RMFAIL

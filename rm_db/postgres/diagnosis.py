@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 FULL: Final = 0.8
-"""Share of max_prepared_transactions from where on it is worth a word."""
+"""From this share of max_prepared_transactions in use there is a warning."""
 
 _SETTINGS: Final = """
 SELECT current_setting('server_version_num')::int AS version, current_setting('max_prepared_transactions')::int AS most,

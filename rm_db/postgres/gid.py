@@ -1,8 +1,8 @@
 """The gid of a prepared transaction in PostgreSQL, and the xid that it stands for.
 
-A gid is the xid's one text form (`xa.xid`), the form that pgjdbc and psycopg write, at most 188 of PostgreSQL's 199
-octets, and of ASCII characters that need no quoting. Whatever else stands in pg_prepared_xacts was named by somebody
-else, in any octets that the database's encoding allows, so gids are read as bytes.
+A gid is the text form of the xid (`xa.xid`), which pgjdbc and psycopg use as well. It has at most 188 of PostgreSQL's
+199 octets, and only ASCII characters that need no quoting. Other gids in pg_prepared_xacts were chosen by other
+software, and may contain any octets that the database's encoding allows. Therefore gids are read as bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def encode_gid(xid: Xid) -> bytes:
 
 
 def decode_gid(gid: bytes) -> Xid | None:
-    """The xid that `gid` stands for, or None when it is none: somebody else's naming."""
+    """The xid that `gid` stands for, or None when it is not the text form of an xid."""
     try:
         xid = Xid.parse(gid.decode("ascii"))
     except ValueError:  # UnicodeDecodeError is one

@@ -1,7 +1,7 @@
-"""What PostgreSQL's prepared branches hold, for operators: since when, whose, and which tables are locked.
+"""What PostgreSQL's prepared branches hold, for operators: their age, their owner, and which tables are locked.
 
-A row lock stands in the row, not in the server's table of locks: that rows of a table are locked shows by the lock on
-the table that goes with it, and how many can't be told.
+PostgreSQL keeps a row lock in the row and not in its table of locks. That rows are locked can be seen by the lock on
+their table which goes with row locks; how many rows it are can't be seen.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SELECT string_agg(l.transactionid::text, ' '),
 """
 """What prepared transactions have locked in this database, each with its transaction id and those of its savepoints.
 
-It is asked for all of them at once, and put together with the branches here: the server knows nothing of how many rows
-pg_locks has, and joins it with itself by looking at every pair."""
+The locks of all of them are asked for at once and joined with the branches here, because the server has no statistics
+of pg_locks and would join it with itself by comparing every pair."""
 
 _TABLES: Final = frozenset("rpmf")
 """Kinds of relations that hold rows."""
@@ -62,8 +62,8 @@ def read_locks(rows: Sequence[Sequence[bytes | None]]) -> dict[bytes, list[Locke
 def read_report(
     rows: Sequence[Sequence[bytes | None]], locks: Mapping[bytes, Sequence[Locked]]
 ) -> Iterator[InDoubtBranch]:
-    """The branches in the rows of a report, with what they have locked for more than reading; what somebody else named
-    is left out."""
+    """The branches in the rows of a report, with what they have locked for more than reading. Transactions whose gid is
+    not the text form of an xid are left out."""
     for gid_hex, age_s, owner, transaction in rows:
         xid: Xid | None = decode_gid(bytes.fromhex((gid_hex or b"").decode("ascii")))
         if xid is None:

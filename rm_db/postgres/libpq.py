@@ -234,7 +234,12 @@ class LibpqConnection:
     def exchange(self, commands: bytes) -> Steps[Reply]:
         """Sends commands and collects their reply; a reply that was owed is dropped."""
         if self.owes:
-            yield from self.collect()
+            return self._exchange_after(self.collect(), commands)
+        self.send(commands)
+        return self.collect()
+
+    def _exchange_after(self, owed: Steps[Reply], commands: bytes) -> Steps[Reply]:
+        yield from owed
         self.send(commands)
         return (yield from self.collect())
 

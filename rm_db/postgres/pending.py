@@ -19,7 +19,7 @@ from rm_db.postgres.steps import attempt, drive, is_ready
 from xa import Code, XaError, thread_of_control, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rm_db.postgres.libpq import Steps
     from xa import Xid
@@ -77,18 +77,13 @@ class PendingSteps:
         if self.answer is not None:
             return
         try:
-            self.answer = drive(self._rest(), self._outstanding.timeout_s)
+            self.answer = drive(self._steps, self._outstanding.timeout_s, self.wait)
         except XaError as error:
             self.answer = error
         except BaseException:  # an interruption, after which `drive` has closed the connection
             told = "the thread was interrupted while the reply was on its way"
             self.answer = xa_error(Code.XAER_RMFAIL, told, self._xid)
             raise
-
-    def _rest(self) -> Generator[Wait, None, Code]:
-        if self.wait is not None:
-            yield self.wait
-        return (yield from self._steps)
 
 
 class OutstandingSteps:

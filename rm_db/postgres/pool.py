@@ -188,7 +188,7 @@ class ConnectionPool:
 
     def _has_room(self, *, work: bool) -> bool:
         """Whether a caller can have a connection without waiting."""
-        limit = self._limit()
+        limit = self._limit() if self._most_until else self._most
         if self._closed:
             return True  # and gets the error that says so
         if work and self._working >= min(self.size, max(1, limit - 1)):
@@ -196,7 +196,8 @@ class ConnectionPool:
         return bool(self._idle) or self._open < limit
 
     def _limit(self) -> int:
-        if self._most_until and self._clock() >= self._most_until:
+        """How many connections may be open, after the server has refused one."""
+        if self._clock() >= self._most_until:
             self._most, self._most_until = self.size + RESERVE, 0.0
         return self._most
 
@@ -205,7 +206,8 @@ class ConnectionPool:
         return next((place for place in self._queue if self._has_room(work=place.work)), None)
 
     def _taken(self, *, work: bool) -> LibpqConnection | None:
-        self._check_open()
+        if self._closed:
+            self._check_open()
         connection = self._take_idle()
         self._open += connection is None
         self._working += work

@@ -15,7 +15,7 @@ from rm_db.postgres.database import Facts, PostgresDatabase
 from rm_db.postgres.diagnosis import diagnose_postgres
 from rm_db.postgres.transaction import PostgresTransaction
 from xa import TMUSEASYNC, Code, xa_error
-from xa.branches import Branches, UnitDriver
+from xa.branches import Branches, Part, UnitDriver
 from xa.switch import Switch
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class PostgresDriver(UnitDriver[PostgresTransaction]):
         return self.opened.outstanding.first(outstanding)
 
 
-class PostgresResource(Switch[Any]):
+class PostgresResource(Switch[Part[PostgresTransaction]]):
     """One PostgreSQL database. Open string: `postgresql://…`, see `rm_db.address`."""
 
     def __init__(self, registrar: Registrar | None = None) -> None:

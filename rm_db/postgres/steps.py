@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def drive(steps: Steps[T], timeout_s: float) -> T:
-    """Runs `steps` to their end on this thread. After `timeout_s` the connection that they wait for is closed, and
-    they hear ConnectionLost. So it is closed when the thread is interrupted: its replies belong to nobody."""
+def drive(steps: Steps[T], timeout_s: float, wait: Wait | None = None) -> T:
+    """Runs `steps` to their end on this thread; `wait` is what they wait for, if they have begun. After `timeout_s` the
+    connection that they wait for is closed, and ConnectionLost is raised in them. The connection is also closed when
+    the thread is interrupted, because nobody would collect its replies."""
     deadline = 0.0
     try:
-        wait = next(steps)
+        wait = wait or next(steps)
         while True:
             connection, events = wait
             now = time.monotonic()
@@ -48,8 +49,7 @@ def drive(steps: Steps[T], timeout_s: float) -> T:
 
 
 def attempt(steps: Steps[T]) -> Wait | T:
-    """Runs `steps` as far as they go without waiting: what they wait for then, or their result. XaError and
-    ConnectionLost are theirs."""
+    """Runs `steps` as far as they go without waiting. Returns what they wait for then, or their result."""
     try:
         wait = next(steps)
         while is_ready([wait]):
@@ -61,7 +61,7 @@ def attempt(steps: Steps[T]) -> Wait | T:
 
 
 def is_ready(waits: Sequence[Wait], timeout_s: float = 0.0) -> bool:
-    """Whether any of these can go on, waiting for that at most `timeout_s`."""
+    """Whether any of these can go on. Waits for that at most `timeout_s`."""
     poller = select.poll()
     for wait in waits:
         poller.register(wait.connection.pgconn.socket, wait.events)

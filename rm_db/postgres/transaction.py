@@ -237,13 +237,13 @@ class PostgresTransaction(Unit):
             self._close_connection()
             message = f"the connection was lost while the branch was committed: {lost}"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid) from None
-        told = reply.tag(2 if insertion else 1)
-        if told is None and not connection.alive and (reply.failure is None or is_lost(reply.failure.sqlstate)):
+        tag = reply.tag(2 if insertion else 1)
+        if tag is None and not connection.alive and (reply.failure is None or is_lost(reply.failure.sqlstate)):
             # the commands before the commit were answered and the commit was not: it may have been carried out
             self._close_connection()
             message = "the connection was lost while the branch was committed, in the middle of the reply"
             raise xa_error(Code.XAER_RMFAIL, message, self.xid)
-        committed = told == b"COMMIT"
+        committed = tag == b"COMMIT"
         self._leave(connection, reply, ended=committed)
         if committed:
             return Code.XA_OK

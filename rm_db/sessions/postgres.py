@@ -1,13 +1,12 @@
 """PostgresSession: what the application works with in a PostgreSQL branch, during one association.
 
 Its `facade` is a SQLAlchemy connection, from which the ORM session, the psycopg connection and their asyncio forms are
-reached. Each of them is made at its first use. `PostgresSessionFactory` makes the sessions of one database.
+reached. Each of them is made at its first use. `SessionEngine` is what the sessions of one database share.
 """
 
 from __future__ import annotations
 
 import threading
-from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -84,10 +83,10 @@ class PostgresBranchConnection(BranchConnection):
 class PostgresSession:
     """One association's session."""
 
-    __slots__ = ("_apsycopg", "_asyncio", "_awaiting", "_facade", "_psycopg", "_sessions", "access")
+    __slots__ = ("_apsycopg", "_asyncio", "_awaiting", "_engine", "_facade", "_psycopg", "access")
 
-    def __init__(self, sessions: PostgresSessionFactory, work: PostgresTransaction) -> None:
-        self._sessions = sessions
+    def __init__(self, engine: SessionEngine, work: PostgresTransaction) -> None:
+        self._engine = engine
         self._facade: PostgresBranchConnection | None = None
         self._psycopg: PsycopgConnection | None = None
         self._apsycopg: PsycopgAsyncConnection | None = None
@@ -140,8 +139,8 @@ class PostgresSession:
 
     @property
     def engine(self) -> tuple[Engine, AdaptersMap | None]:
-        """As `PostgresSessionFactory.engine`."""
-        return self._sessions.engine
+        """SQLAlchemy's engine, and the adapters that its dialect wants."""
+        return self._engine.made
 
     def view(self, adapters: AdaptersMap | None) -> PsycopgConnection:
         """A new psycopg connection; `adapters` are used instead of psycopg's own."""
@@ -178,30 +177,28 @@ class PostgresSession:
         self.access.expire()
 
 
-class PostgresSessionFactory:
-    """Makes the sessions of one database. When the first session needs SQLAlchemy's engine, the engine is made and asks
-    the server for what it has to know. It makes no connection of its own after that."""
+class SessionEngine:
+    """SQLAlchemy's engine for the sessions of one database. It is made when a session first needs it, and then asks the
+    server for what it has to know. After that it makes no connection of its own."""
 
     def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
         self._connect = connect
         self._lock = threading.Lock()
-        self._initialized = False
+        self._made: tuple[Engine, AdaptersMap | None] | None = None
 
-    def make(self, work: PostgresTransaction) -> PostgresSession:
-        """A session for the work's present association."""
-        return PostgresSession(self, work)
-
-    @cached_property
-    def engine(self) -> tuple[Engine, AdaptersMap | None]:
-        """SQLAlchemy's engine, and the adapters that its dialect wants."""
-        with self._lock:
-            engine = create_engine(URL.create("postgresql+psycopg"), poolclass=NullPool, creator=self._create)
-            with engine.connect():
-                self._initialized = True
-            return engine, _adapters(engine)
+    @property
+    def made(self) -> tuple[Engine, AdaptersMap | None]:
+        """The engine, and the adapters that its dialect wants."""
+        if self._made is None:
+            with self._lock:
+                if self._made is None:  # no other thread has made it meanwhile
+                    engine = create_engine(URL.create("postgresql+psycopg"), poolclass=NullPool, creator=self._create)
+                    with engine.connect():
+                        self._made = engine, _adapters(engine)
+        return self._made
 
     def _create(self) -> psycopg.Connection[Any]:
-        if self._initialized:
+        if self._made is not None:
             raise xa_error(
                 Code.XAER_PROTO,
                 "connecting through a session's engine would leave the transaction: use the session itself",

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class StatementLock:
-    """Taken by `with` or `async with` for one statement, by `hold` for several. `is_ending`: the association ends, and
-    nobody else should be at work any more, so that nobody is waited for."""
+    """Taken by `with` or `async with` for one statement, and by `hold` for several. When `is_ending` is set, the
+    association ends, no other thread should be at work any more, and the lock is refused instead of waited for."""
 
     __slots__ = ("_holder", "_holds", "_in_statement", "_lock", "_xid", "is_ending")
 
@@ -76,7 +76,7 @@ class StatementLock:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Around several statements that belong together: nobody else comes between them."""
+        """Around several statements that belong together: no statement of another thread or task comes between them."""
         if self.is_held:
             yield
             return

@@ -26,7 +26,7 @@ from tests.contract.client import RMID, elsewhere, new_key, new_xid, refused
 from tests.contract.deciding import Decider
 from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness
 from tm import ResourceConfig, RolledBack, TransactionManager
-from xa import FORMAT_ID, TMFAIL, TMONEPHASE, Code, Gtrid, Owner, ThreadOfControl, XaMisuse, Xid, entered
+from xa import FORMAT_ID, TMFAIL, TMONEPHASE, TMSUCCESS, Code, Gtrid, Owner, ThreadOfControl, XaMisuse, Xid, entered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -609,6 +609,29 @@ def test_without_prepared_transactions(postgres_unprepared: Postgres) -> None:
     with refused(Code.XA_RBROLLBACK):
         client.decide(settled)
     assert late not in harness.committed()
+    client.rm.close("", RMID)
+    harness.close()
+
+
+@pytest.mark.timeout(40)
+def test_sqlalchemy_is_first_used_when_transactions_hold_all_connections_of_the_pooler(
+    pooler: Pooler, postgres_unprepared: Postgres
+) -> None:
+    """... and the first use does not wait for a connection of its own, which nobody could give back."""
+    postgres_unprepared.start()
+    url = postgres_unprepared.create_database()
+    harness = PooledDeciderHarness(postgres_unprepared, url, pooler.url(url))
+    client = Decider(harness)
+    transactions = [(new_xid(), ThreadOfControl()) for _ in range(8)]
+    for xid, control in transactions:
+        with entered(control):
+            client.rm.start(xid, RMID)
+            client.rm.session(RMID).psycopg.execute("SELECT 1")
+    for xid, control in transactions:
+        with entered(control):
+            client.rm.session(RMID).execute(sa.text("SELECT 1"))
+            client.rm.end(xid, RMID, TMSUCCESS)
+            assert client.rm.commit(xid, RMID, TMONEPHASE) is Code.XA_OK
     client.rm.close("", RMID)
     harness.close()
 

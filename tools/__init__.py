@@ -1,1 +1,0 @@
-"""Scripts for who works on this repository; none of it is installed."""
