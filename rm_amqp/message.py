@@ -55,7 +55,7 @@ from dtx.protocol.values import (
     Ulong,
     Ushort,
 )
-from rm_amqp.unsendable import refusals
+from rm_amqp.unsendable_values import refusals
 from xa import Code, xa_error
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from rm_amqp.channel.work import WorkEvent
 from rm_amqp.connections import CLOSE_S, Connections
 from rm_amqp.decider.channel import ROLLED_BACK, LocalBranchWork, LocalChannel, open_local
 from rm_amqp.decider.decision_log import Attempt, DecisionLog, WornTokenError, patience
-from rm_amqp.decider.founding import founded
+from rm_amqp.decider.founding import agree_on_founding
 from rm_amqp.decider.token_queues import TokenBusyError
 from rm_amqp.decider.tokens import ID_SIZE, Founding, TooManyLeasesError, WrongTokenError
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
@@ -138,7 +138,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         pooled = pool.take(deadline)
         try:
             until_s = patience(connections.environment.clock(), settings, deadline)
-            founding = pooled.connection.run(founded(pooled.channel, own, until_s, deadline))
+            founding = pooled.connection.run(agree_on_founding(pooled.channel, own, until_s, deadline))
         except RefusedError as error:
             pool.discard(pooled)
             raise _unusable_queues(error, settings.token_queue, own.slots) from None
