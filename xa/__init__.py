@@ -1,9 +1,7 @@
 """The X/Open XA contract: Xid, flags, codes, errors, state tables, ResourceManager. Pure; imports nothing of ours."""
 
 from xa.codes import HEURISTIC_CODES, ROLLBACK_CODES, AxCode, Code
-from xa.control import ThreadOfControl, entered, switch_control, thread_of_control
-from xa.deciding import DecidingResource, DecisionRecord, Owner
-from xa.ending import LateEnding
+from xa.deciding_resource import DecidingResource, DecisionRecord, Owner
 from xa.errors import (
     EXCEPTIONS,
     BranchRolledBack,
@@ -37,7 +35,9 @@ from xa.flags import (
     flag_names,
 )
 from xa.gtrid import FORMAT_ID, Gtrid, check_node, log_prefix, node_prefix
-from xa.resource import Completion, Handle, Registrar, ResourceFactory, ResourceManager
+from xa.late_ending import LateEnding
+from xa.resource_manager import Completion, Handle, Registrar, ResourceFactory, ResourceManager
+from xa.threads_of_control import ThreadOfControl, entered, switch_control, thread_of_control
 from xa.xid import NULL_XID, Xid
 
 __all__ = [

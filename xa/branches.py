@@ -34,7 +34,7 @@ from xa.tables import BRANCH, BranchState, BranchVerb
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from xa.deciding import DecisionRecord, Owner
+    from xa.deciding_resource import DecisionRecord, Owner
     from xa.driver import Pending, SessionContext
     from xa.xid import Xid
 
@@ -167,7 +167,7 @@ class DecidingUnitDriver(UnitDriver[U]):
 
     @abstractmethod
     def decide(self, unit: U, xid: Xid, record: bytes) -> Code:
-        """Commits the unit with the decision (xid.gtrid, record). As `xa.deciding.DecidingResource.decide`."""
+        """Commits the unit with the decision (xid.gtrid, record). As `xa.deciding_resource.DecidingResource.decide`."""
 
     @abstractmethod
     def hold(self, owner: Owner, lease_s: float) -> None: ...

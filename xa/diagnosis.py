@@ -1,7 +1,7 @@
-"""Diagnosing: what a resource manager may offer beyond the contract, for `xabridge doctor`: checks of its own, each
-with what to do about what it finds.
+"""Diagnosing: an optional capability of a resource manager, for `xabridge doctor`. It makes checks of its own, and says
+what to do about what they find.
 
-It is optional: an instance offers it if and only if it has the method. Where it does not, opening it is the check.
+An instance offers it if and only if it has the method. Where it has not, the doctor only opens it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Diagnosis:
 
 @runtime_checkable
 class Diagnosing(Protocol):
-    """What a resource manager has that offers it."""
+    """A resource manager that offers it."""
 
     def diagnose(self, open_string: str) -> Diagnosis:
         """Looks whether what `open_string` names can be reached and does what it must.

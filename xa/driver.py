@@ -18,7 +18,7 @@ Two kinds of resources differ in where an unprepared branch lives:
 How a driver answers:
 
 - It returns what is an answer (XA_OK, XA_RDONLY from prepare, XA_NOMIGRATE from suspend). It raises every other code as
-  an `XaError`, made with `xa_error(code, message, xid)`. What each code means stands in `xa.resource`.
+  an `XaError`, made with `xa_error(code, message, xid)`. What each code means stands in `xa.resource_manager`.
 - XAER_RMFAIL means that nobody knows whether the call was carried out. The switch then takes every association from
   the calling thread of control, tells `lose`, and refuses the thread's verbs until it calls `open` again.
 - XA_RETRY means that nothing happened. A driver raises it, and never XAER_RMERR, where a connection or a lock was not
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from xa.codes import Code
-    from xa.deciding import DecisionRecord, Owner
+    from xa.deciding_resource import DecisionRecord, Owner
     from xa.errors import XaError
     from xa.xid import Xid
 
@@ -267,33 +267,28 @@ class Driver(ABC, Generic[W]):
 
 class DecidingDriver(Driver[W]):
     """A driver that can be the one that decides, behind `xa.switch.DecidingSwitch`. `prepare`, and `commit` without
-    `one_phase`, are never asked of it. What each method does stands in `xa.deciding.DecidingResource`."""
+    `one_phase`, are never asked of it. What each method does stands in `xa.deciding_resource.DecidingResource`."""
 
     @property
     @abstractmethod
     def decider_id(self) -> bytes:
-        """As `DecidingResource.decider_id`; the resource is open."""
+        """Asked only while the resource is open."""
 
     @abstractmethod
-    def decide(self, xid: Xid, record: bytes) -> Code:
-        """As `DecidingResource.decide`."""
+    def decide(self, xid: Xid, record: bytes) -> Code: ...
 
     @abstractmethod
-    def hold(self, owner: Owner, lease_s: float) -> None:
-        """As `DecidingResource.hold`."""
+    def hold(self, owner: Owner, lease_s: float) -> None: ...
 
     @abstractmethod
-    def owners(self) -> Sequence[Owner]:
-        """As `DecidingResource.owners`."""
+    def owners(self) -> Sequence[Owner]: ...
 
     @abstractmethod
-    def settle(self, gtrid: bytes) -> bytes | None:
-        """As `DecidingResource.settle`."""
+    def settle(self, gtrid: bytes) -> bytes | None: ...
 
     @abstractmethod
     def decisions(self, after: bytes, count: int) -> Sequence[DecisionRecord]:
-        """As `DecidingResource.decisions`; `count` is at least 1."""
+        """`count` is at least 1."""
 
     @abstractmethod
-    def end_decisions(self, gtrids: Sequence[bytes]) -> None:
-        """As `DecidingResource.end_decisions`."""
+    def end_decisions(self, gtrids: Sequence[bytes]) -> None: ...

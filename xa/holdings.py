@@ -1,8 +1,8 @@
-"""HoldingsReporting: what a resource manager may offer beyond the contract, for operators: what each branch that is in
-doubt holds, since when, and whose it is.
+"""HoldingsReporting: an optional capability of a resource manager, for operators. It tells of each branch in doubt what
+the branch holds, since when, and whose it is.
 
-It is optional: an instance offers it if and only if it has the method, and whoever asks makes do with `recover` where
-it does not. Nothing here changes anything, and no decision of the transaction manager depends on it.
+An instance offers it if and only if it has the method; where it has not, `recover` at least lists the xids. Nothing
+here changes anything, and no decision of the transaction manager depends on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xa.xid import Xid
 
 MAX_HOLDINGS: Final = 100
-"""Places that are told of one branch; what is left out is counted."""
+"""How many places are listed for one branch. The rest is counted."""
 
 
 class Relation(Enum):
@@ -68,13 +68,13 @@ class InDoubtBranch:
 
 @runtime_checkable
 class HoldingsReporting(Protocol):
-    """What a resource manager has that offers it."""
+    """A resource manager that offers it."""
 
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
         """The next page, of at most `count`, of a scan over the same branches as `recover` would list.
 
-        Flags, pages, errors and the thread that a scan belongs to are as in `ResourceManager.recover`; the scan is one
-        of its own, that neither disturbs nor is disturbed by one of `recover`. What a branch holds may have changed
-        by the time it is told, and a branch may be gone.
+        Flags, pages, errors and the thread that a scan belongs to are as in `ResourceManager.recover`. The scan is
+        independent of a scan by `recover`. By the time the caller reads this, a branch may hold something else, or be
+        gone.
         """
         ...

@@ -1,7 +1,8 @@
-"""A state machine as data: rows (state, verb, result) → state, and for every other verb the code that refuses it.
+"""Machine: a state machine as data. Rows say which (state, verb, result) leads to which state; for every other pair of
+state and verb a table of refusals has the code to answer.
 
-New states come from `advance`, or from a `Column` of the table where one verb is asked all the time. A missing row is
-the error, and the state stays untouched.
+A new state comes from `advance` and from nowhere else (or from a `Column` of the table, where one verb is looked up all
+the time). Where the table has no row, that is the error, and the state stays as it was.
 """
 
 from __future__ import annotations

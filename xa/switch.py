@@ -2,10 +2,10 @@
 
     factory = lambda registrar: Switch(MyDriver(), registrar)
 
-is a complete resource manager. The switch does what is the same for every resource: it checks flags, the rmid and
-whether the instance is open; it knows which thread of control (`xa.control`) is associated with which branch, and
-follows the state tables 6-1 to 6-3 and 6-5; it keeps asynchronous operations until `complete` tells them, and scans
-while their pages are read; it registers dynamically. What is left is the driver's (`xa.driver`).
+is a complete resource manager. The switch does what is the same for every resource. It checks flags, the rmid and
+whether the instance is open. It knows which thread of control (`xa.threads_of_control`) is associated with which
+branch, and follows the state tables 6-1 to 6-3 and 6-5. It keeps asynchronous operations until `complete` tells them,
+and scans while their pages are read. It registers dynamically. What is left is the driver's (`xa.driver`).
 
 `DecidingSwitch` adds the verbs of `xa.DecidingResource`, `LateEndingSwitch` the one of `xa.LateEnding`. A resource
 manager with verbs of its own subclasses one of them and carries these out by `call`.
@@ -26,7 +26,6 @@ from weakref import WeakSet, ref
 
 from xa.association import DYNAMIC, STATIC, Association
 from xa.codes import AxCode, Code
-from xa.control import ThreadOfControl, thread_of_control
 from xa.errors import XaError, xa_error
 from xa.flags import (
     TMASYNC,
@@ -47,7 +46,7 @@ from xa.flags import (
     check_flags,
 )
 from xa.machine import advance
-from xa.resource import Completion, Handle
+from xa.resource_manager import Completion, Handle
 from xa.tables import (
     ASYNC,
     REGISTRATION,
@@ -59,13 +58,14 @@ from xa.tables import (
     ResourceState,
     ResourceVerb,
 )
+from xa.threads_of_control import ThreadOfControl, thread_of_control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from xa.deciding import DecisionRecord, Owner
+    from xa.deciding_resource import DecisionRecord, Owner
     from xa.driver import DecidingDriver, Driver, Pending
-    from xa.resource import Registrar
+    from xa.resource_manager import Registrar
     from xa.xid import Xid
 
 T = TypeVar("T")
@@ -200,6 +200,9 @@ class Switch(Generic[W]):
         self._numbers = count(1)
         self._rmid = 0
         self._forked = False
+        self._allowed: set[tuple[str, int]] = {("session", 0), ("work", 0)}
+        """Verbs with flags that have been found to be in order. (What is not a verb of X/Open's has none.)"""
+        self._room = driver.max_outstanding
         self._abandoned: deque[Thread[W]] = deque()
         """Threads of control that are gone."""
         self._forget_everything()
@@ -251,14 +254,13 @@ class Switch(Generic[W]):
             self._forked = False
         if self._state is R1 and rmid != self._rmid:
             raise xa_error(Code.XAER_INVAL, f"open: is open under rmid {self._rmid} already, not {rmid}")
-        if flags & TMASYNC:
-            self._check_room("open")
         thread = self._thread()
 
         def opened() -> Code:
             self.driver.open(open_string)
             with self._lock:
                 self._rmid = rmid
+                self._room = self.driver.max_outstanding
                 self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN)
                 thread.lost = False
             return OK
@@ -330,8 +332,9 @@ class Switch(Generic[W]):
 
     def _enter(self, verb: str, rmid: int, flags: int) -> Thread[W]:
         """The calling thread of control, if it may issue this verb."""
-        if flags or verb == "end":
+        if (verb, flags) not in self._allowed:
             check_flags(verb, flags, self.flags)
+            self._allowed.add((verb, flags))
         thread = self._threads.get(id(thread_of_control()))
         if thread is None or thread.lost or rmid != self._rmid or self._state is not R1 or self._abandoned:
             return self._calling(verb, rmid)
@@ -382,10 +385,10 @@ class Switch(Generic[W]):
         thread = self._enter("start", rmid, flags)
         if self._dialect is DYNAMIC:
             raise xa_error(Code.XAER_PROTO, "start: this resource manager registers itself (TMREGISTER)", xid)
-        if flags or self._busy or xid.format_id < 0:
+        if self._busy or xid.format_id < 0:
             self._check_branch("start", xid, flags)
         if flags & TMASYNC:
-            return self._promise(thread, "start", xid, lambda: self._start(thread, xid, flags))
+            return self._at_once(thread, "start", xid, flags, lambda: self._start(thread, xid, flags))
         try:
             return self._start(thread, xid, flags)
         except XaError as error:
@@ -452,10 +455,10 @@ class Switch(Generic[W]):
     # --- end --------------------------------------------------------------------------------------------------
     def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
         thread = self._enter("end", rmid, flags)
-        if self._busy or flags & TMASYNC:
+        if self._busy or xid.format_id < 0:
             self._check_branch("end", xid, flags)
         if flags & TMASYNC:
-            return self._promise(thread, "end", xid, lambda: self._end(thread, xid, flags))
+            return self._at_once(thread, "end", xid, flags, lambda: self._end(thread, xid, flags))
         try:
             return self._end(thread, xid, flags)
         except XaError as error:
@@ -489,10 +492,13 @@ class Switch(Generic[W]):
 
     def _moved(self, thread: Thread[W], association: Association[W], verb: Any, code: Code) -> None:
         """Follows the table, and puts the association where its state says that it belongs."""
-        before = association.state
-        association.move(verb, code)
-        if association.state is before:
-            return
+        if code is OK:
+            association.state = association.dialect.after[verb][association.state]
+        else:
+            before = association.state
+            association.move(verb, code)
+            if association.state is before:
+                return
         if thread.current is association:
             thread.current = None
         else:
@@ -522,12 +528,12 @@ class Switch(Generic[W]):
 
     def _complete_branch(self, verb: str, xid: Xid, rmid: int, flags: int, ask: _Ask) -> Code | Handle:
         thread = self._enter(verb, rmid, flags)
-        if flags or self._busy or xid.format_id < 0:
+        if self._busy or xid.format_id < 0:
             self._check_branch(verb, xid, flags)
         if thread.late is not None:
             self._end_now(thread, fail=verb == "rollback" and thread.late.xid == xid)
         if flags & TMASYNC:
-            return self._promise(thread, verb, xid, lambda: ask(xid, later=True))
+            return self._promise(thread, verb, xid, ask)
         try:
             answer = ask(xid, later=False)
             return answer if type(answer) is Code else _result(answer)
@@ -543,8 +549,6 @@ class Switch(Generic[W]):
             kind = AsyncVerb.ASYNCHRONOUS if flags & TMASYNC else AsyncVerb.SYNCHRONOUS
             code = ASYNC.refusal(AsyncState.A1, kind) or Code.XAER_PROTO
             raise xa_error(code, f"{verb}: an operation on this branch waits for complete", xid)
-        if flags & TMASYNC:
-            self._check_room(verb)
 
     # --- recovery ---------------------------------------------------------------------------------------------
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
@@ -575,31 +579,39 @@ class Switch(Generic[W]):
         return found
 
     # --- asynchronous operations --------------------------------------------------------------------------------
-    def _check_room(self, verb: str) -> None:
-        most = self.driver.max_outstanding
-        if len(self._operations) >= most:
-            raise xa_error(Code.XAER_ASYNC, f"{verb}: {most} operations are outstanding: collect one first")
-
     def _at_once(
         self, thread: Thread[W], verb: str, xid: Xid | None, flags: int, carry_out: Callable[[], Code]
     ) -> Code | Handle:
         """Carries a verb out before it returns; with TMASYNC what came of it is told by `complete`."""
         if flags & TMASYNC:
-            return self._promise(thread, verb, xid, carry_out)
+            self._check_room(verb)
+            operation = Operation(thread, verb, xid)
+            try:
+                operation.code = carry_out()
+            except XaError as error:
+                operation.code, operation.error = error.code, error
+            if xid is not None:
+                self._busy.add(xid)
+            return self._outstands(operation)
         try:
             return carry_out()
         except XaError as error:
             self._heard(thread, error)
             raise
 
-    def _promise(self, thread: Thread[W], verb: str, xid: Xid | None, ask: Callable[[], Code | Pending]) -> Handle:
-        """Begins an operation. XAER_ASYNC is told at once, everything else by `complete`."""
+    def _promise(self, thread: Thread[W], verb: str, xid: Xid, ask: _Ask) -> Handle:
+        """Asks the driver, and leaves the answer for `complete`; only XAER_ASYNC is told at once."""
+        if len(self._operations) >= self._room:
+            self._check_room(verb)
         operation = Operation(thread, verb, xid)
-        if xid is not None:
-            self._busy.add(xid)
+        self._busy.add(xid)
         begun = False
         try:
-            answer = ask()
+            answer = ask(xid, later=True)
+            if type(answer) is Code:
+                operation.code = answer
+            else:
+                operation.pending = cast("Pending", answer)
             begun = True
         except XaError as error:
             if error.code is Code.XAER_ASYNC:
@@ -607,13 +619,15 @@ class Switch(Generic[W]):
             operation.code, operation.error = error.code, error
             begun = True
         finally:
-            if not begun and xid is not None:
+            if not begun:
                 self._busy.discard(xid)
-        if operation.code is None:
-            if isinstance(answer, Code):
-                operation.code = answer
-            else:
-                operation.pending = answer
+        return self._outstands(operation)
+
+    def _check_room(self, verb: str) -> None:
+        if len(self._operations) >= self._room:
+            raise xa_error(Code.XAER_ASYNC, f"{verb}: {self._room} operations are outstanding: collect one first")
+
+    def _outstands(self, operation: Operation[W]) -> Handle:
         handle = Handle(next(self._numbers))
         self._operations[handle] = operation
         return handle
@@ -631,7 +645,7 @@ class Switch(Generic[W]):
             raise xa_error(refused, f"complete: no operation {handle} is outstanding")
         if flags & TMNOWAIT and not operation.ready:
             raise xa_error(Code.XA_RETRY, f"complete: {operation.verb} has not completed", operation.xid)
-        code = operation.answer()
+        code = operation.code if operation.code is not None else operation.answer()
         if self._operations.pop(handle, None) is None:
             raise xa_error(Code.XAER_INVAL, f"complete: operation {handle} was told to somebody else")
         if operation.xid is not None:
@@ -667,7 +681,7 @@ class Switch(Generic[W]):
         return self.driver.session(work, _Context[W](self, thread))
 
     def _current_work(self, thread: Thread[W]) -> W | None:
-        """As `SessionContext.current`."""
+        """`SessionContext.current`, of this thread."""
         if self._enter("work", self._rmid, 0) is not thread:
             raise xa_error(Code.XAER_PROTO, "work: this session belongs to another thread of control")
         association = thread.current
@@ -680,7 +694,7 @@ class Switch(Generic[W]):
         return association.work
 
     def _register(self, thread: Thread[W]) -> W | None:
-        """As `SessionContext.register`."""
+        """`SessionContext.register`, of this thread."""
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
         answer, xid = self._registrar.ax_reg(self._rmid)
         _check_answer(answer, "ax_reg")
@@ -696,14 +710,14 @@ class Switch(Generic[W]):
         return self._current_work(thread)
 
     def _unregister(self, thread: Thread[W]) -> None:
-        """As `SessionContext.unregister`."""
+        """`SessionContext.unregister`, of this thread."""
         assert self._registrar is not None  # noqa: S101 — checked by the constructor
         if thread.registration is D3:
             thread.registration = advance(REGISTRATION, thread.registration, RegistrationVerb.UNREGISTER)
         _check_answer(self._registrar.ax_unreg(self._rmid), "ax_unreg")
 
     def _failed(self, thread: Thread[W], error: XaError) -> XaError:
-        """As `SessionContext.failed`."""
+        """`SessionContext.failed`, of this thread."""
         self._heard(thread, error)
         return error
 
@@ -782,13 +796,13 @@ class LateEndingSwitch(Switch[W]):
             late.state = late.dialect.none
             thread.drop(late)
 
-        def ask(*, later: bool) -> Code | Pending:
+        def ask(xid: Xid, *, later: bool) -> Code | Pending:  # noqa: ARG001 — it is the late end's
             return _answered(lambda: driver.end_and_prepare(late.work, later=later), ended)
 
         if flags & TMASYNC:
-            return self._promise(thread, "prepare", xid, lambda: ask(later=True))
+            return self._promise(thread, "prepare", xid, ask)
         try:
-            return _result(ask(later=False))
+            return _result(ask(xid, later=False))
         except XaError as error:
             self._heard(thread, error)
             raise

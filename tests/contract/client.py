@@ -100,12 +100,10 @@ class ScriptedRegistrar:
         self._answers[thread_of_control()] = answer
 
     def ax_reg(self, rmid: int, flags: int = TMNOFLAGS) -> tuple[AxCode, Xid]:
-        """As `xa.Registrar` says."""
         self.calls.append(("ax_reg", rmid, flags))
         return self.answer
 
     def ax_unreg(self, rmid: int, flags: int = TMNOFLAGS) -> AxCode:
-        """As `xa.Registrar` says."""
         self.calls.append(("ax_unreg", rmid, flags))
         return self.unreg_answer
 

@@ -48,7 +48,6 @@ class Driver(ReferenceDriver):
 
     def __init__(self, store: ReferenceStore) -> None:
         super().__init__(store)
-        self.store = store
         self.started_over = 0
         self.together: list[Xid] = []
         """Branches whose end came together with prepare."""

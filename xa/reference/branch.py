@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from xa.association import Dialect
     from xa.codes import Code
-    from xa.control import ThreadOfControl
     from xa.reference.driver import ReferenceDriver
+    from xa.threads_of_control import ThreadOfControl
     from xa.xid import Xid
 
 

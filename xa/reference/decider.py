@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from xa.codes import Code
-from xa.deciding import DecisionRecord
+from xa.deciding_resource import DecisionRecord
 from xa.driver import DecidingDriver
 from xa.flags import TMUSEASYNC
 from xa.reference.branch import Association
@@ -20,9 +20,9 @@ from xa.switch import DecidingSwitch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xa.deciding import Owner
+    from xa.deciding_resource import Owner
     from xa.reference.branch import Branch
-    from xa.resource import Registrar
+    from xa.resource_manager import Registrar
     from xa.xid import Xid
 
 
@@ -63,14 +63,14 @@ class DecidingStore(ReferenceStore):
         return code
 
     def hold(self, owner: Owner, lease_s: float) -> None:
-        """As `xa.DecidingResource.hold` says. Called with `lock` held."""
+        """Makes or ends a lease. Called with `lock` held."""
         if lease_s:
             self.leases[owner] = self.clock() + lease_s
         else:
             self.leases.pop(owner, None)
 
     def owners(self) -> list[Owner]:
-        """As `xa.DecidingResource.owners` says. Called with `lock` held."""
+        """Whose lease has not run out. Called with `lock` held."""
         now = self.clock()
         return [owner for owner, until in self.leases.items() if until > now]
 
@@ -79,7 +79,7 @@ class DecidingStore(ReferenceStore):
         return self._decisions.setdefault(gtrid, None)
 
     def page(self, after: bytes, count: int) -> list[DecisionRecord]:
-        """As `xa.DecidingResource.decisions` says. Called with `lock` held."""
+        """Decisions in the order of their gtrids. Called with `lock` held."""
         if self._order is None:
             self._order = sorted(gtrid for gtrid, record in self._decisions.items() if record is not None)
         first = bisect_right(self._order, after)
@@ -91,7 +91,7 @@ class DecidingStore(ReferenceStore):
         return page
 
     def discard(self, gtrids: Sequence[bytes]) -> None:
-        """As `xa.DecidingResource.end_decisions` says. Called with `lock` held."""
+        """Deletes decisions and tombstones. Called with `lock` held."""
         for gtrid in gtrids:
             self._decisions.pop(gtrid, None)
         self._order = None

@@ -13,7 +13,6 @@ from weakref import ref
 
 from xa.association import DYNAMIC, STATIC
 from xa.codes import MEANING, Code
-from xa.control import thread_of_control
 from xa.driver import Driver
 from xa.errors import EXCEPTIONS, xa_error
 from xa.flags import TMREGISTER, TMUSEASYNC
@@ -21,6 +20,7 @@ from xa.reference.branch import BRANCH_NONE, Association, Branch
 from xa.reference.script import Fate
 from xa.reference.server import LOST, OK
 from xa.reference.session import ReferenceSession
+from xa.threads_of_control import thread_of_control
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -104,7 +104,18 @@ class Reply:
         return not isinstance(outcome, Flight) or outcome.code is not None
 
     def result(self) -> Code:
-        return self._driver.collect(self, self._verb, self._branch)
+        """A delayed request arrives while somebody waits for it, unless the server can't be reached."""
+        driver, store = self._driver, self._driver.store
+        with store.lock:
+            outcome = self.outcome
+            if isinstance(outcome, Flight):
+                if outcome.code is None:
+                    store.arrive(outcome)
+                outcome = LOST if outcome.code is None else outcome.code
+            driver.replies.discard(self)
+            if outcome is not OK and outcome in EXCEPTIONS:
+                raise driver.failed(self._verb, outcome, self._branch, self.control)
+            return outcome
 
 
 class ReferenceDriver(Driver[Association]):
@@ -114,41 +125,42 @@ class ReferenceDriver(Driver[Association]):
 
     def __init__(self, store: ReferenceStore, flags: int = TMUSEASYNC) -> None:
         self.flags = flags
-        self._store = store
+        self.store = store
         self._dialect = DYNAMIC if flags & TMREGISTER else STATIC
-        self._replies: set[Reply] = set()
+        self.replies: set[Reply] = set()
+        """Answers that nobody has collected yet."""
 
     @property
     def identity(self) -> str:
-        return self._store.url
+        return self.store.url
 
     @property
     def max_outstanding(self) -> int:
-        return self._store.room
+        return self.store.room
 
     # --- open and close ---------------------------------------------------------------------------------------
     def open(self, open_string: str) -> None:
-        if open_string != self._store.url:
-            raise xa_error(Code.XAER_INVAL, f"open: {open_string!r} is not this store's, {self._store.url!r} is")
-        with self._store.lock:
+        if open_string != self.store.url:
+            raise xa_error(Code.XAER_INVAL, f"open: {open_string!r} is not this store's, {self.store.url!r} is")
+        with self.store.lock:
             self._send("open", None, answer_only)
 
     def close(self, works: Sequence[Association]) -> None:
         def effect(*, answer: Code | None) -> Code:
             if answer is None:
-                self._store.lose(works)
+                self.store.lose(works)
             return OK if answer is None else answer
 
-        with self._store.lock:
+        with self.store.lock:
             self._send("close", None, effect)
 
     def drop(self) -> None:
-        self._replies.clear()
+        self.replies.clear()
 
     # --- associations -----------------------------------------------------------------------------------------
     def begin(self, xid: Xid, beside: Sequence[Association], *, wait: bool) -> Association:  # noqa: ARG002 — room for all
-        store = self._store
-        association = Association(self, _calling(), Branch(xid), self._dialect)
+        store = self.store
+        association = Association(self, ref(thread_of_control()), Branch(xid), self._dialect)
         with store.lock:
             if store.script.plans or not store.reachable:
                 self._send("start", association.branch, partial(store.start, association), association)
@@ -159,32 +171,32 @@ class ReferenceDriver(Driver[Association]):
         return association
 
     def join(self, xid: Xid, beside: Sequence[Association], *, wait: bool) -> Association:  # noqa: ARG002 — room for all
-        store = self._store
+        store = self.store
         with store.lock:
             association = Association(self, _calling(), store.find(xid), self._dialect)
             self._send("start", association.branch, partial(store.join, association), association)
         return association
 
     def resume(self, work: Association, *, wait: bool) -> Association:  # noqa: ARG002 — nobody is waited for
-        with self._store.lock:
-            effect = partial(self._store.resume, work, self, _calling())
+        with self.store.lock:
+            effect = partial(self.store.resume, work, self, _calling())
             self._send("start", work.branch, effect, work)
         return work
 
     def suspend(self, work: Association, *, migrate: bool) -> Code:
-        with self._store.lock:
-            effect = partial(self._store.end, work, work.dialect.suspend, migrates=migrate)
+        with self.store.lock:
+            effect = partial(self.store.end, work, work.dialect.suspend, migrates=migrate)
             return self._send("end", work.branch, effect, work)
 
     def end(self, work: Association, *, fail: bool) -> Code:
-        store = self._store
+        store = self.store
         verb = work.dialect.end_fail if fail else work.dialect.end
         with store.lock:
             if store.script.plans or not store.reachable:
                 return self._send("end", work.branch, partial(store.end, work, verb), work)
             code = store.end(work, verb)
             if code is not OK:
-                raise self._failed("end", code, work.branch)
+                raise self.failed("end", code, work.branch)
         return code
 
     def is_lost(self, work: Association) -> bool:
@@ -192,38 +204,38 @@ class ReferenceDriver(Driver[Association]):
 
     def lose(self, works: Sequence[Association], why: XaError) -> None:
         if why.code is not LOST:  # the store has noticed that, or will
-            with self._store.lock:
-                self._store.lose([work for work in works if work.client is self])
+            with self.store.lock:
+                self.store.lose([work for work in works if work.client is self])
 
     def migrant(self, xid: Xid) -> Association | None:
-        with self._store.lock:
-            return self._store.migrant(xid)
+        with self.store.lock:
+            return self.store.migrant(xid)
 
     def has_migrated(self, work: Association) -> bool:
         return work.client is not self
 
     def knows(self, xid: Xid) -> bool:
-        with self._store.lock:
-            return self._store.find(xid).state is not BRANCH_NONE
+        with self.store.lock:
+            return self.store.find(xid).state is not BRANCH_NONE
 
     # --- completion -------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self._complete("prepare", xid, self._store.prepare, later=later)
+        return self._complete("prepare", xid, self.store.prepare, later=later)
 
     def commit(self, xid: Xid, *, one_phase: bool, later: bool) -> Code | Pending:
-        effect = self._store.commit_one_phase if one_phase else self._store.commit
+        effect = self.store.commit_one_phase if one_phase else self.store.commit
         return self._complete("commit", xid, effect, later=later)
 
     def rollback(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self._complete("rollback", xid, self._store.rollback, later=later)
+        return self._complete("rollback", xid, self.store.rollback, later=later)
 
     def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
-        return self._complete("forget", xid, self._store.forget, later=later)
+        return self._complete("forget", xid, self.store.forget, later=later)
 
     def _complete(
         self, verb: str, xid: Xid, effect: Callable[[Branch, Code | None], Code], *, later: bool
     ) -> Code | Pending:
-        store = self._store
+        store = self.store
         outcome: Code | Flight
         with store.lock:
             branch = store.known.get(xid) or Branch(xid)
@@ -235,36 +247,22 @@ class ReferenceDriver(Driver[Association]):
             else:
                 outcome = effect(branch, None)
             if later:
-                reply = Reply(self, _calling(), verb, branch, outcome)
-                self._replies.add(reply)
+                reply = Reply(self, ref(thread_of_control()), verb, branch, outcome)
+                self.replies.add(reply)
                 return reply
             if outcome is OK:
                 return outcome
             return self._told(verb, branch, outcome)
 
-    def collect(self, reply: Reply, verb: str, branch: Branch) -> Code:
-        """The answer of an asynchronous request: one that is delayed arrives while somebody waits, unless the server
-        can't be reached."""
-        with self._store.lock:
-            outcome = reply.outcome
-            if isinstance(outcome, Flight):
-                if outcome.code is None:
-                    self._store.arrive(outcome)
-                outcome = LOST if outcome.code is None else outcome.code
-            self._replies.discard(reply)
-            if outcome is not OK and outcome in EXCEPTIONS:
-                raise self._failed(verb, outcome, branch, reply.control)
-            return outcome
-
     def scan(self, page: int) -> Iterator[Xid]:  # noqa: ARG002 — all of them are fetched at once
-        return self._listed(self._store.recoverable)
+        return self._listed(self.store.recoverable)
 
     def reports(self, page: int) -> Iterator[InDoubtBranch]:  # noqa: ARG002 — all of them are fetched at once
         """What `HoldingsReporting.in_doubt` tells."""
-        return self._listed(self._store.reports)
+        return self._listed(self.store.reports)
 
     def _listed(self, all_of_them: Callable[[], list[T]]) -> Iterator[T]:
-        with self._store.lock:
+        with self.store.lock:
             self._send("recover", None, answer_only)
             return iter(all_of_them())
 
@@ -283,7 +281,7 @@ class ReferenceDriver(Driver[Association]):
             association = context.register()
         if association is None:
             return self._work_outside(context, operation)
-        store = self._store
+        store = self.store
         branch = association.branch
         with store.lock:
             if (
@@ -305,9 +303,9 @@ class ReferenceDriver(Driver[Association]):
     ) -> Any:
         """One operation that is a transaction of its own."""
         try:
-            with self._store.lock:
+            with self.store.lock:
                 self._send("work", None, answer_only)
-                return operation(self._store, None)
+                return operation(self.store, None)
         except EXCEPTIONS[LOST] as error:
             raise context.failed(error) from None
         finally:
@@ -324,14 +322,14 @@ class ReferenceDriver(Driver[Association]):
         if isinstance(outcome, Flight):  # only a request whose answer may come later is delayed
             raise TypeError(f"{verb} without TMASYNC can't be in flight")
         if outcome in EXCEPTIONS:
-            raise self._failed(verb, outcome, branch)
+            raise self.failed(verb, outcome, branch)
         return outcome
 
     def _disturbed(
         self, verb: str, branch: Branch | None, effect: Effect, association: Association | None, *, later: bool
     ) -> Code | Flight:
         """What the store's script and the network make of one request."""
-        store = self._store
+        store = self.store
         control = _calling()
         xid = None if branch is None else branch.xid
         step = store.script.take(verb, xid)
@@ -358,7 +356,7 @@ class ReferenceDriver(Driver[Association]):
         """The thread's associations, with the one that a request is about."""
         held = [
             one
-            for branch in self._store.known.values()
+            for branch in self.store.known.values()
             for one in branch.associations
             if one.client is self and one.control is control
         ]
@@ -366,11 +364,12 @@ class ReferenceDriver(Driver[Association]):
 
     def lose_replies(self, control: Control | None = None) -> None:
         """No asynchronous request will be answered, of all or of one thread of control."""
-        for reply in self._replies:
+        for reply in self.replies:
             if control is None or reply.control is control:
                 reply.outcome = LOST
 
-    def _failed(self, verb: str, code: Code, branch: Branch | None, control: Control | None = None) -> XaError:
+    def failed(self, verb: str, code: Code, branch: Branch | None, control: Control | None = None) -> XaError:
+        """The error for what a request came to. Called with the store's lock held."""
         if code is LOST:
             self.lose_replies(control or _calling())
         return self._error(verb, code, branch)

@@ -1,12 +1,14 @@
-"""The reference resource manager served to other processes: its stores outlive them, whatever kills them.
+"""The reference resource manager served to other processes, for tests that kill processes: the stores outlive them.
 
-`ReferenceServer` answers on a socket of this machine, in threads of the calling process; `RemoteReference` is
-the client. Each thread of the client has a connection of its own. When the last of a process's connections
-breaks, the store loses what that process had associated, and of the branches that no other process has worked on
-what is not prepared. It serves tests that kill processes, and keeps to `xa.ResourceManager` as far as those need
-it: opening and closing are synchronous, a session checks nothing before its first operation, and one broken
-connection of several costs only the call that was on it. Messages are pickled, between processes of one user only:
-the socket lies in a folder of that user's, and the listener authenticates.
+`ReferenceServer` answers on a socket of this machine, in threads of the calling process. `RemoteReference` is the
+client, an `xa.ResourceManager` that forwards every verb; each of its threads has a connection of its own. When the last
+connection of a process breaks, the store loses what that process had associated, and also every unprepared branch that
+no other process has worked on.
+
+It keeps to `xa.ResourceManager` as far as such tests need it: opening and closing are synchronous, a session checks
+nothing before its first operation, and where a process has several connections, a broken one costs only the call that
+was on it. Messages are pickled, between processes of one user only: the socket lies in a folder of that user's, and the
+listener authenticates.
 """
 
 from __future__ import annotations
@@ -20,19 +22,19 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import TYPE_CHECKING, Any, Final
 
 from xa.codes import Code
-from xa.control import ThreadOfControl, entered, thread_of_control
 from xa.diagnosis import Check, Diagnosis, Health
 from xa.errors import ResourceUnavailable, XaError, xa_error
 from xa.flags import TMASYNC, TMUSEASYNC
 from xa.reference.resource import ReferenceResource
 from xa.reference.server import KeyLocked
+from xa.threads_of_control import ThreadOfControl, entered, thread_of_control
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xa.holdings import InDoubtBranch
     from xa.reference.store import ReferenceStore
-    from xa.resource import Completion, Handle, Registrar
+    from xa.resource_manager import Completion, Handle, Registrar
     from xa.xid import Xid
 
 _LOST: Final = (EOFError, OSError)
@@ -150,7 +152,6 @@ class RemoteReference:
 
     @property
     def identity(self) -> str:
-        """As `xa.ResourceManager` says."""
         return f"reference://{self._key[0]}"
 
     def ask(self, name: str, *arguments: Any) -> Any:
@@ -179,51 +180,40 @@ class RemoteReference:
         return connection
 
     def open(self, open_string: str, rmid: int, flags: int = 0) -> Code:
-        """As `xa.ResourceManager` says."""
         code: Code = self.ask("open", open_string, rmid, flags & ~TMASYNC)
         return code
 
     def close(self, close_string: str, rmid: int, flags: int = 0) -> Code:
-        """As `xa.ResourceManager` says."""
         code: Code = self.ask("close", close_string, rmid, flags & ~TMASYNC)
         return code
 
     def start(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._verb("start", xid, rmid, flags)
 
     def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._verb("end", xid, rmid, flags)
 
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._verb("prepare", xid, rmid, flags)
 
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._verb("commit", xid, rmid, flags)
 
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._verb("rollback", xid, rmid, flags)
 
     def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._verb("forget", xid, rmid, flags)
 
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
-        """As `xa.ResourceManager` says."""
         xids: Sequence[Xid] = self.ask("recover", rmid, flags, count)
         return xids
 
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
-        """As `xa.holdings.HoldingsReporting` says."""
         branches: Sequence[InDoubtBranch] = self.ask("in_doubt", rmid, flags, count)
         return branches
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says."""
         try:
             diagnosis: Diagnosis = self.ask("diagnose", open_string)
         except ResourceUnavailable as error:
@@ -231,12 +221,10 @@ class RemoteReference:
         return diagnosis
 
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
-        """As `xa.ResourceManager` says."""
         completion: Completion = self.ask("complete", handle, rmid, flags)
         return completion
 
     def session(self, rmid: int) -> RemoteSession:
-        """As `xa.ResourceManager` says."""
         return RemoteSession(self, rmid)
 
     def _verb(self, name: str, xid: Xid, rmid: int, flags: int) -> Code | Handle:

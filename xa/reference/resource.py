@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xa.diagnosis import Diagnosis
     from xa.holdings import InDoubtBranch
     from xa.reference.store import ReferenceStore
-    from xa.resource import Registrar
+    from xa.resource_manager import Registrar
 
 
 class ReferenceResource(Switch[Association]):

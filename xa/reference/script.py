@@ -1,7 +1,7 @@
-"""Script: what goes otherwise than well, planned per verb and call.
+"""Script: failures that a test plans, for the n-th call of a verb from now on, counted over all clients.
 
-A step replaces the answer (with the effect on the branch that this code has in the state tables), or breaks the
-connection around the request, or both. Calls are counted from the moment of planning, over all clients.
+A step replaces the answer, breaks the connection around the request, or both. A replaced answer has the effect on the
+branch that this code has in the state tables.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Server: what a ReferenceStore does at the request of its clients.
+"""Server: the part of a ReferenceStore that carries out its clients' requests, strictly by the state tables.
 
-Every method is called with `lock` held. `answer` is a scripted code; with None the server answers by itself. The
-code that comes back is the answer, or the refusal of the state tables.
+Every method is called with `lock` held. `answer` is the code that a script wants; with None the server decides. The
+code that is returned is the answer, or the refusal of the state tables.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """ReferenceStore: the server of the reference resource manager, in memory. It outlives its clients.
 
-It holds the committed data, the branches by xid, and the locks of their writes. Every change of a branch is a
-row of the state tables. What is here is for tests: what an operator, a timer, a network and a crash do, and what
-can be observed from outside. The requests of clients are in `server.py`.
+It holds the committed data, the branches by xid, and the locks of their writes; every change of a branch is a row of
+the state tables. This module has what tests use: what an operator, a timer, a network and a crash do to the server, and
+what can be seen from outside. The requests of clients are in `server.py`.
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ class ReferenceHarness:
         self.clients: list[ReferenceResource] = []
 
     def new(self, registrar: Registrar) -> ReferenceResource:
-        """As `Harness` says, and so on."""
         client = ReferenceResource(self.store, registrar, self.flags)
         self.clients.append(client)
         return client

@@ -32,7 +32,6 @@ class ReferenceDeciderHarness:
         self.clients: list[ReferenceDecider] = []
 
     def new(self, registrar: Registrar) -> ReferenceDecider:
-        """As `DeciderHarness` says, and so on."""
         client = ReferenceDecider(self.store, registrar, self.flags)
         self.clients.append(client)
         return client

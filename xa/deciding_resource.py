@@ -1,15 +1,17 @@
 """DecidingResource: a resource manager that commits its work and the decision in one local transaction.
 
-At most one takes part in a global transaction, the others are prepared before it decides. Nothing is forced in a
-log of the transaction manager's: this resource is the decision log, with an id of its own that stands in the
-gtrids whose decisions live here. Its branch needs no prepare and is never in doubt to others: `prepare` answers
-XAER_PROTO, `commit` is taken with TMONEPHASE only (work without a decision, when nobody else takes part), and
-`recover` finds nothing.
+A global transaction may have one of them. The other branches are prepared first; then this one commits its own work
+together with the decision, and that is the commit point. Nothing is forced in a log of the transaction manager's: this
+resource is the decision log. It has an id of its own, which stands in the gtrid of each transaction whose decision
+lives here.
 
-Several nodes may use it, and several processes of one node. Each decision belongs to the node and the incarnation in
-its gtrid. Each transaction manager holds a lease here, from before its first gtrid until it is closed. Only its owner
-ends a decision, or another process of the same node once the owner's lease has run out. No lease is needed to be right
-about a decision: `settle` is final, whoever asks.
+Its branch needs no prepare and is never in doubt: `prepare` answers XAER_PROTO, `commit` is taken with TMONEPHASE only
+(when no other branch takes part, and no decision is needed), and `recover` finds nothing.
+
+Several nodes may use one, and several processes of one node. Each decision belongs to the node and the incarnation in
+its gtrid. Each transaction manager holds a lease here, from before its first gtrid until it is closed. Only the owner
+ends a decision, or another process of the same node after the owner's lease has run out. Nobody needs a lease to be
+right about a decision, because `settle` is final, whoever asks.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from xa.resource import ResourceManager
+from xa.resource_manager import ResourceManager
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,8 +48,8 @@ class Owner:
 
 
 class DecidingResource(ResourceManager, Protocol):
-    """What a resource manager offers that can be the one that decides. Codes that any verb may raise are
-    those of `ResourceManager`."""
+    """A resource manager that can be the one that decides. Codes that any verb may raise are those of
+    `ResourceManager`."""
 
     @property
     def decider_id(self) -> bytes:
@@ -55,12 +57,12 @@ class DecidingResource(ResourceManager, Protocol):
         ...
 
     def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
-        """Notes durably that `owner` is at work until `lease_s` from now, by the clock of this place. Again: renews it,
-        whether it has run out or not. 0: `owner` is not at work any more."""
+        """Notes durably that `owner` is at work until `lease_s` from now, by the clock of this resource. Calling it
+        again renews the lease, whether it has run out or not. 0: `owner` is not at work any more."""
         ...
 
     def owners(self, rmid: int) -> Sequence[Owner]:
-        """Those whose lease has not run out, by the clock of this place; of every node."""
+        """The owners, of every node, whose lease has not run out by the clock of this resource."""
         ...
 
     def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
@@ -75,10 +77,11 @@ class DecidingResource(ResourceManager, Protocol):
         ...
 
     def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
-        """The final word on `gtrid`: its record when it was decided; otherwise None, and from now on it can't be
-        decided any more: a `decide` that is still on its way anywhere will fail.
+        """The final word on `gtrid`: its record if it was decided. Otherwise None, and from now on it can't be decided
+        any more: a `decide` that is still on its way will fail.
 
-        A transaction of that gtrid that is deciding at this moment is waited for. XA_RETRY: not for longer.
+        It waits for a transaction of that gtrid that is deciding at this moment. XA_RETRY: it has waited as long as it
+        may.
         """
         ...
 
@@ -87,6 +90,6 @@ class DecidingResource(ResourceManager, Protocol):
         ...
 
     def end_decisions(self, gtrids: Sequence[bytes], rmid: int) -> None:
-        """Lets the resource discard these decisions and tombstones: no branch of them is left anywhere, and
-        nothing of them can be on its way any more. Lazy: it may be lost in a crash."""
+        """Lets the resource delete these decisions and tombstones: no branch of them is left anywhere, and no request
+        about them can be on its way any more. This need not be durable: a crash may undo it."""
         ...

@@ -1,31 +1,42 @@
-"""ResourceManager: the xa_switch of X/Open as a Protocol, and Registrar, the other direction (ax_reg, ax_unreg).
+"""ResourceManager: X/Open's xa_switch as a Protocol, and Registrar, the calls in the other direction (ax_reg,
+ax_unreg).
 
-The docstrings here are the contract; implementations only point to it. How results are told:
+The docstrings here are the contract. Most resource managers do not implement it themselves: they write a driver, and
+`xa.switch.Switch` implements the verbs over it.
+
+How results are told:
 
 - An answer (XA_OK, XA_RDONLY from prepare, XA_NOMIGRATE from end) is returned as a `Code`.
-- Every other code is raised as the `XaError` that `xa.errors.EXCEPTIONS` gives for it.
+- Every other code is raised, as the `XaError` that `xa.errors.EXCEPTIONS` gives for it.
 - With TMASYNC the request is sent and a `Handle` is returned; `complete` tells the result.
 
-Codes that any verb may raise, and that are not repeated below: XAER_INVAL (flags that the verb does not allow,
-or another rmid than the opened one), XAER_PROTO (not opened, the state tables refuse the verb, an operation on this
-branch waits for `complete`, or the caller may not do this), XAER_ASYNC (TMASYNC without TMUSEASYNC, with an operation
-on this branch outstanding, or with too many: collect one first), XA_RETRY: not now, and nothing happened (no connection
-became free, a server takes no more of them, a lock was in the way); and XAER_RMFAIL: the resource manager can't be
-reached. After XAER_RMFAIL nothing may be assumed about the call: it was carried out, or it was not, or it will be in a
-moment. The calling thread of control has lost its associations and calls `open` again before its next verb.
+Any verb may raise these codes, and they are not repeated below:
+
+- XAER_INVAL: the verb does not allow these flags, or the instance is open under another rmid.
+- XAER_PROTO: the instance is not open, the state tables refuse the verb, an operation on this branch waits for
+  `complete`, or the caller may not do this.
+- XAER_ASYNC: TMASYNC at a switch without TMUSEASYNC, or with an operation on this branch outstanding, or with too many
+  outstanding: collect one first.
+- XA_RETRY: not now, and nothing happened. No connection became free, the server takes no more of them, or a lock was in
+  the way.
+- XAER_RMFAIL: the resource manager can't be reached. Nothing may be assumed about the call: it was carried out, or it
+  was not, or it will be in a moment. The calling thread of control has lost its associations, and has to call `open`
+  before its next verb.
 
 A code means one thing at one verb. XAER_RMERR and XA_RB* at commit and rollback say that the work was rolled back and
-the branch is gone, and the transaction manager gives the branch up: so nobody gives them for what only keeps him from
-doing what was asked. Of a branch that is, or may be, prepared still, the answer is XA_RETRY, XAER_PROTO or XAER_RMFAIL.
+the branch is gone, and the transaction manager gives the branch up. So nobody raises them where only something kept the
+resource manager from doing what was asked. If a branch is prepared, or may be, the answer is XA_RETRY, XAER_PROTO or
+XAER_RMFAIL.
 
-Room (connections, channels, operations outstanding) is bounded, and no call waits for what its own thread of control
-holds: an operation that waits for `complete` gives its connection back as soon as somebody needs one, or the next one
-is refused with XAER_ASYNC. So any number of branches can be asked, from one thread, whatever the room.
+Connections, channels and outstanding operations are bounded, and no call waits for what its own thread of control
+holds: an operation that waits for `complete` gives its connection back as soon as somebody needs one, or the next
+operation is refused with XAER_ASYNC. So one thread can ask any number of branches, however few connections there are.
 
-One object is one resource manager instance: it is opened once per process under one rmid, and used by many
-threads of control (`xa.control`), each of which is associated with at most one branch at a time. When a transaction
-takes too long, its manager ends and rolls back on behalf of its thread of control from a thread of its own, while
-the application may still be inside a session: the instance keeps the two apart, by waiting or by an error to either.
+One object is one resource manager instance. It is opened once per process, under one rmid, and many threads of control
+(`xa.threads_of_control`) use it, each of which is associated with at most one branch at a time. When a transaction
+takes too long, the transaction manager ends it and rolls it back on behalf of its thread of control, from another
+thread, while the application may still be inside a session. The instance keeps the two apart, by waiting or by an error
+to either.
 """
 
 from __future__ import annotations
@@ -79,10 +90,10 @@ class ResourceManager(Protocol):
     def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
         """Makes the instance usable under `rmid`; `open_string` is a URL.
 
-        Flags: TMASYNC. Opening again with the same rmid is allowed (R1 → R1): it mends what XAER_RMFAIL broke.
+        Flags: TMASYNC. Opening again with the same rmid is allowed (R1 → R1), and needed after XAER_RMFAIL.
         XA_OK: the resource was reached and can do what it must; it is initialised.
         XAER_INVAL: the open string is wrong; the message says where. Another rmid is open already.
-        XAER_RMERR: the resource was reached and can't be used (credentials, settings); the message says the mend.
+        XAER_RMERR: the resource was reached and can't be used (credentials, settings); the message says what to do.
         """
         ...
 

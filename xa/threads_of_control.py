@@ -1,8 +1,10 @@
-"""Thread of control: who does work for a transaction, carried by the contextvars context.
+"""Threads of control: X/Open's word for who does work for a transaction. A resource manager associates a branch with
+the thread of control that called `start`, and with nobody else.
 
-A thread has a thread of control of its own, made when somebody first asks. `entered` gives a piece of code
-another one: the transaction manager does so for the length of an outermost transaction, so that asyncio tasks
-with transactions of their own are apart, and a worker thread that acts for a task is that task.
+A thread of control is carried by the context of `contextvars`, so that threads and asyncio tasks can both be one. A
+thread gets one of its own when somebody first asks. `entered` gives a piece of code another one. The transaction
+manager does that for as long as an outermost transaction lasts: then asyncio tasks with transactions of their own are
+told apart, and a worker thread that acts for a task counts as that task.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Final
 
 
 class ThreadOfControl:
-    """An identity, no more; resource managers may hang what they know of it on a weak reference."""
+    """An identity and no more. Resource managers keep what they know of it behind a weak reference."""
 
     __slots__ = ("__weakref__",)
 
@@ -30,8 +32,8 @@ def thread_of_control() -> ThreadOfControl:
 
 
 def switch_control(control: ThreadOfControl | None) -> ThreadOfControl | None:
-    """Makes `control` the calling thread of control until further notice (None: a new one, when somebody asks);
-    the one it was before, if any."""
+    """Makes `control` the calling thread of control until somebody calls this again (None: a new one, when somebody
+    asks for it). Returns the one that it was before, if any."""
     before = _CURRENT.get(None)
     _CURRENT.set(control)
     return before
