@@ -16,7 +16,7 @@ from rm_amqp.channel.pool import Pool
 from rm_amqp.connection.connector import Connector, connect
 from rm_amqp.connection.endpoint import Endpoint
 from rm_amqp.connection.maintenance import MAINTENANCE
-from rm_amqp.errors import ConnectionLost, TimedOut
+from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rm_amqp.connection.endpoint import Steps
     from rm_amqp.connection.maintenance import Maintained
     from rm_amqp.settings import Broker, Settings
-    from xa import XaError
+    from xa import XaError, Xid
 
 C = TypeVar("C", bound=Channel)
 CLOSE_S: Final = 2.0
@@ -126,6 +126,19 @@ class Connections(Generic[C]):
         self._settings = settings
         self._pool = self.new_pool(settings)
         self._commands = Commands(self._connector)
+
+    def take_for(self, xid: Xid, deadline: float, *, wait: bool) -> PooledChannel[C]:
+        """A channel for work that begins for this branch. XA_RETRY: none is free, at once or until `deadline`.
+        XAER_RMERR, XAER_RMFAIL: none can be made."""
+        try:
+            return self.pool.take(deadline, wait=wait)
+        except AllInUse as why:
+            told = f"start: {why}"
+            if wait:
+                told += "; end other work, or allow more with channels= in the open string"
+            raise xa_error(Code.XA_RETRY, told, xid) from None
+        except (ConnectionLost, TimedOut) as why:
+            raise lost_error("start", why, xid) from None
 
     @contextmanager
     def borrowed(self) -> Iterator[PooledChannel[C]]:

@@ -144,7 +144,7 @@ class AmqpDriver(Driver[BranchWork]):
     # --- associations -----------------------------------------------------------------------------------------
     def begin(self, xid: Xid, beside: Sequence[BranchWork], *, wait: bool, join: bool = False) -> BranchWork:
         deadline = self.connections.deadline()
-        pooled = beside[0].pooled if beside else self._take(xid, deadline, wait=wait)
+        pooled = beside[0].pooled if beside else self.connections.take_for(xid, deadline, wait=wait)
         work = BranchWork(xid, pooled)
         pooled.works += 1
         try:
@@ -162,17 +162,6 @@ class AmqpDriver(Driver[BranchWork]):
 
     def join(self, xid: Xid, beside: Sequence[BranchWork], *, wait: bool) -> BranchWork:
         return self.begin(xid, beside, wait=wait, join=True)
-
-    def _take(self, xid: Xid, deadline: float, *, wait: bool) -> PooledChannel[DistributedChannel]:
-        try:
-            return self.connections.pool.take(deadline, wait=wait)
-        except AllInUse as why:
-            told = f"start: {why}"
-            if wait:
-                told += "; end other work, or allow more with channels= in the open string"
-            raise xa_error(Code.XA_RETRY, told, xid) from None
-        except (ConnectionLost, TimedOut) as why:
-            raise lost_error("start", why, xid) from None
 
     def resume(self, work: BranchWork, *, wait: bool) -> BranchWork:
         del wait  # the thread has its channel

@@ -229,20 +229,26 @@ def read(octets: bytes) -> Message:
 
 
 # --- sections --------------------
-def _as_id(value: Any) -> Any:
-    return Ulong(value) if type(value) is int else _converted(value)
+def _as_id(value: Any) -> Ulong | UUID | bytes | str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Ulong(value)
+    if isinstance(value, UUID):
+        return value
+    return bytes(value) if type(value) in _BINARIES else _as_text(value)
 
 
 def _as_milliseconds(value: float) -> Timestamp:
     return Timestamp(round(value * 1000))
 
 
-def _as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, str) else _converted(value)
+def _as_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} in the properties is no text")
+    return str(value)
 
 
-def _as_symbol(value: Any) -> Any:
-    return Symbol(value) if isinstance(value, str) else _converted(value)
+def _as_symbol(value: Any) -> Symbol:
+    return Symbol(_as_text(value))
 
 
 _KINDS: Final[tuple[Callable[[Any], Any], ...]] = (
@@ -262,7 +268,7 @@ def _trimmed(fields: list[Any]) -> list[bytes]:
 def _write_annotations(pieces: list[bytes], code: int, annotations: Mapping[Any, Any] | None) -> None:
     if annotations is not None:
         pieces.append(bytes((0x00, 0x53, code)))
-        keys = ((Ulong(key) if type(key) is int else _as_symbol(key), item) for key, item in annotations.items())
+        keys = ((Ulong(key) if isinstance(key, int) else _as_symbol(key), item) for key, item in annotations.items())
         _write_map(pieces, keys, len(annotations), 0)
 
 

@@ -195,7 +195,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         deadline, known = self.connections.deadline(), self._decisions.known(xid.gtrid)
 
         def begun() -> LocalBranch:
-            pooled = self._take(xid, deadline, wait=wait)
+            pooled = self.connections.take_for(xid, deadline, wait=wait)
             branch = LocalBranch(LocalBranchWork(xid, pooled), pooled, known)
             try:
                 pooled.connection.run(pooled.channel.declare(branch.work, deadline))
@@ -210,15 +210,6 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         with self._lock:
             self._branches[xid] = branch
         return branch.work
-
-    def _take(self, xid: Xid, deadline: float, *, wait: bool) -> PooledChannel[LocalChannel]:
-        try:
-            return self.connections.pool.take(deadline, wait=wait)
-        except AllInUse as why:
-            told = f"start: {why}"
-            if wait:
-                told += "; end other work, or allow more with channels= in the open string"
-            raise xa_error(Code.XA_RETRY, told, xid) from None
 
     def join(self, xid: Xid, beside: Sequence[LocalBranchWork], *, wait: bool) -> LocalBranchWork:
         del beside, wait

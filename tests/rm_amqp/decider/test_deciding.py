@@ -15,7 +15,7 @@ from rm_amqp.decider.tokens import Founding, Token
 from tests.contract.client import RMID as RMID_OF_SUITE
 from tests.contract.client import new_xid
 from tests.contract.deciding import RECORD, Decider
-from tests.rm_amqp.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness
+from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.foreign import foreign_broker
 from xa import (
