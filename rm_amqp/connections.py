@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 import uuid
 from contextlib import contextmanager
@@ -57,6 +58,8 @@ class Connections(Generic[C]):
         self.container = f"xabridge-{uuid.UUID(bytes=environment.nonce(16), version=4)}"
         """What every connection of this instance tells the broker as its name, with a number behind it."""
         self._open_channel = open_channel
+        self._lock = threading.Lock()
+        """Held while the settings change."""
         self._numbers = itertools.count(1)
         self._settings: Settings | None = None
         self._connector: Connector | None = None
@@ -108,8 +111,11 @@ class Connections(Generic[C]):
     def use(self, settings: Settings) -> None:
         """From now on connections are made with these settings. Those that are there are closed, where they have
         others."""
-        if self._pool is not None and settings == self._settings:
-            return
+        with self._lock:
+            if self._pool is None or settings != self._settings:
+                self._use(settings)
+
+    def _use(self, settings: Settings) -> None:
         self.close()
         tls = settings.tls_context()
         environment = self.environment
@@ -183,6 +189,7 @@ class Connections(Generic[C]):
 
     def forget(self) -> None:
         """The process was forked: the connections are the parent's, and are neither used nor closed here."""
+        self._lock = threading.Lock()  # another thread may have held the parent's
         self._pool = self._commands = self._connector = None
 
 

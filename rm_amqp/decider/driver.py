@@ -113,8 +113,8 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         settings, connections = parse(open_string), self.connections
         if self._log is not None and settings != connections.settings:
             raise xa_error(Code.XAER_INVAL, "open: is open already, with another open string")
-        self.connect(settings)
         with self._opening:
+            self.connect(settings)
             self.guarded("open", None, self._reach if self._log is not None else self._found)
 
     def connect(self, settings: Settings) -> None:
@@ -182,6 +182,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         self._log = None
 
     def start_over(self) -> None:
+        self._opening, self._lock = threading.Lock(), threading.Lock()  # other threads may have held the parent's
         self._leases = self._log = None
         self._branches.clear()
         self.connections.forget()
