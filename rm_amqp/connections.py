@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 import uuid
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from rm_amqp.channel.pool import Pool
 from rm_amqp.connection.connector import Connector, connect
 from rm_amqp.connection.endpoint import Endpoint
 from rm_amqp.connection.maintenance import MAINTENANCE
-from rm_amqp.errors import ConnectionLost, TimedOut
+from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rm_amqp.connection.endpoint import Steps
     from rm_amqp.connection.maintenance import Maintained
     from rm_amqp.settings import Broker, Settings
-    from xa import XaError
+    from xa import XaError, Xid
 
 C = TypeVar("C", bound=Channel)
 CLOSE_S: Final = 2.0
@@ -57,6 +58,8 @@ class Connections(Generic[C]):
         self.container = f"xabridge-{uuid.UUID(bytes=environment.nonce(16), version=4)}"
         """What every connection of this instance tells the broker as its name, with a number behind it."""
         self._open_channel = open_channel
+        self._lock = threading.Lock()
+        """Held while the settings change."""
         self._numbers = itertools.count(1)
         self._settings: Settings | None = None
         self._connector: Connector | None = None
@@ -108,8 +111,11 @@ class Connections(Generic[C]):
     def use(self, settings: Settings) -> None:
         """From now on connections are made with these settings. Those that are there are closed, where they have
         others."""
-        if self._pool is not None and settings == self._settings:
-            return
+        with self._lock:
+            if self._pool is None or settings != self._settings:
+                self._use(settings)
+
+    def _use(self, settings: Settings) -> None:
         self.close()
         tls = settings.tls_context()
         environment = self.environment
@@ -126,6 +132,19 @@ class Connections(Generic[C]):
         self._settings = settings
         self._pool = self.new_pool(settings)
         self._commands = Commands(self._connector)
+
+    def take_for(self, xid: Xid, deadline: float, *, wait: bool) -> PooledChannel[C]:
+        """A channel for work that begins for this branch. XA_RETRY: none is free, at once or until `deadline`.
+        XAER_RMERR, XAER_RMFAIL: none can be made."""
+        try:
+            return self.pool.take(deadline, wait=wait)
+        except AllInUse as why:
+            told = f"start: {why}"
+            if wait:
+                told += "; end other work, or allow more with channels= in the open string"
+            raise xa_error(Code.XA_RETRY, told, xid) from None
+        except (ConnectionLost, TimedOut) as why:
+            raise lost_error("start", why, xid) from None
 
     @contextmanager
     def borrowed(self) -> Iterator[PooledChannel[C]]:
@@ -170,6 +189,7 @@ class Connections(Generic[C]):
 
     def forget(self) -> None:
         """The process was forked: the connections are the parent's, and are neither used nor closed here."""
+        self._lock = threading.Lock()  # another thread may have held the parent's
         self._pool = self._commands = self._connector = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from rm_amqp.decider.election import counting
+from rm_amqp.decider.election import founding_in_use
 from rm_amqp.decider.tokens import WrongTokenError
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosis, Health
@@ -30,7 +30,7 @@ _WRONG: Final[dict[Code, tuple[str, str]]] = {
 """Code of a failed open → what was looked at, and the mend."""
 
 
-def reported(details: Details, now_s: float) -> InDoubtBranch:
+def in_doubt_branch(details: Details, now_s: float) -> InDoubtBranch:
     """A branch as the broker tells of it. Its age is by the broker's clock, compared with ours."""
     holdings = tuple(_holdings(details))
     age_s = max(now_s - details.since_ms / 1000, 0.0)
@@ -48,7 +48,7 @@ def _holdings(details: Details) -> Iterator[Holding]:
             yield Holding(Relation.TO, held.queue, "message", held.posted)
 
 
-def diagnosed(settings_of: Callable[[], Settings], try_it: Callable[[], None]) -> Diagnosis:
+def diagnose(settings_of: Callable[[], Settings], try_it: Callable[[], None]) -> Diagnosis:
     """What parsing the open string and opening a new instance with it came to."""
     try:
         settings = settings_of()
@@ -59,7 +59,7 @@ def diagnosed(settings_of: Callable[[], Settings], try_it: Callable[[], None]) -
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenSummary:
     """What a look at the token queues showed."""
 
     foundings: int
@@ -69,20 +69,20 @@ class Tokens:
     """The slots whose tokens could not be seen."""
 
 
-def seen(foundings: Foundings, tokens: Sequence[Token]) -> Tokens:
+def token_summary(foundings: Foundings, tokens: Sequence[Token]) -> TokenSummary:
     """What these messages say. WrongTokenError: they do not belong together."""
-    found = counting(foundings, tokens)
+    found = founding_in_use(foundings, tokens)
     if isinstance(found, bytes):
         raise WrongTokenError(f"decider {found.hex()} uses the tokens, and the founding message of that one is gone")
     if found is None and len(foundings) == 1:
         (found,) = foundings
     if found is None:
-        return Tokens(len(foundings), None)
+        return TokenSummary(len(foundings), None)
     there = {token.slot for token in tokens if token.founder == found.founder}
-    return Tokens(len(foundings), found, tuple(slot for slot in range(found.slots + 1) if slot not in there))
+    return TokenSummary(len(foundings), found, tuple(slot for slot in range(found.slots + 1) if slot not in there))
 
 
-def diagnosed_decider(settings_of: Callable[[], Settings], look: Callable[[], Tokens]) -> Diagnosis:
+def diagnose_decider(settings_of: Callable[[], Settings], look: Callable[[], TokenSummary]) -> Diagnosis:
     """What parsing the open string and looking at the tokens came to."""
     try:
         settings = settings_of()
@@ -111,7 +111,7 @@ def _usable(settings: Settings, what: str) -> Iterator[Check]:
         yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend)
 
 
-def _tokens(settings: Settings, tokens: Tokens) -> Check:
+def _tokens(settings: Settings, tokens: TokenSummary) -> Check:
     name, founding = settings.token_queue, tokens.founding
     if founding is not None:
         found = f"{founding.slots + 1} in {name}.0 to {name}.{founding.slots}, of decider {founding.founder.hex()}"

@@ -65,7 +65,7 @@ class BranchWork(Work):
         self.pooled = pooled
 
 
-class Received:
+class ReceivingBranches:
     """Branches that received with prefetch, have ended and are undecided. When one of them does not commit, what was
     prefetched on its channel has to be returned (`rm_amqp.channel.message_links`)."""
 
@@ -101,7 +101,7 @@ class AmqpDriver(Driver[BranchWork]):
             raise ValueError(f"not switch flags of this resource manager: {flags:#x}")
         self.flags = flags
         self.connections = Connections(environment, open_distributed)
-        self.received = Received()
+        self.receiving = ReceivingBranches()
         self._opened = False
         """Whether `open` has succeeded since the connections were closed."""
 
@@ -139,12 +139,13 @@ class AmqpDriver(Driver[BranchWork]):
 
     def start_over(self) -> None:
         self.connections.forget()
+        self.receiving = ReceivingBranches()  # another thread may have held the parent's lock
         self._opened = False
 
     # --- associations -----------------------------------------------------------------------------------------
     def begin(self, xid: Xid, beside: Sequence[BranchWork], *, wait: bool, join: bool = False) -> BranchWork:
         deadline = self.connections.deadline()
-        pooled = beside[0].pooled if beside else self._take(xid, deadline, wait=wait)
+        pooled = beside[0].pooled if beside else self.connections.take_for(xid, deadline, wait=wait)
         work = BranchWork(xid, pooled)
         pooled.works += 1
         try:
@@ -162,17 +163,6 @@ class AmqpDriver(Driver[BranchWork]):
 
     def join(self, xid: Xid, beside: Sequence[BranchWork], *, wait: bool) -> BranchWork:
         return self.begin(xid, beside, wait=wait, join=True)
-
-    def _take(self, xid: Xid, deadline: float, *, wait: bool) -> PooledChannel[DistributedChannel]:
-        try:
-            return self.connections.pool.take(deadline, wait=wait)
-        except AllInUse as why:
-            told = f"start: {why}"
-            if wait:
-                told += "; end other work, or allow more with channels= in the open string"
-            raise xa_error(Code.XA_RETRY, told, xid) from None
-        except (ConnectionLost, TimedOut) as why:
-            raise lost_error("start", why, xid) from None
 
     def resume(self, work: BranchWork, *, wait: bool) -> BranchWork:
         del wait  # the thread has its channel
@@ -253,7 +243,7 @@ class AmqpDriver(Driver[BranchWork]):
     def note_received(self, work: BranchWork) -> None:
         """The work has ended, and received messages; its branch is undecided."""
         if self.connections.settings.prefetch:
-            self.received.add(work.xid, work.pooled.channel.messages)
+            self.receiving.add(work.xid, work.pooled.channel.messages)
 
     # --- work -------------------------------------------------------------------------------------------------
     def session(self, work: BranchWork | None, context: SessionContext[BranchWork]) -> Session:
@@ -280,7 +270,7 @@ class AmqpDriver(Driver[BranchWork]):
             sent = self.connections.commands.send(command, deadline, later=not later)
         except (ConnectionLost, TimedOut) as why:
             raised = lost_error(verb, why, xid)
-            self.received.decided(verb, xid, raised.code)
+            self.receiving.decided(verb, xid, raised.code)
             raise raised from None
         pending = PendingOutcome(self, verb, xid, sent, deadline)
         return pending if later else pending.result()
@@ -302,8 +292,8 @@ class AmqpDriver(Driver[BranchWork]):
         A branch whose end was refused is rolled back here, as after a vote for it. Otherwise the channel is given up,
         and with it an association that has not ended."""
         xid = work.xid
-        if self.received.links:
-            self.received.decided("prepare", xid, refusal.code)
+        if self.receiving.links:
+            self.receiving.decided("prepare", xid, refusal.code)
         if refusal.code in ROLLBACK_CODES:
             work.move(WorkEvent.END)
             self.leave(work)
@@ -367,15 +357,15 @@ class PendingOutcome:
         return self._sent.answered()
 
     def result(self) -> Code:
-        verb, xid, received = self._verb, self._xid, self._driver.received
+        verb, xid, receiving = self._verb, self._xid, self._driver.receiving
         try:
             code = self._outcome(verb, xid)
         except XaError as error:
-            if received.links:
-                received.decided(verb, xid, error.code)
+            if receiving.links:
+                receiving.decided(verb, xid, error.code)
             raise
-        if received.links:
-            received.decided(verb, xid, code)
+        if receiving.links:
+            receiving.decided(verb, xid, code)
         return code
 
     def _outcome(self, verb: str, xid: Xid) -> Code:
@@ -421,8 +411,8 @@ class PendingVote:
             driver.note_received(work)
         work.move(WorkEvent.END)
         driver.leave(work)
-        if driver.received.links:
-            driver.received.decided("prepare", xid, code)
+        if driver.receiving.links:
+            driver.receiving.decided("prepare", xid, code)
         if code in EXCEPTIONS:
             raise xa_error(code, "prepare: the branch can't be prepared", xid)
         return code

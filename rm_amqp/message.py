@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from dtx.protocol.decoding import MAX_DEPTH, DecodeError, decode_from
@@ -55,7 +55,7 @@ from dtx.protocol.values import (
     Ulong,
     Ushort,
 )
-from rm_amqp.unsendable import refusals
+from rm_amqp.unsendable_values import refusals
 from xa import Code, xa_error
 
 if TYPE_CHECKING:
@@ -229,20 +229,26 @@ def read(octets: bytes) -> Message:
 
 
 # --- sections --------------------
-def _as_id(value: Any) -> Any:
-    return Ulong(value) if type(value) is int else _converted(value)
+def _as_id(value: Any) -> Ulong | UUID | bytes | str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Ulong(value)
+    if isinstance(value, UUID):
+        return value
+    return bytes(value) if type(value) in _BINARIES else _as_text(value)
 
 
 def _as_milliseconds(value: float) -> Timestamp:
     return Timestamp(round(value * 1000))
 
 
-def _as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, str) else _converted(value)
+def _as_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} in the properties is no text")
+    return str(value)
 
 
-def _as_symbol(value: Any) -> Any:
-    return Symbol(value) if isinstance(value, str) else _converted(value)
+def _as_symbol(value: Any) -> Symbol:
+    return Symbol(_as_text(value))
 
 
 _KINDS: Final[tuple[Callable[[Any], Any], ...]] = (
@@ -262,46 +268,58 @@ def _trimmed(fields: list[Any]) -> list[bytes]:
 def _write_annotations(pieces: list[bytes], code: int, annotations: Mapping[Any, Any] | None) -> None:
     if annotations is not None:
         pieces.append(bytes((0x00, 0x53, code)))
-        keys = ((Ulong(key) if type(key) is int else _as_symbol(key), item) for key, item in annotations.items())
+        keys = ((Ulong(key) if isinstance(key, int) else _as_symbol(key), item) for key, item in annotations.items())
         _write_map(pieces, keys, len(annotations), 0)
 
 
-def _read_header(message: Message, value: Any, _again: bool) -> None:
-    durable, priority, ttl, first, count = _fields("header", value, _HEADER_TYPES)
-    message.durable, message.first_acquirer = bool(durable), bool(first)
-    message.priority = DEFAULT_PRIORITY if priority is None else int(priority)
-    message.ttl = (ttl or 0) / 1000
-    message.delivery_count = int(count or 0)
+def _seconds(milliseconds: int) -> float:
+    return milliseconds / 1000
 
 
-def _read_properties(message: Message, value: Any, _again: bool) -> None:
-    fields = _fields("properties", value, _PROPERTY_TYPES)
-    number, user_id, message.address, message.subject, message.reply_to, correlation = fields[:6]
-    message.id = int(number) if type(number) is Ulong else number
-    message.correlation_id = int(correlation) if type(correlation) is Ulong else correlation
-    message.user_id = user_id or b""
-    content_type, content_encoding, expiry, creation, message.group_id, sequence, group = fields[6:]
-    message.content_type = None if content_type is None else str(content_type)
-    message.content_encoding = None if content_encoding is None else str(content_encoding)
-    message.expiry_time, message.creation_time = (expiry or 0) / 1000, (creation or 0) / 1000
-    message.group_sequence, message.reply_to_group_id = int(sequence or 0), group
+def _plain_id(value: Ulong | UUID | bytes | str) -> int | UUID | bytes | str:
+    return int(value) if type(value) is Ulong else value
 
 
+_Field: TypeAlias = tuple[str, tuple[type, ...], "Callable[[Any], Any] | None"]
+"""An attribute, the types that it may have on the wire, and what makes the attribute of these."""
 _ID: Final = (Ulong, UUID, bytes, str)
-_TEXTS: Final = (str, Symbol)
-_HEADER_TYPES: Final[tuple[tuple[type, ...], ...]] = ((bool,), (Ubyte,), (Uint,), (bool,), (Uint,))
-_PROPERTY_TYPES: Final[tuple[tuple[type, ...], ...]] = (
-    _ID, (bytes,), _TEXTS, _TEXTS, _TEXTS, _ID, _TEXTS, _TEXTS, (Timestamp,), (Timestamp,), _TEXTS, (Uint,), _TEXTS,
-)  # fmt: skip
+_TEXT: Final = (str, Symbol)
+_HEADER_FIELDS: Final[tuple[_Field, ...]] = (
+    ("durable", (bool,), None),
+    ("priority", (Ubyte,), int),
+    ("ttl", (Uint,), _seconds),
+    ("first_acquirer", (bool,), None),
+    ("delivery_count", (Uint,), int),
+)
+_PROPERTY_FIELDS: Final[tuple[_Field, ...]] = (
+    ("id", _ID, _plain_id),
+    ("user_id", (bytes,), None),
+    ("address", _TEXT, None),
+    ("subject", _TEXT, None),
+    ("reply_to", _TEXT, None),
+    ("correlation_id", _ID, _plain_id),
+    ("content_type", _TEXT, str),
+    ("content_encoding", _TEXT, str),
+    ("expiry_time", (Timestamp,), _seconds),
+    ("creation_time", (Timestamp,), _seconds),
+    ("group_id", _TEXT, None),
+    ("group_sequence", (Uint,), int),
+    ("reply_to_group_id", _TEXT, None),
+)
 
 
-def _fields(name: str, value: Any, types: tuple[tuple[type, ...], ...]) -> list[Any]:
-    if type(value) is not list or len(value) > len(types):
-        raise DecodeError(f"the {name} is a list of at most {len(types)} fields")
-    for item, wanted in zip(value, types, strict=False):
-        if item is not None and type(item) not in wanted:
-            raise DecodeError(f"a field of the {name} has a wrong type")
-    return value + [None] * (len(types) - len(value))
+def _read_fields(fields: tuple[_Field, ...]) -> Callable[[Message, Any, bool], None]:
+    def section(message: Message, value: Any, _again: bool) -> None:
+        if type(value) is not list or len(value) > len(fields):
+            raise DecodeError(f"header and properties are lists, here of at most {len(fields)} fields")
+        for item, (attribute, types, convert) in zip(value, fields, strict=False):
+            if item is None:
+                continue
+            if type(item) not in types:
+                raise DecodeError(f"the field {attribute} has a wrong type")
+            setattr(message, attribute, item if convert is None else convert(item))
+
+    return section
 
 
 def _read_map(attribute: str) -> Callable[[Message, Any, bool], None]:
@@ -334,10 +352,10 @@ def _read_body(message: Message, value: Any, _again: bool) -> None:
 
 
 _SECTIONS: Final[dict[int, Callable[[Message, Any, bool], None]]] = {
-    HEADER: _read_header,
+    HEADER: _read_fields(_HEADER_FIELDS),
     DELIVERY_ANNOTATIONS: _read_map("instructions"),
     MESSAGE_ANNOTATIONS: _read_map("annotations"),
-    PROPERTIES: _read_properties,
+    PROPERTIES: _read_fields(_PROPERTY_FIELDS),
     APPLICATION_PROPERTIES: _read_map("properties"),
     DATA: _read_data,
     SEQUENCE: _read_sequence,

@@ -17,7 +17,7 @@ from dtx.protocol.conditions import RefusedError
 from dtx.protocol.decoding import decode_from
 from rm_amqp.channel.message_links import READ
 from rm_amqp.connections import REAP_S, Environment
-from rm_amqp.diagnosis import REPORT_PAGE, diagnosed, reported
+from rm_amqp.diagnosis import REPORT_PAGE, diagnose, in_doubt_branch
 from rm_amqp.driver import AmqpDriver, BranchWork
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
 from rm_amqp.settings import parse
@@ -88,7 +88,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
 
         def scan(page: int) -> Iterator[InDoubtBranch]:
             for details in self.driver.details(min(page, REPORT_PAGE)):
-                yield reported(details, time.time())
+                yield in_doubt_branch(details, time.time())
 
         return self.page("in_doubt", scan, rmid, flags, count)
 
@@ -102,7 +102,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
             finally:
                 other.drop()
 
-        return diagnosed(lambda: parse(open_string), try_it)
+        return diagnose(lambda: parse(open_string), try_it)
 
     # --- for coordinators of several processes ----------------------------------------------------------------
     def prepare_kept(self, xid: Xid, rmid: int, failed: Collection[int] = (), released: Collection[int] = ()) -> Code:

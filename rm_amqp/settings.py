@@ -134,7 +134,7 @@ OPTIONS: Final[dict[str, tuple[str, Callable[[str, str], object]]]] = {
     "connect_timeout": ("connect_timeout_s", _seconds),  # of that, how long the attempt at one host
     "idle_timeout": ("idle_timeout_s", _seconds),  # a silent broker is given up after this
     "channels": ("channels", _count(1, MAX_CHANNELS)),  # how many threads of control can be at work
-    "prefetch": ("prefetch", _count(0, MAX_PREFETCH)),  # messages that receive has sent ahead
+    "prefetch": ("prefetch", _count(0, MAX_PREFETCH)),  # messages that are sent ahead of their receipt
     "ahead": ("ahead", _flag),  # start does not wait; what is wrong with it is told by work, or end
     "branch_timeout": ("branch_timeout_s", _count(0, 2**31)),  # until a branch must be prepared; 0: the broker's
     "ca": ("ca", _plain),  # TLS: who may sign the broker's certificate, PEM

@@ -66,6 +66,7 @@ WORK: Final[dict[tuple[WorkState, WorkEvent], WorkState]] = {
     (ACTIVE, WorkEvent.SUSPEND): SUSPENDED,
     (ACTIVE, WorkEvent.END): ENDED,
     (SUSPENDED, WorkEvent.END): ENDED,
+    (ENDED, WorkEvent.END): ENDED,  # a call that was interrupted is repeated
 }
 """The transitions of work; there are no others."""
 

@@ -7,12 +7,12 @@ Whoever decides or settles a transaction holds the token of its slot while he do
  - settle: acquire the token; a decision in it is the final word. Otherwise put a fence into it, in a local transaction
    of its own, before anybody is told: one who decides the same transaction later finds it.
 
-As long as a transaction that retires the token is under way, nobody else can have it, so that who has it knows that
-nothing is under way. Nobody holds two tokens.
+While a transaction that retires the token is under way, nobody else can have the token. So whoever has it knows that
+no such transaction is under way. Nobody holds two tokens.
 
 Leases stand in a token of their own, and go over channels of their own, so that they neither wait for decisions nor
-keep them waiting. They are told by the wall clock of whoever writes and reads them. A clock that is wrong makes
-somebody wait in vain, or settle a transaction that is still at work, which is rolled back then; it makes nothing wrong.
+keep them waiting. They go by the wall clocks of those who write and read them. Because of a wrong clock somebody may
+wait in vain, or settle a transaction that is still at work, which is then rolled back; no outcome becomes wrong.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from rm_amqp.channel.work import WorkEvent
 from rm_amqp.connections import CLOSE_S, Connections
 from rm_amqp.decider.channel import ROLLED_BACK, LocalBranchWork, LocalChannel, open_local
 from rm_amqp.decider.decision_log import Attempt, DecisionLog, WornTokenError, patience
-from rm_amqp.decider.founding import founded
+from rm_amqp.decider.founding import agree_on_founding
 from rm_amqp.decider.token_queues import TokenBusyError
 from rm_amqp.decider.tokens import ID_SIZE, Founding, TooManyLeasesError, WrongTokenError
 from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
@@ -113,8 +113,8 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         settings, connections = parse(open_string), self.connections
         if self._log is not None and settings != connections.settings:
             raise xa_error(Code.XAER_INVAL, "open: is open already, with another open string")
-        self.connect(settings)
         with self._opening:
+            self.connect(settings)
             self.guarded("open", None, self._reach if self._log is not None else self._found)
 
     def connect(self, settings: Settings) -> None:
@@ -138,7 +138,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         pooled = pool.take(deadline)
         try:
             until_s = patience(connections.environment.clock(), settings, deadline)
-            founding = pooled.connection.run(founded(pooled.channel, own, until_s, deadline))
+            founding = pooled.connection.run(agree_on_founding(pooled.channel, own, until_s, deadline))
         except RefusedError as error:
             pool.discard(pooled)
             raise _unusable_queues(error, settings.token_queue, own.slots) from None
@@ -182,6 +182,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         self._log = None
 
     def start_over(self) -> None:
+        self._opening, self._lock = threading.Lock(), threading.Lock()  # other threads may have held the parent's
         self._leases = self._log = None
         self._branches.clear()
         self.connections.forget()
@@ -195,7 +196,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         deadline, known = self.connections.deadline(), self._decisions.known(xid.gtrid)
 
         def begun() -> LocalBranch:
-            pooled = self._take(xid, deadline, wait=wait)
+            pooled = self.connections.take_for(xid, deadline, wait=wait)
             branch = LocalBranch(LocalBranchWork(xid, pooled), pooled, known)
             try:
                 pooled.connection.run(pooled.channel.declare(branch.work, deadline))
@@ -210,15 +211,6 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         with self._lock:
             self._branches[xid] = branch
         return branch.work
-
-    def _take(self, xid: Xid, deadline: float, *, wait: bool) -> PooledChannel[LocalChannel]:
-        try:
-            return self.connections.pool.take(deadline, wait=wait)
-        except AllInUse as why:
-            told = f"start: {why}"
-            if wait:
-                told += "; end other work, or allow more with channels= in the open string"
-            raise xa_error(Code.XA_RETRY, told, xid) from None
 
     def join(self, xid: Xid, beside: Sequence[LocalBranchWork], *, wait: bool) -> LocalBranchWork:
         del beside, wait

@@ -1,5 +1,6 @@
-"""Which founding counts, where several processes may have founded the same place at about the same moment.
+"""The election of the founding that counts, where several processes have founded the same place at about the same time.
 
+A founding makes the tokens of a place (`rm_amqp.decider.tokens`). Everybody must use the tokens of the same founding.
 A broker need not keep the order of messages that were committed at the same moment (ActiveMQ Artemis changes it when
 it starts again), and a founding message that was sent long ago may be committed at any later time. So nothing here
 rests on an order, and nothing that was seen once is believed to be all. What is relied upon:
@@ -20,16 +21,16 @@ A founding brings its lease token with it, in the same transaction. That token i
  5. Holding all of them, unused: the founding with the smallest founder counts. In one transaction retire all of these
     tokens, and send the smallest one's anew, as generation 1.
 
-Why there is one result for good: of two sets that step 3 has found, one holds the other, because they are what a queue
-that only grows held at two moments. Whoever elects holds the locks of a whole set, so that two who elect have a lock in
-common, and come one after the other. The second one either finds it used, or does not find it at all; then it looks
-again, and the founding that counts is in every set that is found from then on. A founding that comes later finds a used
+Why there is one result for good: step 3 finds what a queue that only grows held at one moment. So of two sets that it
+finds, one contains the other. Whoever elects holds the locks of a whole set, so that two who elect have a lock in
+common, and come one after the other. The second one either finds that lock used, or does not find it at all, and looks
+again. The founding that counts is in every set that is found from then on. A founding that comes later finds a used
 token, and its own tokens are of no use to anybody: whoever meets one drops it.
 
-Losing foundings stay in the founding queue. To take them out would need somebody to take from that queue, and for as
-long as he held the founding that counts, another one would see none.
+Losing foundings stay in the founding queue. To take them out, somebody would have to take from that queue; and while he
+held the founding that counts, another one would see none.
 
-`elected` is the algorithm: a generator without I/O that yields what is to be done and is sent what came of it. Whoever
+`elect` is the algorithm: a generator without I/O that yields what is to be done and is sent what came of it. Whoever
 performs it raises what ends it (no connection, no time left), and has to let go of what is held then.
 """
 
@@ -101,7 +102,7 @@ if TYPE_CHECKING:
     Effect = Browse | Found | Look | Take | LetGo | Elect | Pause
 
 
-def elected(own: Founding) -> Generator[Effect, Any, Founding]:
+def elect(own: Founding) -> Generator[Effect, Any, Founding]:
     """The founding that counts; `own` is founded where there is none. WrongTokenError: the tokens are used by one whose
     founding message is gone, or by two."""
     sent = strange = False
@@ -114,7 +115,7 @@ def elected(own: Founding) -> Generator[Effect, Any, Founding]:
         tokens: list[Token] = []
         for slot in lease_slots(foundings):
             tokens += yield Look(slot)
-        in_use = counting(foundings, tokens)
+        in_use = founding_in_use(foundings, tokens)
         if in_use is None and (yield Browse()) == foundings:
             in_use = yield from _contest(foundings)
         if isinstance(in_use, Founding):
@@ -133,7 +134,7 @@ def lease_slots(foundings: Iterable[Founding]) -> list[int]:
     return sorted({founding.lease_slot for founding in foundings})
 
 
-def counting(foundings: Foundings, tokens: Iterable[Token]) -> Founding | bytes | None:
+def founding_in_use(foundings: Foundings, tokens: Iterable[Token]) -> Founding | bytes | None:
     """Which founding counts, by the tokens that were used: one of `foundings`, a founder that is not among them, or
     None where nobody has used any. WrongTokenError: two are in use."""
     founders = {token.founder for token in tokens if token.used}
@@ -161,7 +162,7 @@ def _contest(foundings: Foundings) -> Generator[Effect, Any, Founding | bytes | 
                 break
             if token.used:
                 yield LetGo()
-                return counting(foundings, [token])
+                return founding_in_use(foundings, [token])
             if token.founder in wanted and token.slot == slot:
                 if token.founder in held:
                     raise WrongTokenError(f"slot {slot} holds the unused token of {token.founder.hex()} twice")

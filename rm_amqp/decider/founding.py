@@ -1,4 +1,5 @@
-"""The founding of token queues, over one channel: performs the effects of `rm_amqp.decider.election`."""
+"""How an instance agrees with all others on one founding of the token queues, over one channel: it performs the effects
+of `rm_amqp.decider.election`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rm_amqp.connection.endpoint import until
 from rm_amqp.decider.channel import LocalWork
-from rm_amqp.decider.election import PAUSE_S, Browse, Elect, Found, LetGo, Look, Pause, Take, elected
+from rm_amqp.decider.election import PAUSE_S, Browse, Elect, Found, LetGo, Look, Pause, Take, elect
 from rm_amqp.decider.token_queues import TokenBusyError
 
 if TYPE_CHECKING:
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
     from rm_amqp.decider.tokens import Founding
 
 
-def founded(channel: LocalChannel, own: Founding, until_s: float, deadline: float) -> Steps[Founding]:
+def agree_on_founding(channel: LocalChannel, own: Founding, until_s: float, deadline: float) -> Steps[Founding]:
     """The founding that counts, for everybody who uses these queues; `own` is what is founded where nobody has.
 
     RefusedError: the queues can't be used. TokenBusyError: it could not be told until `until_s`. WrongTokenError: they
     hold something else. Whatever it raises, tokens may be held: the connection has to go.
     """
-    electing = elected(own)
+    electing = elect(own)
     held: list[HeldToken] = []
     answer: object = None
     while True:

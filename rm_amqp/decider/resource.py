@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rm_amqp.connections import REAP_S, Environment
 from rm_amqp.decider.channel import LocalBranchWork
 from rm_amqp.decider.driver import DecidingBrokerDriver
-from rm_amqp.diagnosis import diagnosed_decider, seen
+from rm_amqp.diagnosis import diagnose_decider, token_summary
 from rm_amqp.settings import parse
 from xa.switch import DecidingSwitch
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rm_amqp.connection.endpoint import Steps
     from rm_amqp.decider.channel import LocalChannel
     from rm_amqp.decider.tokens import Token
-    from rm_amqp.diagnosis import Tokens
+    from rm_amqp.diagnosis import TokenSummary
     from rm_amqp.session import Session
     from xa import Code, Handle, Registrar
     from xa.diagnosis import Diagnosis
@@ -72,22 +72,22 @@ class DecidingBroker(DecidingSwitch[LocalBranchWork]):
     def diagnose(self, open_string: str) -> Diagnosis:
         """As `xa.diagnosis.Diagnosing` says. The queues are only browsed, over a connection of its own; a broker that
         makes queues on demand may make them, empty."""
-        return diagnosed_decider(lambda: parse(open_string), lambda: _tokens_at(open_string))
+        return diagnose_decider(lambda: parse(open_string), lambda: _tokens_at(open_string))
 
 
-def _tokens_at(open_string: str) -> Tokens:
+def _tokens_at(open_string: str) -> TokenSummary:
     """What the token queues show: the founding, and the slots whose tokens can't be seen now."""
     driver = DecidingBrokerDriver(Environment())
     driver.connect(parse(open_string))
 
-    def look(channel: LocalChannel, deadline: float) -> Steps[Tokens]:
+    def look(channel: LocalChannel, deadline: float) -> Steps[TokenSummary]:
         foundings = yield from channel.tokens.foundings(deadline)
         tokens: list[Token] = []
         for slot in range(max((founding.slots for founding in foundings), default=-1) + 1):
             tokens += yield from channel.tokens.shown(slot, deadline)
-        return seen(foundings, tokens)
+        return token_summary(foundings, tokens)
 
-    def looked() -> Tokens:
+    def looked() -> TokenSummary:
         deadline = driver.connections.deadline()
         pooled = driver.connections.pool.take(deadline)
         return pooled.connection.run(look(pooled.channel, deadline))

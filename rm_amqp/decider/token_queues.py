@@ -57,7 +57,7 @@ class TokenQueues:
 
     def __init__(self, endpoint: Endpoint, name: str) -> None:
         self.name = name
-        self._core = endpoint
+        self._endpoint = endpoint
         self._receivers: dict[int, Receiver] = {}
         self._senders: dict[str, Sender] = {}
 
@@ -82,7 +82,7 @@ class TokenQueues:
 
     def _browsed(self, address: str, deadline: float) -> Steps[list[Arrived]]:
         """Every message that a queue shows; they stay there."""
-        browser = Receiver(self._core, address, browse=True, name="browse")
+        browser = Receiver(self._endpoint, address, browse=True, name="browse", capabilities=QUEUE)
         yield from self._attached(browser, deadline)
         if browser.moves:
             browser.close()
@@ -90,7 +90,7 @@ class TokenQueues:
         found: list[Arrived] = []
         full = True
         while full:
-            first = yield from self._next(browser, self._core.clock(), deadline, BROWSE_CREDIT)
+            first = yield from self._next(browser, self._endpoint.clock(), deadline, BROWSE_CREDIT)
             page = [first, *browser.arrived] if first is not None else []
             browser.arrived.clear()
             for arrived in page:
@@ -116,7 +116,9 @@ class TokenQueues:
     def _receiver(self, slot: int, deadline: float) -> Steps[Receiver]:
         receiver = self._receivers.get(slot)
         if receiver is None or not receiver.attached:
-            receiver = self._receivers[slot] = Receiver(self._core, self.address(slot), name="token")
+            receiver = self._receivers[slot] = Receiver(
+                self._endpoint, self.address(slot), name="token", capabilities=QUEUE
+            )
             yield from self._attached(receiver, deadline)
         return receiver
 
@@ -143,7 +145,7 @@ class TokenQueues:
         """Holds one more token of a slot's queue, while it is not known yet which founding counts. None: none came in
         time. WrongTokenError: what came is no token."""
         receiver = yield from self._receiver(slot, deadline)
-        arrived = yield from self._next(receiver, self._core.clock() + wait_s, deadline)
+        arrived = yield from self._next(receiver, self._endpoint.clock() + wait_s, deadline)
         return None if arrived is None else (yield from self._token_in(arrived, slot))
 
     def check_alone(self, held: HeldToken, founding: Founding, deadline: float) -> Steps[None]:
@@ -151,7 +153,7 @@ class TokenQueues:
         nobody knows which of them tells the truth."""
         slot, receiver = held.token.slot, held.arrived.link
         while True:
-            arrived = yield from self._next(receiver, self._core.clock(), deadline)
+            arrived = yield from self._next(receiver, self._endpoint.clock(), deadline)
             if arrived is None:
                 return
             other = yield from self._held(arrived, founding, slot)
@@ -168,7 +170,7 @@ class TokenQueues:
     def _release(self, arrived: Arrived) -> Steps[None]:
         """Gives a message back. It is written before anything else happens, an error included."""
         arrived.link.settle(arrived, None, RELEASED)
-        yield self._core.clock()
+        yield self._endpoint.clock()
 
     def replace(self, work: LocalWork, held: HeldToken, token: Token, deadline: float) -> Steps[None]:
         """Sends `token` in place of the held one, in this transaction; the retirement leaves with the discharge, which
@@ -185,9 +187,9 @@ class TokenQueues:
         RefusedError: it does not."""
         for address, body in bodies:
             work.await_answer((yield from self._send(address, body, work, deadline)))
-        if not (yield from until(self._core, work.all_taken, deadline)):
+        if not (yield from until(self._endpoint, work.all_taken, deadline)):
             raise TimedOut("the broker did not say in time that it has taken the token")
-        self._core.check()
+        self._endpoint.check()
         if work.refusal is not None:
             raise RefusedError(work.refusal)
 
@@ -196,25 +198,25 @@ class TokenQueues:
         octets = Message(body=body, durable=True, content_type="application/json").encode()
         sender = self._senders.get(address)
         if sender is None or not sender.attached:
-            sender = self._senders[address] = Sender(self._core, address)
+            sender = self._senders[address] = Sender(self._endpoint, address, QUEUE)
             yield from self._attached(sender, deadline)
         if 0 < sender.max_octets < len(octets):
             told = f"a token of {len(octets)} octets; the broker takes at most {sender.max_octets} for {address}"
             raise refused(Code.XAER_RMERR, told, condition=Condition.MESSAGE_SIZE)
         while sender.credit <= 0:
             self._check(sender)
-            if self._core.clock() >= deadline:
+            if self._endpoint.clock() >= deadline:
                 raise TimedOut(f"the broker takes no messages for {address} now")
             yield deadline
         return sender.send(octets, work.delivery_state())
 
     def _attached(self, link: Receiver | Sender, deadline: float) -> Steps[None]:
-        if not (yield from until(self._core, lambda: link.answered, deadline)):
+        if not (yield from until(self._endpoint, lambda: link.answered, deadline)):
             raise TimedOut("the broker did not answer the attach in time")
         self._check(link)
 
     def _check(self, link: Receiver | Sender) -> None:
-        self._core.check()
+        self._endpoint.check()
         if link.refusal is not None:
             raise RefusedError(link.refusal)
 
@@ -224,7 +226,7 @@ class TokenQueues:
         if not receiver.arrived and receiver.credit <= 0:
             receiver.flow(credit)
         happened: Callable[[], object] = lambda: receiver.arrived or receiver.refusal is not None  # noqa: E731
-        if not (yield from until(self._core, happened, until_s)):
+        if not (yield from until(self._endpoint, happened, until_s)):
             yield from self._drained(receiver, deadline)
         self._check(receiver)
         return receiver.arrived.popleft() if receiver.arrived else None
@@ -235,10 +237,10 @@ class TokenQueues:
         drained: Callable[[], object] = lambda: not receiver.draining or receiver.refusal is not None  # noqa: E731
         while True:
             receiver.drain()
-            again_s = self._core.clock() + DRAIN_AGAIN_S
-            if (yield from until(self._core, drained, min(again_s, deadline))):
+            again_s = self._endpoint.clock() + DRAIN_AGAIN_S
+            if (yield from until(self._endpoint, drained, min(again_s, deadline))):
                 return
-            if self._core.clock() >= deadline:
+            if self._endpoint.clock() >= deadline:
                 raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")
 
     @staticmethod

@@ -1,10 +1,11 @@
-"""Tokens: where a broker with local transactions keeps decisions. What stands in them, without I/O.
+"""What stands in a token, the message in which a broker with local transactions keeps decisions; without I/O.
 
-The founding queue, `token_queue` of the open string, holds founding messages; they are read and never taken. Each
+The founding queue, `token_queue` of the open string, holds founding messages, which are read and never taken. Each
 slot has a queue of its own, `<token_queue>.<slot>`, that holds one message, its token. The slot of a transaction is
-crc32(gtrid) modulo the number of slots; one more token, behind them, is the lease token: it holds the leases of those
-who are at work, so that they wait for nobody who decides, and it says which founding counts
-(`rm_amqp.decider.election`). Bodies are text, so that an operator can read them: JSON objects with
+crc32(gtrid) modulo the number of slots. There is one more token than there are slots, the lease token. It holds the
+leases of the transaction managers that are at work, apart from the decisions so that these don't keep them waiting, and
+it says which founding counts (`rm_amqp.decider.election`). Bodies are text, so that an operator can read them: JSON
+objects with
 
     founding   version, founder (16 hexadecimal digits, random: the decider's id), slots
     token      version, founder, slot, generation, epoch, floor,
@@ -19,8 +20,8 @@ version 1 refuses it. A token is only ever replaced as a whole: one local transa
 generation.
 
 `decided` has every decision of the slot that has not ended, so that a slot is free for the next transaction at once.
-A fence says that a transaction can't be decided any more. The latest of them are kept by their gtrids; all that were
-made up to the epoch `floor` are not, and whoever does not know that his transaction began later is refused as well.
+A fence says that a transaction can't be decided any more. The latest fences are kept with their gtrids. Those that were
+made up to the epoch `floor` are not; therefore a transaction is also refused if it is not known to have begun later.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from tests.contract.deciding import RECORD, Decider, TestDeciding
 from tests.crash.test_amqp_kill import Site as OtherBroker
 from tests.crash.together import POINTS, Together
 from tests.interop.artemis_broker import Artemis, jars
-from tests.rm_amqp.deciding import DISCHARGE, DecidingBrokerHarness
-from tests.rm_amqp.test_leases import in_doubt
+from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness
+from tests.rm_amqp.decider.test_leases import in_doubt
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
 from xa import ResourceError, ResourceUnavailable, XaError

@@ -241,3 +241,10 @@ def binaries(value: Any) -> list[str]:
         return binaries(value.value)
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [text for item in items for text in binaries(item)]
+
+
+@pytest.mark.parametrize("fields", [{"id": 1.5}, {"subject": 7}, {"priority": 300}, {"ttl": -1.0}, {"properties": []}])
+def test_fields_of_a_wrong_type_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(XaMisuse) as refused:
+        encoded(Message("x", **fields))
+    assert refused.value.code is Code.XAER_INVAL

@@ -17,7 +17,7 @@ from tests.contract.client import RMID as DECIDER_RMID
 from tests.contract.client import elsewhere, new_key, refused
 from tests.contract.deciding import RECORD, Decider
 from tests.rm_amqp.client import RMID, Client
-from tests.rm_amqp.deciding import DecidingBrokerHarness
+from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMONEPHASE, Code
 

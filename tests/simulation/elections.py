@@ -404,7 +404,7 @@ class Script:
         return self.made[self.at - 1]
 
 
-def run(seed: int, algorithm: Algorithm = election.elected) -> None:
+def run(seed: int, algorithm: Algorithm = election.elect) -> None:
     """One schedule of many processes, which die now and then."""
     choose = random.Random(seed).randrange
     slots = [(2, 2, 2, 2), (2, 2, 3), (1, 3, 2), (2, 2)][choose(4)]

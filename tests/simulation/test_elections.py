@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rm_amqp.decider.election import Browse, Elect, Found, LetGo, Look, Pause, Take, elected
+from rm_amqp.decider.election import Browse, Elect, Found, LetGo, Look, Pause, Take, elect
 from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
 from tests.simulation.elections import Contradiction, World, every_schedule, run
 from tests.simulation.seeds import few, many
@@ -42,7 +42,7 @@ def test_schedules(part: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_every_schedule_of_two() -> None:
-    states = every_schedule(lambda choose: World(choose, elected, (1, 1)), 200_000)
+    states = every_schedule(lambda choose: World(choose, elect, (1, 1)), 200_000)
     assert states > 10_000
 
 
@@ -99,7 +99,7 @@ def _bent(bend: Callable[[Effect], Effect]) -> Algorithm:
     """The right algorithm; each effect goes through `bend`."""
 
     def algorithm(own: Founding) -> Generator[Effect, Any, Founding]:
-        electing, answer = elected(own), None
+        electing, answer = elect(own), None
         while True:
             try:
                 effect = electing.send(answer)
@@ -117,7 +117,7 @@ def _retires_the_winner_only(effect: Effect) -> Effect:
 
 def _browses_once(own: Founding) -> Generator[Effect, Any, Founding]:
     """The second browse is believed to be as the first."""
-    electing, answer, browsed = elected(own), None, None
+    electing, answer, browsed = elect(own), None, None
     while True:
         try:
             effect = electing.send(answer)
@@ -156,7 +156,7 @@ def _takes_what_it_gets(own: Founding) -> Generator[Effect, Any, Founding]:
 
 def _gives_up_at_once(own: Founding) -> Generator[Effect, Any, Founding]:
     """A used token of a founding that was not shown a moment ago is an error."""
-    electing, answer = elected(own), None
+    electing, answer = elect(own), None
     foundings: Foundings = frozenset()
     while True:
         try:

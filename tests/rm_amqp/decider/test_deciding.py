@@ -12,9 +12,10 @@ import pytest
 from dtx.broker.settings import QueueSettings, Settings
 from rm_amqp import DecidingBroker, Message, NoMessage
 from rm_amqp.decider.tokens import Founding, Token
+from tests.contract.client import RMID as RMID_OF_SUITE
 from tests.contract.client import new_xid
 from tests.contract.deciding import RECORD, Decider
-from tests.rm_amqp.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness
+from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.foreign import foreign_broker
 from xa import (
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RMID = 7
+ATTACH = b"\x00\x53\x12"
+COORDINATOR = b"\x00\x53\x30"
 AT_ONCE = 6
 
 
@@ -84,6 +87,24 @@ def take(harness: DecidingBrokerHarness, queue: str) -> Message:
 def token_queue_of(harness: DecidingBrokerHarness, gtrid: bytes) -> str:
     """Where the token of a transaction is."""
     return f"{harness.tokens}.{Founding(bytes(8), 8).slot_of(gtrid)}"
+
+
+def test_every_node_is_asked_for_as_a_queue(harness: DecidingBrokerHarness) -> None:
+    """On demand some brokers make topics, which keep nothing for whoever comes later."""
+    client = Decider(harness)
+    assert isinstance(client.rm, DecidingBroker)
+    client.rm.start(xid := new_xid(), RMID_OF_SUITE)
+    session = client.rm.session(RMID_OF_SUITE)
+    session.send(harness.queue, Message("x"))
+    list(session.browse(harness.queue))
+    with pytest.raises(NoMessage):
+        session.receive(harness.queue, 0)
+    client.rm.end(xid, RMID_OF_SUITE, TMSUCCESS)
+    assert client.rm.decide(xid, RMID_OF_SUITE, RECORD) is Code.XA_OK
+    sent = bytes(harness.weather[client.rm].sent)
+    attaches = sent.split(ATTACH)[1:]
+    assert len(attaches) > 15, "queues of tokens and of messages"
+    assert all(b"\0\0\0\5queue" in attach for attach in attaches if COORDINATOR not in attach)
 
 
 # --- founding ---------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import MAX_LEASES, MAX_OCTETS, Token
 from tests.contract.client import new_xid
 from tests.contract.deciding import RECORD, Decider
-from tests.rm_amqp.deciding import DISCHARGE, DecidingBrokerHarness
-from tests.rm_amqp.test_deciding import RMID, alien, opened, take, using
+from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness
+from tests.rm_amqp.decider.test_deciding import RMID, alien, opened, take, using
 from tm.log import Branch
 from tm.log.decision_record import encode_branches
 from xa import FORMAT_ID, BranchRolledBack, Code, Gtrid, Owner, ResourceError, ResourceUnavailable, TryAgain, Xid

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.contract.deciding import TestDeciding
-from tests.rm_amqp.deciding import DecidingBrokerHarness
+from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import pytest
 from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import Founding, Token
 from tests.contract.deciding import RECORD
-from tests.rm_amqp.deciding import DISCHARGE, DecidingBrokerHarness
-from tests.rm_amqp.test_deciding import RMID, alien, opened, take, using
-from tests.rm_amqp.test_leases import new_owner
+from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness
+from tests.rm_amqp.decider.test_deciding import RMID, alien, opened, take, using
+from tests.rm_amqp.decider.test_leases import new_owner
 from xa import (
     FORMAT_ID,
     BranchRolledBack,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rm_amqp import AmqpResource, DecidingBroker, Message
-from tests.rm_amqp.deciding import bodies
+from tests.rm_amqp.decider.deciding import bodies
 from tm import TransactionManager
 from tm.log import Branch
 from tm.log.decision_record import encode_branches

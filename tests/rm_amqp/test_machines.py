@@ -1,0 +1,50 @@
+"""The machines below XA, as the client has them: connection, link and work. Every pair of state and event."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from rm_amqp.channel.work import WORK, Work, WorkEvent, WorkState
+from rm_amqp.connection.endpoint import ENDPOINT, EndpointEvent, EndpointState
+from rm_amqp.connection.links import LINK, LinkEvent, LinkState
+from xa import NULL_XID
+
+
+def test_a_connection_that_is_lost_is_never_found_again() -> None:
+    assert {state for state, _ in ENDPOINT} == {EndpointState.OPENING, EndpointState.OPEN}
+    for state in (EndpointState.OPENING, EndpointState.OPEN):
+        assert ENDPOINT[state, EndpointEvent.LOSE] is EndpointState.LOST
+
+
+def test_a_link_that_is_over_stays_what_it_is() -> None:
+    living = {LinkState.ATTACHING, LinkState.ATTACHED}
+    over = {
+        LinkEvent.DETACH: LinkState.DETACHED,
+        LinkEvent.CLOSE: LinkState.CLOSED,
+        LinkEvent.LOSE: LinkState.LOST,
+    }
+    for state, event in product(LinkState, LinkEvent):
+        target = LINK.get((state, event))
+        if state not in living:
+            assert target is None
+        elif event in over:
+            assert target is over[event]
+        else:
+            assert target is (LinkState.ATTACHED if state is LinkState.ATTACHING else None)
+
+
+def test_work_begins_before_it_ends() -> None:
+    """What has no row is an error, and leaves the state as it is."""
+    for state, event in product(WorkState, WorkEvent):
+        work = Work(NULL_XID)
+        work.state = state
+        if (state, event) in WORK:
+            work.move(event)
+            assert work.state is WORK[state, event]
+        else:
+            with pytest.raises(KeyError):
+                work.move(event)
+            assert work.state is state
+    assert not [event for event in WorkEvent if event is not WorkEvent.END and (WorkState.ENDED, event) in WORK]
