@@ -117,42 +117,33 @@ class PosixFiles:
         return str(self._directory)
 
     def lock(self) -> PosixLock:
-        """As `Files.lock`."""
         if not self._directory.is_dir():
             self._directory.mkdir(mode=0o700, exist_ok=True)
             _force_directory(self._directory.parent)
         return PosixLock(self._directory / "lock")
 
     def names(self) -> Sequence[str]:
-        """As `Files.names`."""
         return [path.name for path in self._directory.iterdir()]
 
     def create(self, name: str) -> PosixFile:
-        """As `Files.create`."""
         return PosixFile(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def open(self, name: str) -> PosixFile:
-        """As `Files.open`."""
         return PosixFile(self._directory / name, os.O_WRONLY)
 
     def read(self, name: str) -> bytes:
-        """As `Files.read`."""
         return (self._directory / name).read_bytes()
 
     def identity(self, name: str) -> bytes:
-        """As `Files.identity`."""
         return file_identity(self._directory / name)
 
     def rename(self, old: str, new: str) -> None:
-        """As `Files.rename`."""
         (self._directory / old).rename(self._directory / new)
 
     def remove(self, name: str) -> None:
-        """As `Files.remove`."""
         (self._directory / name).unlink()
 
     def force_names(self) -> None:
-        """As `Files.force_names`."""
         _force_directory(self._directory)
 
 
@@ -167,7 +158,6 @@ class PosixFile:
         self._dsync = bool(_DSYNC)
 
     def size(self) -> int:
-        """As `File.size`."""
         return os.fstat(self._descriptor).st_size
 
     def write(self, offset: int, octets: bytes) -> None:
@@ -194,11 +184,9 @@ class PosixFile:
         _force_data(self._descriptor)
 
     def force(self) -> None:
-        """As `File.force`."""
         _force(self._descriptor)
 
     def close(self) -> None:
-        """As `File.close`."""
         self._handle.close()
 
 
@@ -221,7 +209,6 @@ class PosixLock:
             self._handle.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     def release(self) -> None:
-        """As `Lock.release`."""
         fcntl.flock(self._handle, fcntl.LOCK_UN)
         self._handle.close()
 
