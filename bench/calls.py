@@ -12,7 +12,8 @@ run, a thread of the manager's does it (`docs/decisions/0015-interrupted-at-any-
 then.
 
 `calls` is the number of calls, `depth` the largest number of our frames on one stack, `modules` the number of modules
-that they stand in. `packages` divides the calls: those of `xa` are the reference resource managers, and the contract.
+that they stand in. `packages` divides the calls: those outside of `tm` are the reference resource managers. Their
+server does not count, because that of any other resource manager is another process.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 SUMMARY: Final = "our calls and frames in an enlistment, and in a commit of two branches"
 
 ROOT: Final = Path(__file__).parents[1]
-PACKAGES: Final = ("xa", "dtx", "rm_amqp", "rm_db", "tm")
+PACKAGES: Final = ("xabridge", "xa", "dtx", "rm_amqp", "rm_db", "tm")
+SERVER: Final = "/reference/server.py"
 _FOLDERS: Final = {f"{ROOT / package}/": package for package in PACKAGES}
 
 
@@ -107,8 +109,10 @@ def _name_of(frame: FrameType) -> str:
 
 
 def _package_of(frame: FrameType) -> str | None:
-    """The package of ours in which the function of `frame` stands."""
+    """The package of ours in which the function of `frame` stands; None: it is not ours, or the server's."""
     name = frame.f_code.co_filename
+    if name.endswith(SERVER):
+        return None
     return next((package for folder, package in _FOLDERS.items() if name.startswith(folder)), None)
 
 

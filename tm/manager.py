@@ -1,7 +1,7 @@
 """TransactionManager: begins transactions, drives their completion, recovers what was left in doubt.
 
-It opens its decision log and its resources, runs one recovery pass, and then two threads: one that recovers
-again, one that rolls back what takes too long. A resource that can't be reached keeps nothing from starting.
+It opens its decision log and its resources and runs one recovery pass. Then it starts two threads: one recovers again
+and again, one rolls back what takes too long. A manager starts even if a resource can't be reached.
 """
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ class TransactionManager(Generic[Tx_co]):
         return decider or (deciders[0] if deciders else None)
 
     def _make_lease(self, clock: Callable[[], float]) -> Lease | None:
-        """The lease at the resource that decides; not held yet. It needs a clock that stops for nothing."""
+        """The lease at the resource that decides; it is not held yet. Its clock must go on while the machine is
+        suspended."""
         if self._decider is None:
             return None
         decider = self._resources[self._decider]
@@ -275,8 +276,9 @@ class TransactionManager(Generic[Tx_co]):
     # --- transactions ---------------------------------------------------------------------------------------
 
     def begin(self, timeout_s: float | None = None, *, waits: bool = False) -> Tx_co:
-        """A new transaction, the current one of the calling context until it is completed or suspended. With `waits`
-        it waits for work, as a consumer does: unless `has_work` is called, its rollback is not told to anybody."""
+        """Begins a transaction. It is the current one of the calling context until it is completed or suspended.
+        `waits`: it waits for work, as that of a consumer does; its rollback is not logged unless `has_work` was
+        called."""
         if self._unusable is not None or self.executor.log_stopped:
             self.check_usable()
         outer = self._current.get(None)
@@ -285,7 +287,7 @@ class TransactionManager(Generic[Tx_co]):
                 raise ProtocolMisuse(
                     f"transaction {outer} is active in this context: complete or suspend it before you begin another"
                 )
-            self.detach(outer)  # whoever completed it was in another context, or was interrupted
+            self.detach(outer)  # it was completed in another context, or its end was interrupted
             outer = self._current.get(None)
         if timeout_s is None:
             timeout_s = self.timeout_s
@@ -314,14 +316,14 @@ class TransactionManager(Generic[Tx_co]):
         return transaction
 
     def has_work(self, transaction: Transaction) -> None:
-        """A transaction that waited for work has some: from here on it is one as any other."""
+        """A transaction that waited for work has some now, and is one as any other from here on."""
         transaction.waits = False
         if self._recorder is not None:
             self._recorder.began(transaction.gtrid)
 
     def check_usable(self) -> None:
-        """ManagerUnusable where nothing can be decided any more. After the log told nothing it is asked again, before
-        another transaction depends on it."""
+        """Raises ManagerUnusable if nothing can be decided any more. After a failure of the log, the log is asked again
+        before another transaction depends on it."""
         if self._unusable is not None:
             raise ManagerUnusable(self._unusable)
         try:
@@ -335,8 +337,8 @@ class TransactionManager(Generic[Tx_co]):
         self.executor.log_stopped = False
 
     def _begin_prefix(self) -> bytes:
-        """What the gtrids of this incarnation begin with: known once the place of the decisions is open, and durably
-        knows of the incarnation."""
+        """The prefix of this incarnation's gtrids. It is known as soon as the log or the decider is open, and has noted
+        the incarnation durably."""
         if self._lease is None:
             assert self._log is not None  # noqa: S101 — as the constructor checked
             place, incarnation = self._log.log_id, self._noted()
@@ -378,15 +380,15 @@ class TransactionManager(Generic[Tx_co]):
         return self.get_transaction()[name]
 
     def suspend(self) -> Tx_co:
-        """Takes the current transaction off the calling context, its associations suspended."""
+        """Suspends the associations of the current transaction, and takes it off the calling context."""
         transaction = self.get_transaction()
         transaction.suspend_associations()
         self.detach(transaction)
         return transaction
 
     def resume(self, transaction: Transaction) -> None:
-        """Makes a suspended transaction the calling context's, in this thread or another. RolledBack: a resource
-        could not be resumed; the transaction is the context's again, and rollback-only."""
+        """Makes a suspended transaction the current one of the calling context, in this thread or another. RolledBack:
+        a resource could not be resumed; the transaction is the current one, and rollback-only."""
         current = self.current_or_none()
         if current is not None:
             raise ProtocolMisuse(f"transaction {current} is active in this context: suspend it first")
@@ -457,7 +459,7 @@ class TransactionManager(Generic[Tx_co]):
         return self._uninterrupted
 
     def wait_for_completions(self) -> None:
-        """Waits for the end of what somebody left when he was interrupted twice."""
+        """Waits for the end of the calls that were left to the background by a second interruption."""
         self._uninterrupted.wait()
 
     # --- recovery and shutdown --------------------------------------------------------------------------------
@@ -468,8 +470,8 @@ class TransactionManager(Generic[Tx_co]):
         return self._recovery.last_report
 
     def recover(self) -> Report:
-        """One recovery pass now, over every resource manager, back-off or not; what it did. Transactions whose block
-        was left by an interruption, before its end could begin, are rolled back first."""
+        """Runs one recovery pass now, over every resource manager, whether its back-off has passed or not. Transactions
+        whose `with` block an interruption has left before `__exit__` could begin are rolled back first."""
         return self._uninterrupted.run("recovery", self._recover)
 
     def _recover(self) -> Report:
@@ -478,7 +480,7 @@ class TransactionManager(Generic[Tx_co]):
         return self._recovery.run_once(now=True)
 
     def forget(self, name: str, xid: Any) -> None:
-        """Lets the resource `name` forget a branch that it completed on its own, and drops the note of it."""
+        """Has the resource `name` forget a branch that it completed on its own, and drops the note of it."""
         resource = self.resource(name)
         self._uninterrupted.run("recovery", lambda: self._recovery.forget(resource, xid))
 

@@ -97,17 +97,14 @@ class FileLog:
 
     @property
     def node(self) -> str:
-        """As `DecisionLog.node`."""
         return self._journal.node
 
     @property
     def log_id(self) -> bytes:
-        """As `DecisionLog.log_id`."""
         return self._journal.log_id
 
     @property
     def incarnation(self) -> bytes:
-        """As `DecisionLog.incarnation`."""
         return self._journal.incarnation
 
     @property
@@ -117,12 +114,10 @@ class FileLog:
 
     @property
     def incarnations(self) -> Incarnations:
-        """As `DecisionLog.incarnations`."""
         with self._mutex:
             return self._state.incarnations
 
     def trust(self, incarnation: bytes) -> None:
-        """As `DecisionLog.trust`."""
         standing = trusted(self.incarnations, incarnation)
         self._commit(encode_noted(incarnation, standing), (self._state.noted, incarnation, standing))
 
@@ -131,7 +126,6 @@ class FileLog:
         return True
 
     def decide(self, decision: Decision) -> None:
-        """As `DecisionLog.decide`."""
         record = encode_decision(decision)
         self._commit(record, (self._state.decisions, decision.gtrid, record))
 
@@ -148,30 +142,25 @@ class FileLog:
             self._settle(batch)
 
     def note_heuristic(self, heuristic: Heuristic) -> None:
-        """As `DecisionLog.note_heuristic`."""
         record = encode_heuristic(heuristic)
         self._commit(record, (self._state.heuristics, branch_key(heuristic.branch), record))
 
     def drop_heuristic(self, branch: Branch) -> None:
-        """As `DecisionLog.drop_heuristic`."""
         self._commit(encode_heuristic_dropped(branch), (self._state.heuristics, branch_key(branch), None))
 
     def decision(self, gtrid: bytes) -> Decision | None:
-        """As `DecisionLog.decision`."""
         with self._mutex:
             self._check()
             record = self._state.decisions.get(gtrid)
         return None if record is None else decode_decision(record)
 
     def decisions(self) -> Sequence[Decision]:
-        """As `DecisionLog.decisions`."""
         with self._mutex:
             self._check()
             records = list(self._state.decisions.values())
         return [decode_decision(record) for record in records]
 
     def heuristics(self) -> Sequence[Heuristic]:
-        """As `DecisionLog.heuristics`."""
         with self._mutex:
             self._check()
             records = list(self._state.heuristics.values())

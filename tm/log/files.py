@@ -117,30 +117,24 @@ class PosixFiles:
         return str(self._directory)
 
     def lock(self) -> PosixLock:
-        """As `Files.lock`."""
         if not self._directory.is_dir():
             self._directory.mkdir(mode=0o700, exist_ok=True)
             _force_directory(self._directory.parent)
         return PosixLock(self._directory / "lock")
 
     def names(self) -> Sequence[str]:
-        """As `Files.names`."""
         return [path.name for path in self._directory.iterdir()]
 
     def create(self, name: str) -> PosixFile:
-        """As `Files.create`."""
         return PosixFile(self._directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def open(self, name: str) -> PosixFile:
-        """As `Files.open`."""
         return PosixFile(self._directory / name, os.O_WRONLY)
 
     def read(self, name: str) -> bytes:
-        """As `Files.read`."""
         return (self._directory / name).read_bytes()
 
     def identity(self, name: str) -> bytes:
-        """As `Files.identity`."""
         descriptor = os.open(self._directory / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return file_identity(descriptor)
@@ -148,15 +142,12 @@ class PosixFiles:
             os.close(descriptor)
 
     def rename(self, old: str, new: str) -> None:
-        """As `Files.rename`."""
         (self._directory / old).rename(self._directory / new)
 
     def remove(self, name: str) -> None:
-        """As `Files.remove`."""
         (self._directory / name).unlink()
 
     def force_names(self) -> None:
-        """As `Files.force_names`."""
         _force_directory(self._directory)
 
 
@@ -171,7 +162,6 @@ class PosixFile:
         self._dsync = bool(_DSYNC)
 
     def size(self) -> int:
-        """As `File.size`."""
         return os.fstat(self._descriptor).st_size
 
     def write(self, offset: int, octets: bytes) -> None:
@@ -198,11 +188,9 @@ class PosixFile:
         _force_data(self._descriptor)
 
     def force(self) -> None:
-        """As `File.force`."""
         _force(self._descriptor)
 
     def close(self) -> None:
-        """As `File.close`."""
         self._handle.close()
 
 
@@ -225,7 +213,6 @@ class PosixLock:
             self._handle.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     def release(self) -> None:
-        """As `Lock.release`."""
         fcntl.flock(self._handle, fcntl.LOCK_UN)
         self._handle.close()
 

@@ -117,7 +117,6 @@ class Journal:
 
     @property
     def log_id(self) -> bytes:
-        """As `DecisionLog.log_id`."""
         return self._header.log_id
 
     @property

@@ -89,7 +89,6 @@ class BlockingRecoveryPorts:
         await self._ports.end(decision, decider)
 
     def decisions(self) -> Decisions:
-        """As `read_decisions`."""
         logged: dict[bytes, Decision] = {}
         noted: frozenset[Xid] = frozenset()
         if self._log is not None:

@@ -32,7 +32,6 @@ class DynamicRegistrar:
         self._outside: WeakKeyDictionary[ThreadOfControl, dict[int, RegistrationState]] = WeakKeyDictionary()
 
     def ax_reg(self, rmid: int, flags: int = TMNOFLAGS) -> tuple[AxCode, Xid]:
-        """As `xa.Registrar` says."""
         resource = self._resource(rmid)
         if resource is None or flags != TMNOFLAGS:
             return _INVALID
@@ -59,7 +58,6 @@ class DynamicRegistrar:
         return (AxCode.TM_JOIN if known else AxCode.TM_OK), enlistment.branch.xid
 
     def ax_unreg(self, rmid: int, flags: int = TMNOFLAGS) -> AxCode:
-        """As `xa.Registrar` says."""
         if self._resource(rmid) is None or flags != TMNOFLAGS:
             return AxCode.TMER_INVAL
         states = self._outside.setdefault(thread_of_control(), {})

@@ -55,59 +55,46 @@ class MeasuredResource:
 
     @property
     def name(self) -> str:
-        """As `xa.ResourceManager` says."""
         return self._rm.name
 
     @property
     def flags(self) -> int:
-        """As `xa.ResourceManager` says."""
         return self._rm.flags
 
     @property
     def identity(self) -> str:
-        """As `xa.ResourceManager` says."""
         return self._rm.identity
 
     def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._asked("open", None, self._rm.open, open_string, rmid, flags)
 
     def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._asked("close", None, self._rm.close, close_string, rmid, flags)
 
     def start(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._asked("start", xid, self._rm.start, xid, rmid, flags)
 
     def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._asked("end", xid, self._rm.end, xid, rmid, flags)
 
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._asked("prepare", xid, self._rm.prepare, xid, rmid, flags)
 
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         verb = "commit_one_phase" if flags & TMONEPHASE else "commit"
         return self._asked(verb, xid, self._rm.commit, xid, rmid, flags)
 
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._asked("rollback", xid, self._rm.rollback, xid, rmid, flags)
 
     def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         return self._asked("forget", xid, self._rm.forget, xid, rmid, flags)
 
     def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
-        """As `xa.ResourceManager` says."""
         page: Sequence[Xid] = self._told("recover", self._rm.recover, rmid, flags, count)
         return page
 
     def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
-        """As `xa.ResourceManager` says."""
         completion = self._rm.complete(handle, rmid, flags)
         sent = self._sent.pop(completion.handle, None)
         if sent is not None:
@@ -116,7 +103,6 @@ class MeasuredResource:
         return completion
 
     def session(self, rmid: int) -> Any:
-        """As `xa.ResourceManager` says."""
         return self._rm.session(rmid)
 
     def _asked(self, verb: str, xid: Xid | None, call: Callable[..., Code | Handle], *arguments: Any) -> Code | Handle:
@@ -157,34 +143,27 @@ class MeasuredDecider(MeasuredResource):
 
     @property
     def decider_id(self) -> bytes:
-        """As `xa.DecidingResource` says."""
         return self._rm.decider_id
 
     def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
-        """As `xa.DecidingResource` says."""
         self._told("hold", self._rm.hold, owner, lease_s, rmid)
 
     def owners(self, rmid: int) -> Sequence[Owner]:
-        """As `xa.DecidingResource` says."""
         owners: Sequence[Owner] = self._told("owners", self._rm.owners, rmid)
         return owners
 
     def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
-        """As `xa.DecidingResource` says."""
         return Code(self._asked("decide", xid, self._rm.decide, xid, rmid, record))
 
     def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
-        """As `xa.DecidingResource` says."""
         told: bytes | None = self._told("settle", self._rm.settle, gtrid, rmid)
         return told
 
     def decisions(self, rmid: int, after: bytes = b"", count: int = 1000) -> Sequence[DecisionRecord]:
-        """As `xa.DecidingResource` says."""
         page: Sequence[DecisionRecord] = self._told("decisions", self._rm.decisions, rmid, after, count)
         return page
 
     def end_decisions(self, gtrids: Sequence[bytes], rmid: int) -> None:
-        """As `xa.DecidingResource` says."""
         self._told("end_decisions", self._rm.end_decisions, gtrids, rmid)
 
 
