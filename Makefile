@@ -34,7 +34,7 @@ demo: setup
 	$(BIN)/xabridge demo
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 40 --durations-min 5
 
 check: setup
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rm_amqp.deciding import DecidingBroker
+from rm_amqp.decider.resource import DecidingBroker
 from rm_amqp.resource import AmqpResource
 from xa import TMREGISTER, TMUSEASYNC
 

@@ -1,246 +1,96 @@
-"""AmqpResource: the xa_switch of an AMQP 1.0 broker with distributed transactions."""
+"""The resource manager of an AMQP 1.0 broker with distributed transactions.
+
+The XA verbs are those of `xa.switch`, over an `AmqpDriver`. What is here is asked beyond XA: by operators, and by
+whoever coordinates one global transaction from several processes. These need a branch that holds nothing and is
+prepared all the same, a fence around a global transaction, the prepared branches whose gtrid begins alike, and the
+messages that a prepared branch holds.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import time
-from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from dtx.protocol.commands import MAX_PAGE, Commit, Forget, Prepare, Recover, Rollback
-from dtx.protocol.replies import Recovered
-from rm_amqp.connected import R1
-from rm_amqp.coordinating import Coordinating
-from rm_amqp.loss import AllInUse, ConnectionLost, TimedOut
-from rm_amqp.reporting import REPORT_PAGE, diagnosed, reported
+from dtx.protocol.addresses import DEPTH, branch_address
+from dtx.protocol.commands import MAX_PAGE, Fence, Found, Prepare, Recover
+from dtx.protocol.conditions import RefusedError
+from dtx.protocol.decoding import decode_from
+from rm_amqp.channel.message_links import READ
+from rm_amqp.connections import REAP_S, Environment
+from rm_amqp.diagnosis import REPORT_PAGE, diagnosed, reported
+from rm_amqp.driver import AmqpDriver, BranchWork
+from rm_amqp.errors import AllInUse, ConnectionLost, TimedOut, lost_error, refusal_error
 from rm_amqp.settings import parse
-from rm_amqp.standing import MAX_OUTSTANDING, Operation, Scan
-from xa import (
-    TMASYNC,
-    TMENDRSCAN,
-    TMMULTIPLE,
-    TMNOWAIT,
-    TMONEPHASE,
-    TMREGISTER,
-    TMSTARTRSCAN,
-    TMSUCCESS,
-    TMUSEASYNC,
-    Code,
-    Completion,
-    Handle,
-    XaError,
-    check_flags,
-    xa_error,
-)
-from xa.machine import advance
-from xa.tables import (
-    ASYNC,
-    RESOURCE,
-    AssociationVerb,
-    AsyncState,
-    AsyncVerb,
-    ResourceVerb,
-)
+from xa import FORMAT_ID, NULL_XID, TMUSEASYNC, Code, XaError, xa_error
+from xa.switch import LateEndingSwitch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 
-    from dtx.protocol.commands import Coordination
-    from rm_amqp.standing import Standing
-    from xa import Registrar, Xid
+    from rm_amqp.channel.channel import DistributedChannel
+    from rm_amqp.channel.pool import PooledChannel
+    from rm_amqp.connection.endpoint import Steps
+    from rm_amqp.connection.links import BulkReceiver
+    from rm_amqp.session import Session
+    from xa import Handle, Registrar, Xid
     from xa.diagnosis import Diagnosis
     from xa.holdings import InDoubtBranch
 
+T = TypeVar("T")
+LOOKED: Final = 1
+"""Messages that tell whether there are any."""
 
-class AmqpResource(Coordinating):
+
+class AmqpResource(LateEndingSwitch[BranchWork]):
     """One instance. `flags` are the switch's: TMUSEASYNC, and TMREGISTER for one that registers dynamically.
 
     An association can be resumed only in the thread of control that suspended it, whose channel it is on: end with
     TMMIGRATE answers XA_NOMIGRATE. open, close, start and end with TMASYNC are carried out before they return.
     """
 
-    name = "xabridge amqp"
+    driver: AmqpDriver
 
-    def __init__(self, registrar: Registrar | None = None, flags: int = TMUSEASYNC, **surroundings: Any) -> None:
-        if flags & ~(TMREGISTER | TMUSEASYNC):
-            raise ValueError(f"not switch flags of this resource manager: {flags:#x}")
-        if flags & TMREGISTER and registrar is None:
-            raise ValueError("TMREGISTER needs a registrar")
-        super().__init__(registrar, flags, **surroundings)
-        self._numbers = count(1)
-        self._operations: dict[int, Operation] = {}
+    def __init__(
+        self, registrar: Registrar | None = None, flags: int = TMUSEASYNC, environment: Environment | None = None
+    ) -> None:
+        super().__init__(AmqpDriver(flags, environment or Environment()), registrar)
 
-    @property
-    def identity(self) -> str:
-        """As `xa.ResourceManager` says. Starts that nobody waits for can't be joined in time: with `ahead` every
-        instance stands for itself, and has branches of its own in a transaction."""
-        settings = self.settings
-        return f"{settings.identity}#{self.container}" if settings.ahead else settings.identity
-
-    @property
-    def outstanding(self) -> int:
-        """How many operations wait for `complete`."""
-        return len(self._operations)
-
-    # --- open and close ---------------------------------------------------------------------------------------
     def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says. The broker is asked over both kinds of channels."""
-        check_flags("open", flags, self.flags)
-        settings = parse(open_string)
-        standing = self._standing()
-        self._begin_open(settings, rmid)
-        return self._at_once(standing, "open", None, flags, lambda: self._open(standing, rmid))
+        answer = super().open(open_string, rmid, flags)
+        self.driver.connections.environment.maintain(self)
+        return answer
 
-    def _open(self, standing: Standing, rmid: int) -> Code:
-        if standing.seat is not None and standing.seat.channel.broken:
-            self._dissociate(standing)
-        try:
-            deadline = self.deadline()
-            if standing.seat is None:
-                with contextlib.suppress(AllInUse):  # they are: the broker was reached
-                    self.pool.give(self.pool.take(deadline, wait=False))
-            self._commanding(deadline)
-        except (ConnectionLost, TimedOut) as why:
-            raise self._failed(standing, "open", why, None) from None
-        self._end_open(standing, rmid)
-        return Code.XA_OK
+    def maintain(self) -> float | None:
+        """Gives up what threads of control have left that are gone (`rm_amqp.connection.maintenance`)."""
+        connections = self.driver.connections
+        if not connections.is_open:
+            return None
+        self.reap()
+        return connections.environment.clock() + REAP_S
 
-    def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:  # noqa: ARG002 — says nothing here
-        """As `xa.ResourceManager` says."""
-        check_flags("close", flags, self.flags)
-        standing = self._standing()
-        with self._lock:
-            if self._state is R1:
-                self._check_open("close", rmid)
-                if (standing.current or standing.late) is not None and not self._gone(standing):
-                    raise xa_error(Code.XAER_PROTO, "close: this thread is at work; end that first")
-                if self._operations:
-                    raise xa_error(Code.XAER_PROTO, f"close: {len(self._operations)} operations wait for complete")
-        return self._at_once(standing, "close", None, flags, self._close)
+    @property
+    def container(self) -> str:
+        """What every connection of this instance tells the broker as its name, with a number behind it."""
+        return self.driver.connections.container
 
-    def _close(self) -> Code:
-        self._disconnect()
-        with self._lock:
-            self._state = advance(RESOURCE, self._state, ResourceVerb.CLOSE)
-            for standing in self._standings.values():
-                standing.seat = standing.current = standing.late = standing.scan = standing.report = None
-                standing.suspended.clear()
-                standing.lost = False
-        return Code.XA_OK
+    @property
+    def round_trips(self) -> int:
+        """How often, in all, a caller has waited for the broker after something was sent."""
+        return self.driver.connections.round_trips
 
-    # --- association ------------------------------------------------------------------------------------------
-    def start(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
-        standing = self._enter("start", rmid, flags)
-        if self.flags & TMREGISTER:
-            raise xa_error(Code.XAER_PROTO, "start: this resource manager registers itself (TMREGISTER)", xid)
-        self._check_asked("start", xid, flags)
-        return self._at_once(standing, "start", xid, flags, lambda: self._start(standing, xid, flags))
+    def session(self, rmid: int) -> Session:
+        session: Session = super().session(rmid)
+        return session
 
-    def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
-        standing = self._enter("end", rmid, flags)
-        self._check_asked("end", xid, flags)
-        return self._at_once(standing, "end", xid, flags, lambda: self._end(standing, xid, flags))
-
-    def end_late(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
-        """As `xa.LateEnding` says."""
-        standing = self._enter("end", rmid, flags)
-        self._check_asked("end", xid, flags)
-        if flags != TMSUCCESS or self.flags & TMREGISTER:
-            return self.end(xid, rmid, flags)
-        return self._end_late(standing, xid)
-
-    # --- completion -------------------------------------------------------------------------------------------
-    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
-        return self._finish("prepare", xid, rmid, flags, Prepare(xid))
-
-    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
-        return self._finish("commit", xid, rmid, flags, Commit(xid, bool(flags & TMONEPHASE)))
-
-    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
-        return self._finish("rollback", xid, rmid, flags, Rollback(xid))
-
-    def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
-        return self._finish("forget", xid, rmid, flags, Forget(xid))
-
-    def _finish(self, verb: str, xid: Xid, rmid: int, flags: int, command: Coordination) -> Code | Handle:
-        standing = self._enter(verb, rmid, flags)
-        self._check_asked(verb, xid, flags)
-        deadline = self.deadline()
-        if standing.late is not None:
-            late = self._prepare_late(standing, xid, deadline) if verb == "prepare" else None
-            if late is not None:
-                return self._promise(late) if flags & TMASYNC else self._outcome_of(late)
-            fails = verb == "rollback" and standing.late.xid == xid
-            self._end_now(standing, AssociationVerb.END_FAIL if fails else AssociationVerb.END)
-        if not flags & TMASYNC:
-            try:
-                code = self._carry_out(standing, verb, command, xid)
-            except XaError as error:
-                self._decided(verb, xid, error.code)
-                raise
-            self._decided(verb, xid, code)
-            return code
-        asked = self._ask(standing, verb, command, xid, deadline)
-        return self._promise(Operation(standing, verb, xid, asked, deadline=deadline))
-
-    def _outcome_of(self, operation: Operation) -> Code:
-        self._await(operation)
-        if operation.error is not None:
-            raise operation.error
-        assert operation.code is not None  # noqa: S101 — _await has set it
-        return operation.code
-
-    def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
-        """As `xa.ResourceManager` says."""
-        standing = self._enter("recover", rmid, flags)
-        if count < 1:
-            raise xa_error(Code.XAER_INVAL, f"recover: count {count} is below 1")
-        if flags & TMSTARTRSCAN:
-            standing.scan = Scan()
-        scan = standing.scan
-        if scan is None:
-            raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
-        found: list[Xid] = []
-        while not scan.over and len(found) < count:
-            found += self._scan_on(standing, scan, min(count - len(found), MAX_PAGE)).in_doubt
-        if flags & TMENDRSCAN:
-            standing.scan = None
-        return found
-
+    # --- for operators ----------------------------------------------------------------------------------------
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
         """As `xa.holdings.HoldingsReporting` says."""
-        standing = self._enter("recover", rmid, flags)
-        if count < 1:
-            raise xa_error(Code.XAER_INVAL, f"recover: count {count} is below 1")
-        if flags & TMSTARTRSCAN:
-            standing.report = Scan(details=True)
-        report = standing.report
-        if report is None:
-            raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
-        found: list[InDoubtBranch] = []
-        while not report.over and len(found) < count:
-            page = self._scan_on(standing, report, min(count - len(found), REPORT_PAGE))
-            found += [reported(details, time.time()) for details in page.details]
-        if flags & TMENDRSCAN:
-            standing.report = None
-        return found
 
-    def _scan_on(self, standing: Standing, scan: Scan, count: int) -> Recovered:
-        """The next page of a scan from the broker."""
-        command = Recover(scan.after, count, details=scan.details)
-        reply = self._reply(standing, "recover", command, None)
-        if not isinstance(reply, Recovered):
-            raise xa_error(Code.XAER_RMERR, "recover: the broker answered something else")
-        scan.over = not reply.more or not reply.in_doubt
-        if reply.in_doubt:
-            scan.after = reply.in_doubt[-1]
-        return reply
+        def scan(page: int) -> Iterator[InDoubtBranch]:
+            for details in self.driver.details(min(page, REPORT_PAGE)):
+                yield reported(details, time.time())
+
+        return self.page("in_doubt", scan, rmid, flags, count)
 
     def diagnose(self, open_string: str) -> Diagnosis:
         """As `xa.diagnosis.Diagnosing` says. An instance of its own is opened and closed again."""
@@ -254,93 +104,105 @@ class AmqpResource(Coordinating):
 
         return diagnosed(lambda: parse(open_string), try_it)
 
-    # --- asynchronous operations ------------------------------------------------------------------------------
-    def _check_asked(self, verb: str, xid: Xid, flags: int) -> None:
-        if xid in self._asked:
-            kind = AsyncVerb.ASYNCHRONOUS if flags & TMASYNC else AsyncVerb.SYNCHRONOUS
-            code = ASYNC.refusal(AsyncState.A1, kind) or Code.XAER_PROTO
-            raise xa_error(code, f"{verb}: an operation on this branch waits for complete", xid)
-        if flags & TMASYNC and len(self._operations) >= MAX_OUTSTANDING:
-            raise xa_error(Code.XAER_ASYNC, f"{verb}: {MAX_OUTSTANDING} operations are outstanding", xid)
+    # --- for coordinators of several processes ----------------------------------------------------------------
+    def prepare_kept(self, xid: Xid, rmid: int, failed: Collection[int] = (), released: Collection[int] = ()) -> Code:
+        """As `prepare`, and a branch that holds nothing is prepared durably as well: XA_OK instead of XA_RDONLY. Its
+        xid stays taken until it is committed or rolled back. Of what it gathered, by the places from 0, `failed`
+        messages are available again when it commits, with their delivery-count raised, and `released` ones without."""
+        prepare = Prepare(xid, keep=True, failed=tuple(sorted(failed)), released=tuple(sorted(released)))
 
-    def _at_once(
-        self, standing: Standing, verb: str, xid: Xid | None, flags: int, carry_out: Callable[[], Code]
-    ) -> Code | Handle:
-        """Carries out a verb; with TMASYNC what came of it is told by complete."""
-        if not flags & TMASYNC:
-            return carry_out()
-        operation = Operation(standing, verb, xid)
+        def prepared() -> Code:
+            code = self.driver.complete("prepare", prepare, xid, later=False)
+            assert isinstance(code, Code)  # noqa: S101 — not left for later
+            return code
+
+        return self.call("prepare", rmid, prepared)
+
+    def fence(self, gtrid: bytes, rmid: int, format_id: int = FORMAT_ID) -> None:
+        """From now on no branch of the global transaction can be started or prepared; those that are not prepared
+        become rollback-only. Durable when it returns; a fence that stands already is fine."""
+        self.call("fence", rmid, lambda: self.driver.exchange("fence", Fence(format_id, gtrid), None))
+
+    def lift_fence(self, gtrid: bytes, rmid: int, format_id: int = FORMAT_ID) -> None:
+        """The fence goes; one that is gone already is fine. (The broker drops old ones itself.)"""
+        fence = Fence(format_id, gtrid, lift=True)
         try:
-            operation.code = carry_out()
+            self.call("fence", rmid, lambda: self.driver.exchange("fence", fence, None))
         except XaError as error:
-            operation.code, operation.error = error.code, error
-        return self._promise(operation)
+            if error.code is not Code.XAER_NOTA:
+                raise
 
-    def _promise(self, operation: Operation) -> Handle:
-        with self._lock:
-            handle = Handle(next(self._numbers))
-            self._operations[handle] = operation
-            if operation.xid is not None:
-                self._asked[operation.xid] = handle
-        return handle
+    def prepared(self, rmid: int, prefix: bytes = b"") -> list[Xid]:
+        """Every prepared branch whose gtrid begins with `prefix`, in the order of their xids. (None that was completed
+        heuristically.)"""
+        first = Recover(NULL_XID, MAX_PAGE, prefix, (Found.PREPARED,))
+        pages = self.call("recover", rmid, lambda: list(self.driver.pages(first)))
+        return [xid for page in pages for xid in page.in_doubt]
 
-    def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
-        """As `xa.ResourceManager` says."""
-        check_flags("complete", flags, self.flags)
-        if rmid != self._rmid or not self._operations:
-            self._check_open("complete", rmid)
-        if flags & TMMULTIPLE or handle is None:
-            handle = self._any(handle, flags)
-        operation = self._operations.get(handle)
-        if operation is None:
-            refused = ASYNC.refusal(AsyncState.A0, AsyncVerb.COMPLETE) or Code.XAER_INVAL
-            raise xa_error(refused, f"complete: no operation {handle} is outstanding")
-        if operation.code is None and flags & TMNOWAIT and not self._arrived(operation):
-            raise xa_error(Code.XA_RETRY, f"{operation.verb}: it has not completed", operation.xid)
-        self._await(operation)
-        with self._lock:
-            if self._operations.pop(handle, None) is None:
-                raise xa_error(Code.XAER_INVAL, f"complete: operation {handle} was told to somebody else")
-            if operation.xid is not None:
-                self._asked.pop(operation.xid, None)
-        assert operation.code is not None  # noqa: S101 — _await has set it
-        return Completion(handle, operation.code, operation.error)
+    def holds(self, gtrid: bytes, rmid: int) -> dict[Xid, int]:
+        """How many messages each prepared branch of a global transaction has taken out of queues."""
+        first = Recover(NULL_XID, MAX_PAGE, gtrid, (Found.PREPARED,), details=True)
+        pages = self.call("recover", rmid, lambda: list(self.driver.pages(first)))
+        found = {one.xid: sum(held.retired for held in one.holdings) for page in pages for one in page.details}
+        return {xid: count for xid, count in found.items() if xid.gtrid == gtrid}
 
-    def _any(self, handle: Handle | None, flags: int) -> Handle:
-        if handle is not None or not flags & TMMULTIPLE:
-            raise xa_error(Code.XAER_INVAL, "complete: TMMULTIPLE goes with no handle, and no handle with TMMULTIPLE")
-        standing = self._standing()
-        with self._lock:
-            mine = [(number, one) for number, one in self._operations.items() if one.standing is standing]
-        if not mine:
-            raise xa_error(Code.XAER_INVAL, "complete: this thread has no operation outstanding")
-        return Handle(next((number for number, one in mine if one.code is not None or self._arrived(one)), mine[0][0]))
+    # --- reading beside the work of the thread ----------------------------------------------------------------
+    def retired(self, xid: Xid, rmid: int, page: int = READ) -> Iterator[list[bytes]]:
+        """The messages that a prepared branch takes, in their order, as octets, `page` at a time. XAER_NOTA: there is
+        no such branch."""
+        return self._read(branch_address(xid, "retired"), rmid, page, xid)
 
-    @staticmethod
-    def _arrived(operation: Operation) -> bool:
-        vote = operation.vote
-        if vote is not None:
-            vote.seat.line.refresh()
-            return vote.answer.there
-        asked = operation.asked
-        if asked is None:
-            return True
-        asked.line.refresh()
-        return asked.command.core.lost is not None or asked.line.run(asked.command.look(asked.request))
-
-    def _await(self, operation: Operation) -> None:
-        """Waits until it is known what came of the operation, or that nobody knows."""
-        asked, vote, verb, xid = operation.asked, operation.vote, operation.verb, operation.xid
-        if operation.code is not None or xid is None:
-            return
+    def has_messages(self, address: str, rmid: int) -> bool:
+        """Whether a message is available at an address now."""
+        reading = self._read(address, rmid, LOOKED, None)
         try:
-            if vote is not None:
-                operation.code = self._voted(operation, vote, xid)
-            elif asked is not None:
-                reply = self._answer(operation.standing, verb, asked, operation.deadline, xid)
-                operation.code = self._outcome(operation.standing, verb, reply, xid)
-            else:
-                return
-        except XaError as error:
-            operation.code, operation.error = error.code, error
-        self._decided(verb, xid, operation.code)
+            return bool(next(reading, []))
+        finally:
+            reading.close()
+
+    def count(self, address: str, rmid: int) -> int:
+        """How many messages are available at an address now."""
+        reading = self._read(DEPTH + address, rmid, LOOKED, None)
+        try:
+            (octets,) = next(reading)
+        finally:
+            reading.close()
+        _, start = decode_from(octets, 1)
+        number, _ = decode_from(octets, start)
+        return int(number)
+
+    def _read(self, address: str, rmid: int, page: int, xid: Xid | None) -> Generator[list[bytes]]:
+        """Reads an address over a channel of its own, so that the thread of control may be at work meanwhile."""
+        connections = self.driver.connections
+        pooled = self._browse(rmid, xid, lambda: connections.pool.take(connections.deadline(), spare=True))
+        messages = pooled.channel.messages
+        receiver: BulkReceiver | None = None
+        try:
+            receiver = self._run(rmid, xid, pooled, messages.reader(address, connections.deadline()))
+            while octets := self._run(rmid, xid, pooled, messages.read(receiver, page, connections.deadline())):
+                yield octets
+                if len(octets) < page:
+                    break
+        finally:
+            if receiver is not None and receiver.alive and not pooled.channel.broken:
+                pooled.connection.run(messages.closed(receiver), later=True)
+            connections.pool.give(pooled)
+
+    def _run(self, rmid: int, xid: Xid | None, pooled: PooledChannel[DistributedChannel], steps: Steps[T]) -> T:
+        return self._browse(rmid, xid, lambda: pooled.connection.run(steps))
+
+    def _browse(self, rmid: int, xid: Xid | None, call: Callable[[], T]) -> T:
+        """What `call` returns, with its errors as XA has them."""
+
+        def browsed() -> T:
+            try:
+                return call()
+            except AllInUse as why:
+                told = f"browse: {why}; allow more with channels= in the open string"
+                raise xa_error(Code.XA_RETRY, told) from None
+            except RefusedError as error:
+                raise refusal_error("browse", error.refusal, xid) from None
+            except (ConnectionLost, TimedOut) as why:
+                raise lost_error("browse", why, xid) from None
+
+        return self.call("browse", rmid, browsed)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dtx.protocol.sasl import ClientPolicy
-from rm_amqp.tokens import MAX_SLOTS
+from rm_amqp.decider.tokens import MAX_SLOTS
 from xa import Code, xa_error
 
 if TYPE_CHECKING:

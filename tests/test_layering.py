@@ -26,6 +26,7 @@ VIOLATIONS = {
     "dtx": ("dtx.protocol.planted", "dtx.store"),
     "pyspark": ("tm.planted", "pyspark"),
     "core": ("xabridge.pipeline.core.planted", "pyarrow"),
+    "proton-once": ("rm_amqp.planted", "proton"),
     "proton": ("dtx.store.planted", "proton"),
 }
 

@@ -24,9 +24,9 @@ from xabridge.pipeline.core.encoding import encoded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from rm_amqp.channel import Channel
-    from rm_amqp.core import Steps
-    from rm_amqp.links import Answer, Arrived
+    from rm_amqp.channel.message_links import MessageLinks
+    from rm_amqp.connection.endpoint import Steps
+    from rm_amqp.connection.links import Answer, Arrived
 
 CHUNK: Final = 10_000
 TIMEOUT_S: Final = 120.0
@@ -116,15 +116,15 @@ class LeanClient:
         rm = AmqpResource(Nobody(), TMUSEASYNC | TMREGISTER)
         rm.open(f"amqp://{address}/?timeout={TIMEOUT_S}", RMID)
         self._session = rm.session(RMID)
-        self._deadline = self._session._until  # noqa: SLF001 — there is no public way without transactions
-        self._do = self._session._work  # noqa: SLF001
+        self._deadline = self._session.operations.deadline
+        self._do = self._session.run
         self._held: deque[tuple[str, int, Arrived]] = deque()
         self._answers: deque[Answer] = deque()
 
     def settle_before(self, queue: str, batch: int) -> None:
         """As PlainClient says."""
 
-        def steps(_channel: Channel, _: object) -> Steps[None]:
+        def steps(_links: MessageLinks, _: object) -> Steps[None]:
             while self._held:
                 source, received, arrived = self._held.popleft()
                 again = source == queue and received >= batch
@@ -136,12 +136,12 @@ class LeanClient:
     def receive(self, queue: str, batch: int, count: int) -> Iterator[Sequence[Any]]:
         """As PlainClient says."""
 
-        def steps(channel: Channel, _: object) -> Steps[list[Arrived]]:
-            deadline = self._deadline(None)
-            receiver = yield from channel._receiver(queue, None, deadline, acquire=False)  # noqa: SLF001
+        def steps(links: MessageLinks, _: object) -> Steps[list[Arrived]]:
+            deadline = self._deadline()
+            receiver = yield from links.attached_receiver(queue, None, deadline, acquire=False)
             receiver.flow(count)
             while len(receiver.arrived) < count:
-                if channel.core.clock() >= deadline:
+                if receiver.endpoint.clock() >= deadline:
                     raise RuntimeError(f"{queue}: {len(receiver.arrived)} of {count} messages came")
                 yield deadline
             return [receiver.arrived.popleft() for _ in range(count)]
@@ -155,15 +155,13 @@ class LeanClient:
         """As PlainClient says."""
         octets = encoded(Messages(bodies))
 
-        def steps(channel: Channel, _: object) -> Steps[None]:
-            deadline = self._deadline(None)
-            sender = channel._senders.get(address) or (yield from channel._sender(address, deadline))  # noqa: SLF001
+        def steps(links: MessageLinks, _: object) -> Steps[None]:
+            deadline = self._deadline()
+            sender = yield from links.attached_sender(address, deadline)
             left = deque(octets)
             while left:
                 for _ in range(min(sender.credit, len(left))):
-                    answer = sender.send(left.popleft(), settled=False)
-                    assert answer is not None  # noqa: S101 — it is not sent settled
-                    self._answers.append(answer)
+                    self._answers.append(sender.send(left.popleft()))
                 if left:
                     yield deadline
 
@@ -172,8 +170,8 @@ class LeanClient:
     def wait(self) -> None:
         """As PlainClient says."""
 
-        def steps(_channel: Channel, _: object) -> Steps[None]:
-            deadline = self._deadline(None)
+        def steps(_links: MessageLinks, _: object) -> Steps[None]:
+            deadline = self._deadline()
             while self._answers:
                 if not self._answers[0].there:
                     yield deadline

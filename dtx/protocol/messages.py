@@ -69,7 +69,7 @@ _NO_ADDRESSES: Final = (b"\x40",) * 5
 """The fields of the properties in front of the correlation-id, null."""
 
 
-def _section(octets: bytes, at: int) -> tuple[int, int]:
+def read_section(octets: bytes, at: int) -> tuple[int, int]:
     """The code of the section that begins at `at`, and where its value begins."""
     if octets[at : at + 2] == b"\x00\x53" and len(octets) > at + 2:
         code = octets[at + 2]
@@ -94,7 +94,7 @@ def read_header(octets: bytes) -> Header:
     if octets[:3] in _NOT_A_HEADER:
         return NO_HEADER
     try:
-        code, start = _section(octets, 0)
+        code, start = read_section(octets, 0)
         if code != HEADER:
             return NO_HEADER
         items, end = decode_from(octets, start)
@@ -133,7 +133,7 @@ def with_delivery_annotations(octets: bytes, annotations: dict[Symbol, Any]) -> 
     at = read_header(octets).end
     end = at
     try:
-        if at < len(octets) and _section(octets, at)[0] == DELIVERY_ANNOTATIONS:
+        if at < len(octets) and read_section(octets, at)[0] == DELIVERY_ANNOTATIONS:
             end = skip(octets, at)
     except DecodeError:
         end = at  # it was taken as it is, and is passed on as it is
@@ -157,7 +157,7 @@ def _sections(octets: bytes) -> dict[int, tuple[int, int]]:
     at = 0
     last = 0
     while at < len(octets):
-        code, start = _section(octets, at)
+        code, start = read_section(octets, at)
         at = skip(octets, start)
         if code in found or code < last:
             raise DecodeError(f"section {code:#x} stands where it must not")

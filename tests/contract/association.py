@@ -6,18 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import (
-    NOT_JOINED,
-    RMID,
-    ROLLED_BACK,
-    Client,
-    Contract,
-    elsewhere,
-    new_key,
-    new_xid,
-    plain,
-    refused,
-)
 from xa import (
     ROLLBACK_CODES,
     TMFAIL,
@@ -36,9 +24,23 @@ from xa import (
     entered,
 )
 
+from .client import (
+    NOT_JOINED,
+    RMID,
+    ROLLED_BACK,
+    Client,
+    Contract,
+    elsewhere,
+    new_key,
+    new_xid,
+    plain,
+    refused,
+)
+
 if TYPE_CHECKING:
-    from tests.contract.harness import Harness
     from xa import Xid
+
+    from .harness import Harness
 
 
 class TestAssociation(Contract):

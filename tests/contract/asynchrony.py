@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, Client, Contract, elsewhere, new_key, new_xid, plain, refused
 from xa import (
     TMASYNC,
     TMFAIL,
@@ -23,8 +22,10 @@ from xa import (
     TryAgain,
 )
 
+from .client import RMID, Client, Contract, elsewhere, new_key, new_xid, plain, refused
+
 if TYPE_CHECKING:
-    from tests.contract.harness import Harness
+    from .harness import Harness
 
 POLLS = 1_000_000
 

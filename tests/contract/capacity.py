@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, Client, Contract, elsewhere, new_key, new_xid, refused
 from xa import (
     TMNOWAIT,
     TMONEPHASE,
@@ -19,11 +18,14 @@ from xa import (
     XaMisuse,
 )
 
+from .client import RMID, Client, Contract, elsewhere, new_key, new_xid, refused
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tests.contract.harness import Harness
     from xa import Xid
+
+    from .harness import Harness
 
 MANY = 45
 THREADS = 3

@@ -37,8 +37,9 @@ from xa import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.contract.harness import Harness
     from xa import ResourceManager
+
+    from .harness import Harness
 
 RMID: Final = 7
 FORMAT_ID: Final = 0x7465
@@ -68,6 +69,16 @@ def refused(*codes: Code) -> Iterator[pytest.ExceptionInfo[XaError]]:
     error = raised.value
     assert error.code in codes, f"{error} instead of {', '.join(code.name for code in codes)}"
     assert type(error) is EXCEPTIONS[error.code]
+
+
+@contextmanager
+def case(*what: object) -> Iterator[None]:
+    """For a test that goes through many cases: what goes wrong inside says in which case it did."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"case: {', '.join(map(str, what))}")
+        raise
 
 
 class ScriptedRegistrar:

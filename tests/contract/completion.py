@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import FORMAT_ID, RMID, Client, Contract, elsewhere, new_key, new_xid, refused
 from xa import ROLLBACK_CODES, TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUCCESS, TMSUSPEND, Code, Xid
 
+from .client import FORMAT_ID, RMID, Client, Contract, elsewhere, new_key, new_xid, refused
+
 if TYPE_CHECKING:
-    from tests.contract.harness import Harness
+    from .harness import Harness
 
 ROLLED_BACK_NOW = {Code.XA_OK, *ROLLBACK_CODES}
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 from xa import (
     FORMAT_ID,
     ROLLBACK_CODES,
@@ -29,10 +28,12 @@ from xa import (
     log_prefix,
 )
 
+from .client import RMID, Client, elsewhere, new_key, new_xid, refused
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.contract.harness import DeciderHarness
+    from .harness import DeciderHarness
 
 RECORD = bytes(range(256))
 ROUNDS = 20

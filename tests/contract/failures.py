@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, ROLLED_BACK, Client, Contract, new_key, refused
 from xa import ROLLBACK_CODES, TMFAIL, TMNOFLAGS, TMONEPHASE, TMSUCCESS, Code, ResourceUnavailable
 
+from .client import RMID, ROLLED_BACK, Client, Contract, new_key, refused
+
 if TYPE_CHECKING:
-    from tests.contract.harness import Harness
     from xa import Xid
+
+    from .harness import Harness
 
 
 class TestFailures(Contract):

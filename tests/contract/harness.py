@@ -46,22 +46,19 @@ class Capabilities:
 
 
 class Harness(Protocol):
-    """One resource, made for one test, and what can be done to it from outside."""
+    """One resource, made for one test, and what can be done to it from outside.
 
-    @property
-    def capabilities(self) -> Capabilities:
-        """What its resource manager can do."""
-        ...
+    Subclass it, or write a class that looks alike. What only some resource managers can do has a default that says so.
+    """
 
-    @property
-    def open_string(self) -> str:
-        """What to open it with."""
-        ...
+    capabilities: Capabilities
+    """What its resource manager can do."""
 
-    @property
-    def wrong_open_string(self) -> str:
-        """One that is refused as XAER_INVAL without being tried."""
-        ...
+    open_string: str
+    """What to open it with."""
+
+    wrong_open_string: str
+    """One that is refused as XAER_INVAL without being tried."""
 
     def new(self, registrar: Registrar) -> ResourceManager:
         """A new client, as another process would make one; not yet opened. All of them serve the same resource."""
@@ -92,25 +89,25 @@ class Harness(Protocol):
 
     def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
         """An operator completes a prepared branch. Only with the capability `heuristics`."""
-        ...
+        raise NotImplementedError
 
     def expire(self, xid: Xid) -> None:
         """The time of a branch passes, if it has a timeout that can touch it: returns when that has happened, or
         can't any more. Only with the capability `expires`."""
-        ...
+        raise NotImplementedError
 
     def go_down(self) -> None:
         """From now on the resource can't be reached; what is prepared stays. Only with `unreachable`."""
-        ...
+        raise NotImplementedError
 
     def come_back(self) -> None:
         """The resource can be reached again. Only with `unreachable`."""
-        ...
+        raise NotImplementedError
 
     def narrow(self) -> None:
         """Clients that are opened from now on have as little room as can be configured: few connections, channels and
-        outstanding operations, and a short wait for a free one."""
-        ...
+        outstanding operations, and a short wait for a free one. The default is for those that need no room."""
+        return
 
     def leaks(self) -> list[str]:
         """What is left of branches, locks, associations and handles, a line each. A test ends with none."""

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, Client, Contract, new_key, refused
 from xa import Code, HeuristicOutcome
 
+from .client import RMID, Client, Contract, new_key, refused
+
 if TYPE_CHECKING:
-    from tests.contract.harness import Harness
+    from .harness import Harness
 
 
 class TestHeuristics(Contract):

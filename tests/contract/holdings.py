@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, Client, Contract, new_key, refused
 from xa import HEURISTIC_CODES, TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code
 from xa.diagnosis import Diagnosing, Health
 from xa.holdings import HoldingsReporting
 
+from .client import RMID, Client, Contract, new_key, refused
+
 if TYPE_CHECKING:
-    from tests.contract.harness import Harness
     from xa import Xid
     from xa.holdings import InDoubtBranch
+
+    from .harness import Harness
 
 
 def reported(client: Client, count: int = 1000) -> list[InDoubtBranch]:

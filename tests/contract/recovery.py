@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.contract.client import RMID, Client, Contract, elsewhere, new_key, refused
 from xa import TMENDRSCAN, TMNOFLAGS, TMSTARTRSCAN, Code, ThreadOfControl, Xid, entered
 
+from .client import RMID, Client, Contract, elsewhere, new_key, refused
+
 if TYPE_CHECKING:
-    from tests.contract.harness import Harness
+    from .harness import Harness
 
 
 class TestRecovery(Contract):

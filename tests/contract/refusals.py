@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, Client, Contract, elsewhere, new_key, new_xid, refused
 from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUCCESS, TMSUSPEND, BranchRolledBack, Code
 from xa.tables import ASSOCIATION, BRANCH, AssociationState, AssociationVerb, BranchState, BranchVerb
+
+from .client import RMID, Client, Contract, case, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,13 +41,9 @@ ASSOCIATION_CALLS: dict[AssociationVerb, Callable[[Client, Xid], object]] = {
     AssociationVerb.END_FAIL: lambda client, xid: client.end(xid, TMFAIL),
     AssociationVerb.CLOSE: lambda client, _: client.rm.close("", RMID),
 }
-ILLEGAL_BRANCH_CALLS = [
-    pytest.param(state, verb, code, id=f"{state.name}-{verb.name}")
-    for (state, verb), code in BRANCH.refusals.items()
-    if verb in BRANCH_CALLS
-]
+ILLEGAL_BRANCH_CALLS = [(state, verb, code) for (state, verb), code in BRANCH.refusals.items() if verb in BRANCH_CALLS]
 ILLEGAL_ASSOCIATION_CALLS = [
-    pytest.param(state, verb, code, id=f"{state.name}-{verb.name}")
+    (state, verb, code)
     for (state, verb), code in ASSOCIATION.refusals.items()
     if verb in ASSOCIATION_CALLS and (state, verb) != (T2, AssociationVerb.START)  # refused for the same branch only
 ]
@@ -55,35 +52,35 @@ ILLEGAL_ASSOCIATION_CALLS = [
 class TestRefusals(Contract):
     """What is refused has no effect."""
 
-    @pytest.mark.parametrize(("state", "verb", "code"), ILLEGAL_BRANCH_CALLS)
-    def test_a_verb_that_the_branch_is_not_in_the_state_for(
-        self, client: Client, state: BranchState, verb: BranchVerb, code: Code
-    ) -> None:
+    @pytest.mark.parametrize("state", BranchState, ids=lambda state: state.name)
+    def test_verbs_that_the_branch_is_not_in_the_state_for(self, client: Client, state: BranchState) -> None:
         if state is S5 and not client.harness.capabilities.heuristics:
             pytest.skip("no heuristics")
-        key = new_key()
-        xid = self.bring(client, state, key)
-        with elsewhere(), refused(code):
-            BRANCH_CALLS[verb](client, xid)
-        self.finish(client, state, xid, key)
+        calls = [(verb, code) for illegal_in, verb, code in ILLEGAL_BRANCH_CALLS if illegal_in is state]
+        assert calls
+        for verb, code in calls:
+            with case(state, verb):
+                key = new_key()
+                xid = self.bring(client, state, key)
+                with elsewhere(), refused(code):
+                    BRANCH_CALLS[verb](client, xid)
+                self.finish(client, state, xid, key)
 
-    @pytest.mark.parametrize(("state", "verb", "code"), ILLEGAL_ASSOCIATION_CALLS)
-    def test_a_verb_that_the_association_is_not_in_the_state_for(
-        self, client: Client, state: AssociationState, verb: AssociationVerb, code: Code
-    ) -> None:
-        if client.registers and verb is AssociationVerb.START:
-            pytest.skip("registers itself: never starts in T1")
-        if client.registers and (state, verb) == (T1, AssociationVerb.RESUME):
-            pytest.skip("registers itself: never resumes in T1")
-        key = new_key()
-        xid = self.bring(client, S2 if state is T0 else S1, key)
-        if state is T2:
-            client.end(xid, TMSUSPEND)
-        with refused(code):
-            ASSOCIATION_CALLS[verb](client, xid)
-        if state is T2:
-            client.end(xid)
-        self.finish(client, S1 if state is T1 else S2, xid, key)
+    @pytest.mark.parametrize("state", AssociationState, ids=lambda state: state.name)
+    def test_verbs_that_the_association_is_not_in_the_state_for(self, client: Client, state: AssociationState) -> None:
+        for verb, code in ((verb, code) for of, verb, code in ILLEGAL_ASSOCIATION_CALLS if of is state):
+            if client.registers and (verb is AssociationVerb.START or (state, verb) == (T1, AssociationVerb.RESUME)):
+                continue  # registers itself: never starts nor resumes in T1
+            with case(state, verb):
+                key = new_key()
+                xid = self.bring(client, S2 if state is T0 else S1, key)
+                if state is T2:
+                    client.end(xid, TMSUSPEND)
+                with refused(code):
+                    ASSOCIATION_CALLS[verb](client, xid)
+                if state is T2:
+                    client.end(xid)
+                self.finish(client, S1 if state is T1 else S2, xid, key)
 
     @pytest.mark.parametrize("verb", [BranchVerb.END, BranchVerb.END_FAIL])
     def test_the_end_of_an_association_that_is_anothers(self, client: Client, verb: BranchVerb) -> None:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, Client, Contract, elsewhere, new_key, new_xid, refused
 from xa import NULL_XID, TMJOIN, TMNOFLAGS, TMONEPHASE, TMRESUME, TMSUSPEND, AxCode, Code
 
+from .client import RMID, Client, Contract, elsewhere, new_key, new_xid, refused
+
 if TYPE_CHECKING:
-    from tests.contract.harness import Harness
+    from .harness import Harness
 
 REG = ("ax_reg", RMID, TMNOFLAGS)
 UNREG = ("ax_unreg", RMID, TMNOFLAGS)

@@ -1,20 +1,20 @@
-"""The suite for a resource manager: `from tests.contract.resource_manager import *` in a test module that has a
-fixture `harness` runs all of it."""
+"""The test classes of the suite for a resource manager that is prepared: import all of them into a test module that has
+a fixture `harness`, and pytest runs the suite."""
 
 from __future__ import annotations
 
-from tests.contract.association import TestAssociation
-from tests.contract.asynchrony import TestAsynchrony
-from tests.contract.capacity import TestCapacity
-from tests.contract.completion import TestCompletion
-from tests.contract.failures import TestFailures
-from tests.contract.heuristics import TestHeuristics
-from tests.contract.holdings import TestHoldings
-from tests.contract.opening import TestOpening
-from tests.contract.recovery import TestRecovery
-from tests.contract.refusals import TestRefusals
-from tests.contract.registration import TestRegistration
-from tests.contract.threads import TestThreads
+from .association import TestAssociation
+from .asynchrony import TestAsynchrony
+from .capacity import TestCapacity
+from .completion import TestCompletion
+from .failures import TestFailures
+from .heuristics import TestHeuristics
+from .holdings import TestHoldings
+from .opening import TestOpening
+from .recovery import TestRecovery
+from .refusals import TestRefusals
+from .registration import TestRegistration
+from .threads import TestThreads
 
 __all__ = [
     "TestAssociation",

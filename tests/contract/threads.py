@@ -7,8 +7,9 @@ from threading import Barrier
 
 import pytest
 
-from tests.contract.client import RMID, Client, Contract, new_key, new_xid, refused
 from xa import ROLLBACK_CODES, TMMULTIPLE, TMONEPHASE, TMUSEASYNC, Code, Xid
+
+from .client import RMID, Client, Contract, new_key, new_xid, refused
 
 THREADS = 6
 ROUNDS = 5

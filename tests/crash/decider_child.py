@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rm_amqp import AmqpResource, DecidingBroker
-from rm_amqp.core import established
-from rm_amqp.keeper import KEEPER
-from rm_amqp.line import SocketLine
-from rm_amqp.loss import unreachable
+from rm_amqp import AmqpResource, DecidingBroker, Environment
+from rm_amqp.connection.connection import SocketConnection
+from rm_amqp.connection.endpoint import wait_until_open
+from rm_amqp.connection.maintenance import MAINTENANCE
+from rm_amqp.errors import unreachable
 from tests.crash.amqp_child import Fuse, work
 from tests.tm.wrapped import DECIDER_VERBS, VERBS, hooked
 from tm import ResourceConfig, TransactionManager
@@ -27,7 +27,7 @@ from tm import ResourceConfig, TransactionManager
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rm_amqp.core import Core
+    from rm_amqp.connection.endpoint import Endpoint
     from rm_amqp.settings import Broker, Settings
 
 RECOVERY_INTERVAL_S = 0.3
@@ -68,10 +68,10 @@ class FusedSocket:
         return octets
 
 
-def connecting(fuse: Fuse) -> Callable[[Settings, float, Callable[[Broker], Core]], SocketLine]:
+def connecting(fuse: Fuse) -> Callable[[Settings, float, Callable[[Broker], Endpoint]], SocketConnection]:
     """What makes connections with a fuse."""
 
-    def connect(settings: Settings, deadline: float, make_core: Callable[[Broker], Core]) -> SocketLine:
+    def connect(settings: Settings, deadline: float, make_endpoint: Callable[[Broker], Endpoint]) -> SocketConnection:
         broker = settings.brokers[0]
         try:
             plain = socket.create_connection((broker.host, broker.port), 2)
@@ -79,14 +79,14 @@ def connecting(fuse: Fuse) -> Callable[[Settings, float, Callable[[Broker], Core
             raise unreachable(broker, str(error)) from None
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected: Any = FusedSocket(plain, fuse)
-        line = SocketLine(connected, make_core(broker))
+        connection = SocketConnection(connected, make_endpoint(broker))
         try:
-            line.run(established(line.core, deadline))
+            connection.run(wait_until_open(connection.endpoint, deadline))
         except BaseException:
-            line.drop()
+            connection.drop()
             raise
-        KEEPER.keep(line)
-        return line
+        MAINTENANCE.add(connection)
+        return connection
 
     return connect
 
@@ -97,7 +97,7 @@ def main() -> None:
     fuse = Fuse("- 0" if recovers else point, pids)
 
     def decider(registrar: Any) -> Any:
-        rm = DecidingBroker(registrar, connect=connecting(fuse))
+        rm = DecidingBroker(registrar, environment=Environment(connect=connecting(fuse)))
         return hooked(lambda when, verb: fuse.hit(when, f"{verb} in"), (*VERBS, *DECIDER_VERBS))(rm)
 
     def prepared(registrar: Any) -> Any:

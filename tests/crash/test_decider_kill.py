@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp.tokens import Token
+from rm_amqp.decider.tokens import Token
 from tests.crash.test_amqp_kill import Field, Site
 from tests.crash.together import POINTS, Together
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rm_amqp import DecidingBroker, Message
-from rm_amqp.tokens import Token
+from rm_amqp.decider.tokens import Token
 from tests.crash.test_amqp_kill import PATIENCE_S, ROOT, Site
 from tests.rm_amqp.client import RMID, new_xid
 from xa import TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS

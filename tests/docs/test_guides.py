@@ -34,10 +34,12 @@ ELSEWHERE = {
 }
 ON_SPARK = "pipeline.md"
 """The page whose Python needs a process of its own: Spark's."""
+MODULES = "resource-managers.md"
+"""The page whose Python are two modules: test_resource_managers.py runs them."""
 WITH_PYTHON = [
     page
     for page in pages()
-    if page.name != ON_SPARK and any(block.language in {"python", "sql"} for block in blocks(page))
+    if page.name not in {ON_SPARK, MODULES} and any(block.language in {"python", "sql"} for block in blocks(page))
 ]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rm_amqp import DecidingBroker, Message
-from rm_amqp.core import established
-from rm_amqp.line import SocketLine
-from rm_amqp.tokens import Token
+from rm_amqp import DecidingBroker, Environment, Message
+from rm_amqp.connection.connection import SocketConnection
+from rm_amqp.connection.endpoint import wait_until_open
+from rm_amqp.decider.tokens import Token
 from tests.contract.client import ScriptedRegistrar, new_xid
 from tests.contract.harness import Capabilities
 from tests.rm_amqp.embedded import EmbeddedBroker
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Set as AbstractSet
 
-    from rm_amqp.core import Core
+    from rm_amqp.connection.endpoint import Endpoint
     from rm_amqp.settings import Broker, Settings
     from xa import DecidingResource, Registrar, ResourceManager, Xid
 
@@ -91,21 +91,21 @@ class FaultySocket:
         raise ConnectionResetError("the test wants it")
 
 
-def connecting(weather: Weather) -> Callable[[Settings, float, Callable[[Broker], Core]], SocketLine]:
+def connecting(weather: Weather) -> Callable[[Settings, float, Callable[[Broker], Endpoint]], SocketConnection]:
     """What makes connections in this weather."""
 
-    def connect(settings: Settings, deadline: float, make_core: Callable[[Broker], Core]) -> SocketLine:
+    def connect(settings: Settings, deadline: float, make_endpoint: Callable[[Broker], Endpoint]) -> SocketConnection:
         broker = settings.brokers[0]
         plain = socket.create_connection((broker.host, broker.port))
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected: Any = FaultySocket(plain, weather)
-        line = SocketLine(connected, make_core(broker))
+        connection = SocketConnection(connected, make_endpoint(broker))
         try:
-            line.run(established(line.core, deadline))
+            connection.run(wait_until_open(connection.endpoint, deadline))
         except BaseException:
-            line.drop()
+            connection.drop()
             raise
-        return line
+        return connection
 
     return connect
 
@@ -128,7 +128,7 @@ class DecidingBrokerHarness:
     def new(self, registrar: Registrar | None = None) -> DecidingBroker:
         """As `DeciderHarness` says, and so on."""
         weather = Weather()
-        client = DecidingBroker(registrar or ScriptedRegistrar(), connect=connecting(weather))
+        client = DecidingBroker(registrar or ScriptedRegistrar(), environment=Environment(connect=connecting(weather)))
         self.weather[client] = weather
         return client
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from rm_amqp.core import Core
+    from rm_amqp.connection.endpoint import Endpoint
     from xa import Xid
 
 T = TypeVar("T")
@@ -100,9 +100,9 @@ class EmbeddedBroker:
         """Drops the connections of a client, and returns when the broker has let go of what they held."""
         self._cut(lambda name: name.startswith(container))
 
-    def cut_connection(self, core: Core) -> None:
+    def cut_connection(self, endpoint: Endpoint) -> None:
         """The same with one connection."""
-        self._cut(lambda name: name == core.container)
+        self._cut(lambda name: name == endpoint.container)
 
     def _cut(self, chosen: Callable[[str], bool]) -> None:
         def abort(broker: Broker) -> list[Any]:

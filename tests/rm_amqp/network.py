@@ -22,9 +22,9 @@ from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.broker.settings import Settings
 from dtx.protocol.sasl import SaslServer, ServerPolicy
 from dtx.store.memory import Disk, MemoryStore
-from rm_amqp import AmqpResource, DecidingBroker
-from rm_amqp.connecting import connect
-from rm_amqp.loss import unreachable
+from rm_amqp import AmqpResource, DecidingBroker, Environment
+from rm_amqp.connection.connector import connect
+from rm_amqp.errors import unreachable
 from xa import TMUSEASYNC
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.store.contract import StoreError
-    from rm_amqp.keeper import Kept
+    from rm_amqp.connection.maintenance import Maintained
     from rm_amqp.settings import Broker
     from xa import Registrar
 
@@ -74,7 +74,7 @@ class Way:
 
 
 class End:
-    """The client's end of a connection: a socket, as far as a line has need of one."""
+    """The client's end of a connection: a socket, as far as a connection has need of one."""
 
     def __init__(self, number: int, peer: Peer, takes: int) -> None:
         self.peer = peer
@@ -199,7 +199,7 @@ class Network:
         self.cancel: Callable[[], object] = bool
         """Cancels the application's task."""
         self._away_until_s = 0.0
-        self._kept: dict[Kept, float] = {}
+        self._maintained: dict[Maintained, float] = {}
         self._tick_at_s = 0.0
         self._numbers = count(1_000_000)
         self._nonces = count()
@@ -221,25 +221,23 @@ class Network:
     def nonce(self, octets: int) -> bytes:
         return next(self._nonces).to_bytes(octets, "big")
 
-    def keep(self, kept: Kept) -> None:
-        """Looks after this, as rm_amqp's keeper does."""
-        self._kept[kept] = 0.0
+    def maintain(self, maintained: Maintained) -> None:
+        """Maintains this, as rm_amqp's thread does."""
+        self._maintained[maintained] = 0.0
 
     def resource(self, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> AmqpResource:
         """A resource manager on this network."""
-        return AmqpResource(registrar, flags, **self._surroundings())
+        return AmqpResource(registrar, flags, self._environment())
 
     def decider(self, registrar: Registrar | None = None) -> DecidingBroker:
         """The same, as the one that decides."""
-        return DecidingBroker(registrar, self.monotonic, **self._surroundings())
+        return DecidingBroker(registrar, self.monotonic, self._environment())
 
-    def _surroundings(self) -> dict[str, Any]:
-        dial = partial(
-            connect, clock=self.monotonic, reach=self._reach, make_poll=lambda: Poll(self), keep=self.keep
-        )  # fmt: skip
-        return {
-            "connect": dial, "clock": self.monotonic, "sleep": self.sleep, "nonce": self.nonce, "keep": self.keep
-        }  # fmt: skip
+    def _environment(self) -> Environment:
+        connected = partial(
+            connect, clock=self.monotonic, reach=self._reach, make_poll=lambda: Poll(self), maintain=self.maintain
+        )
+        return Environment(connected, self.monotonic, self.sleep, self.nonce, self.maintain)
 
     def _reach(self, broker: Broker, _deadline: float, _clock: object) -> socket.socket:
         if self.now < self._away_until_s or broker.host != self.host:
@@ -287,18 +285,18 @@ class Network:
         """Time passes, until something is due."""
         ways = [way for end in self.ends for way in (end.peer.up, end.peer.down)]
         due = [way.released_s for way in ways if way.frames and way.released_s > self.now]
-        due += [when for when in self._kept.values() if when > self.now]
+        due += [when for when in self._maintained.values() if when > self.now]
         assert until < math.inf or due, "nothing will ever happen"
         if self.ends:
             due.append(self._tick_at_s)
         self.now = max(self.now, min([until, *due]))
-        for kept, when in tuple(self._kept.items()):
+        for maintained, when in tuple(self._maintained.items()):
             if when <= self.now:
-                again = kept.keep()
+                again = maintained.maintain()
                 if again is None:
-                    del self._kept[kept]
+                    del self._maintained[maintained]
                 else:
-                    self._kept[kept] = max(again, self.now + 0.02)
+                    self._maintained[maintained] = max(again, self.now + 0.02)
         if self._tick_at_s <= self.now:
             self._tick_at_s = self.now + max(self.container.resource.tick(), 0.01)
             for end in self.ends:

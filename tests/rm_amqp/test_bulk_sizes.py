@@ -62,8 +62,7 @@ def _put(rm: AmqpResource, queue: str, messages: int, octets: int) -> None:
 
 
 def _number(octets: bytes) -> int:
-    message = Message()
-    message.decode(octets)
+    message = Message.from_octets(octets)
     assert isinstance(message.body, (bytes, memoryview))
     return int(bytes(message.body).partition(b" ")[0])
 

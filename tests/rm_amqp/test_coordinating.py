@@ -25,8 +25,7 @@ def _octets(*bodies: str) -> list[bytes]:
 def _bodies(messages: list[bytes]) -> list[object]:
     found: list[object] = []
     for octets in messages:
-        message = Message()
-        message.decode(octets)
+        message = Message.from_octets(octets)
         found.append(message.body)
     return found
 

@@ -11,7 +11,7 @@ import pytest
 
 from dtx.broker.settings import QueueSettings, Settings
 from rm_amqp import DecidingBroker, Message, NoMessage
-from rm_amqp.tokens import Founding, Token
+from rm_amqp.decider.tokens import Founding, Token
 from tests.contract.client import new_xid
 from tests.contract.deciding import RECORD, Decider
 from tests.rm_amqp.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness

@@ -17,10 +17,10 @@ import pytest
 
 from dtx.protocol.replies import ACCEPTED
 from rm_amqp import Message, NoMessage
-from rm_amqp.local import LocalWork
-from rm_amqp.token_log import TokenLog
-from rm_amqp.token_queues import TokenQueues
-from rm_amqp.tokens import Founding, Token
+from rm_amqp.decider.channel import LocalWork
+from rm_amqp.decider.decision_log import DecisionLog
+from rm_amqp.decider.token_queues import TokenQueues
+from rm_amqp.decider.tokens import Founding, Token
 from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.network import DELAYS_S, Kind, Network
 from tests.tm.wrapped import DECIDER_VERBS, hooked
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rm_amqp import DecidingBroker
-    from rm_amqp.token_queues import HeldToken
+    from rm_amqp.decider.token_queues import HeldToken
 
 OPTIONS = {
     "plain": "timeout=20&slots=1",
@@ -296,14 +296,13 @@ def test_a_fault_at_every_boundary(kind: Kind, options: str, monkeypatch: pytest
 def _looks_without_holding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(DELAYS_S, Kind.SLOW, ZOMBIE_S)
 
-    def settle(self: TokenLog, gtrid: bytes, deadline: float) -> bytes | None:
-        seat = self._pool.take(deadline)
-        channel: Any = seat.channel
-        tokens = seat.line.run(channel.tokens.shown(0, deadline))
-        self._pool.give(seat)
+    def settle(self: DecisionLog, gtrid: bytes, deadline: float) -> bytes | None:
+        pooled = self._pool.take(deadline)
+        tokens = pooled.connection.run(pooled.channel.tokens.shown(0, deadline))
+        self._pool.give(pooled)
         return tokens[0].record_of(gtrid) if tokens else None
 
-    monkeypatch.setattr(TokenLog, "settle", settle)
+    monkeypatch.setattr(DecisionLog, "settle", settle)
 
 
 def _settles_without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +310,7 @@ def _settles_without_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _decides_over_a_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TokenLog, "_objection", lambda *_: "")
+    monkeypatch.setattr(DecisionLog, "_objection", lambda *_: "")
 
 
 def _uses_a_slot_again_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +325,7 @@ class Outside(LocalWork):
 
     __slots__ = ()
 
-    def stateful(self, outcome: bytes = b"") -> Any:  # noqa: ARG002
+    def delivery_state(self, outcome: bytes = b"") -> Any:  # noqa: ARG002
         return None
 
 

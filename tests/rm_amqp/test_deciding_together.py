@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rm_amqp import Message
-from rm_amqp.tokens import Token
+from rm_amqp.decider.tokens import Token
 from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.network import Network
 from tests.tm.wrapped import DECIDER_VERBS, hooked

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_amqp import DecidingBroker, Message
-from rm_amqp.tokens import Founding, Token
+from rm_amqp.decider.tokens import Founding, Token
 from tests.contract.deciding import RECORD
 from tests.rm_amqp.deciding import DISCHARGE, DecidingBrokerHarness
 from tests.rm_amqp.test_deciding import RMID, alien, opened, take, using

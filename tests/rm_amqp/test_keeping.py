@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dtx.broker.settings import Settings
-from rm_amqp import AmqpResource, Message, NoMessage
-from rm_amqp.connecting import connect as connect_line
+from rm_amqp import AmqpResource, Environment, Message, NoMessage
+from rm_amqp.connection.connector import connect as connect_line
 from tests.contract.client import ScriptedRegistrar
 from tests.rm_amqp.client import RMID, Client, new_xid
 from tests.rm_amqp.embedded import EmbeddedBroker
@@ -163,14 +163,14 @@ def test_the_keeper_may_look_at_any_moment(broker: EmbeddedBroker) -> None:
 
     def look() -> None:
         while not over.is_set():
-            for line in tuple(lines):
-                line.keep()
+            for connection in tuple(lines):
+                connection.maintain()
 
     watching = threading.Thread(target=look)
     watching.start()
     try:
         for _ in range(60):
-            rm = AmqpResource(ScriptedRegistrar(), connect=connect)
+            rm = AmqpResource(ScriptedRegistrar(), environment=Environment(connect=connect))
             assert rm.open(f"amqp://{broker.address}/?timeout=5", RMID) is Code.XA_OK
             rm.start(xid := new_xid(), RMID)
             rm.session(RMID).send("kept", Message("x"))

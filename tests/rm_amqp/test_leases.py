@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_amqp import DecidingBroker, Message
-from rm_amqp.tokens import MAX_LEASES, MAX_OCTETS, Token
+from rm_amqp.decider.tokens import MAX_LEASES, MAX_OCTETS, Token
 from tests.contract.client import new_xid
 from tests.contract.deciding import RECORD, Decider
 from tests.rm_amqp.deciding import DISCHARGE, DecidingBrokerHarness

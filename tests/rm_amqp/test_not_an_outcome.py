@@ -11,8 +11,8 @@ from dtx.broker.access.permissions import Permissions
 from dtx.protocol.commands import Commit, Rollback
 from dtx.protocol.conditions import Condition, Refusal
 from rm_amqp import Message
-from rm_amqp.connected import refusal_error
-from rm_amqp.token_log import TokenLog
+from rm_amqp.decider.decision_log import DecisionLog
+from rm_amqp.errors import refusal_error
 from tests.contract.client import RMID as DECIDER_RMID
 from tests.contract.client import elsewhere, new_key, refused
 from tests.contract.deciding import RECORD, Decider
@@ -139,16 +139,16 @@ def test_a_worn_token_while_a_branch_has_the_only_channel(
     harness = DecidingBrokerHarness(broker, "worn", "&slots=1")
     harness.narrow()
     client = Decider(harness)
-    monkeypatch.setattr("rm_amqp.token_log.WORN", 0)
+    monkeypatch.setattr("rm_amqp.decider.decision_log.WORN", 0)
     renewed: list[int] = []
-    renew = TokenLog.renew
+    renew = DecisionLog.renew
 
-    def noted(log: TokenLog, slot: int, deadline: float) -> None:
+    def noted(log: DecisionLog, slot: int, deadline: float) -> None:
         renewed.append(slot)
-        monkeypatch.setattr("rm_amqp.token_log.WORN", 1000)
+        monkeypatch.setattr("rm_amqp.decider.decision_log.WORN", 1000)
         renew(log, slot, deadline)
 
-    monkeypatch.setattr(TokenLog, "renew", noted)
+    monkeypatch.setattr(DecisionLog, "renew", noted)
     assert client.decide(client.ended(key := new_key()), RECORD) is Code.XA_OK
     assert renewed == [0]
     assert key in harness.committed()

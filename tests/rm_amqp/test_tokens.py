@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp.tokens import (
+from rm_amqp.decider.tokens import (
     MAX_FENCES,
     MAX_LEASES,
     MAX_OCTETS,

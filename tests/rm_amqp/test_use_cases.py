@@ -137,17 +137,23 @@ def test_several_instances_in_one_transaction_share_the_branch(
         assert client.look(f"{queue}-y") == ["M1"]
 
 
+def channel_of(client: Client) -> object:
+    """The channel that the calling thread of control works on, if any."""
+    association = client.rm._thread().current
+    return association.work.pooled if association is not None else None
+
+
 # --- messaging, extended use case ---------------------------------------------------------------------------------
 def test_extended_use_case_two_transactions_interleaved_on_one_channel(client: Client, queue: str) -> None:
     """T1 is suspended while T2 works on the same channel; each has its own outcome."""
     client.put(queue, range(4))
     first = client.start()
-    seat = client.rm._standing().seat
+    channel = channel_of(client)
     assert client.session.receive(queue, 5).body == 0
     client.session.send(f"{queue}-1", Message("T1"))
     client.end(first, TMSUSPEND)
     second = client.start()
-    assert client.rm._standing().seat is seat
+    assert channel_of(client) is channel
     assert client.session.receive(queue, 5).body == 1
     client.session.send(f"{queue}-2", Message("T2"))
     client.end(second, TMSUSPEND)
@@ -224,13 +230,13 @@ def test_command_channel_is_re_established_by_itself(client: Client, broker: Emb
     """It is cut, while the thread's transactional channel works on; nobody has to open again."""
     xid = client.start()
     client.session.send(queue, Message("x"))
-    command = client.rm._command
+    command = client.rm.driver.connections.commands._channel
     assert command is not None
-    broker.cut_connection(command[0].core)
+    broker.cut_connection(command[0].endpoint)
     client.end(xid)
     assert client.rm.prepare(xid, RMID) is Code.XA_OK
     assert client.rm.commit(xid, RMID) is Code.XA_OK
-    assert client.rm._command is not command
+    assert client.rm.driver.connections.commands._channel is not command
     assert client.look(queue) == ["x"]
 
 
@@ -252,19 +258,19 @@ def test_thread_of_control_and_rmid_determine_the_channel(broker: EmbeddedBroker
     """One to one, for as long as the thread of control has associations; two instances have channels of their own."""
     one, two = connect(), connect()
     controls = [ThreadOfControl() for _ in range(3)]
-    xids, seats = {}, set()
+    xids, channels = {}, set()
     for control in controls:
         with entered(control):
             for client in (one, two):
                 xids[control, client] = client.start()
                 client.session.send(queue, Message("x"))
-                seats.add(client.rm._standing().seat)
-    assert len(seats) == 6
+                channels.add(channel_of(client))
+    assert len(channels) == 6
     for control in controls:
         with entered(control):
             for client in (one, two):
                 client.commit(xids[control, client])
-                assert client.rm._standing().seat is None
+                assert channel_of(client) is None
     assert len(one.look(queue)) == 6
     assert broker.left() == []
 

@@ -1,4 +1,5 @@
-"""A model of a broker's token queues, and of processes that find out which founding counts (`rm_amqp.election`).
+"""A model of a broker's token queues, and of processes that find out which founding counts
+(`rm_amqp.decider.election`).
 
 The broker keeps no order: what a queue holds is a set. A browse is two steps, its beginning and its end: it shows what
 was there all the time, and of what came meanwhile what the schedule says. What somebody holds is shown or not. What a
@@ -20,14 +21,14 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rm_amqp import election
-from rm_amqp.election import Browse, Elect, Found, LetGo, Look, Pause, Take
-from rm_amqp.tokens import Founding, Token, WrongTokenError
+from rm_amqp.decider import election
+from rm_amqp.decider.election import Browse, Elect, Found, LetGo, Look, Pause, Take
+from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    from rm_amqp.election import Effect
+    from rm_amqp.decider.election import Effect
 
     Algorithm = Callable[[Founding], Generator[Effect, Any, Founding]]
     Choose = Callable[[int], int]

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from rm_amqp.election import Browse, Elect, Found, LetGo, Look, Pause, Take, elected
-from rm_amqp.tokens import Founding, Token, WrongTokenError
+from rm_amqp.decider.election import Browse, Elect, Found, LetGo, Look, Pause, Take, elected
+from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
 from tests.simulation.elections import Contradiction, World, every_schedule, run
 from tests.simulation.seeds import few, many
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from rm_amqp.election import Effect, Foundings
+    from rm_amqp.decider.election import Effect, Foundings
 
     Algorithm = Callable[[Founding], Generator[Effect, Any, Founding]]
 

@@ -147,9 +147,7 @@ def crowd_of(folder: Path, each: int, flags: int, *, decider: bool) -> None:
     shop.assert_nothing_left()
     gc.collect()
     for client in shop.clients.values():
-        assert not client._current
-        assert not client._suspended
-        assert not client._outside
+        assert not client.associated
     for resource in tm.resources.values():
         assert len(resource._lost) <= 1, "threads of control that are gone are forgotten"
     tm.close()

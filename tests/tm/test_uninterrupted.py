@@ -54,6 +54,8 @@ class Held:
             assert self.go_on.wait(30)
 
     def handler(self, number: int, frame: object) -> None:
+        if self._signalled.is_set():
+            return  # sent once more than needed, because this thread was slow to hear of it
         self._signalled.set()
         raise KeyboardInterrupt(number, frame)
 

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING
 
 from xa.codes import Code
 from xa.deciding import DecisionRecord
-from xa.errors import xa_error
-from xa.flags import TMONEPHASE, TMUSEASYNC
-from xabridge.testing.reference.client import answer_only
+from xa.driver import DecidingDriver
+from xa.flags import TMUSEASYNC
+from xa.switch import DecidingSwitch
+from xabridge.testing.reference.branch import Association
+from xabridge.testing.reference.driver import ReferenceDriver
 from xabridge.testing.reference.resource import ReferenceResource
 from xabridge.testing.reference.server import OK
 from xabridge.testing.reference.store import ReferenceStore
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from xa.deciding import Owner
-    from xa.resource import Handle, Registrar
+    from xa.resource import Registrar
     from xa.xid import Xid
     from xabridge.testing.reference.branch import Branch
-    from xabridge.testing.reference.client import Effect
 
 
 class DecidingStore(ReferenceStore):
@@ -96,93 +97,65 @@ class DecidingStore(ReferenceStore):
         self._order = None
 
 
-class ReferenceDecider(ReferenceResource):
-    """One client of a DecidingStore, an `xa.DecidingResource`."""
+class ReferenceDecidingDriver(ReferenceDriver, DecidingDriver[Association]):
+    """The client's side of the connection to a DecidingStore."""
 
     name = "xabridge reference decider"
 
-    def __init__(self, store: DecidingStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> None:
-        super().__init__(store, registrar, flags)
+    def __init__(self, store: ReferenceStore, flags: int = TMUSEASYNC) -> None:
+        super().__init__(store, flags)
+        assert isinstance(store, DecidingStore)  # noqa: S101 — ReferenceDecider takes no other
         self._decisions = store
 
     @property
     def decider_id(self) -> bytes:
-        """As `xa.DecidingResource` says."""
         return self._decisions.decider_id
 
-    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
-        """As `xa.DecidingResource` says."""
+    def hold(self, owner: Owner, lease_s: float) -> None:
+        self._ask("hold", lambda: self._decisions.hold(owner, lease_s))
 
-        def effect(*, answer: Code | None) -> Code:
-            if answer is None:
-                self._decisions.hold(owner, lease_s)
-            return OK if answer is None else answer
-
-        self._ask_store("hold", rmid, effect)
-
-    def owners(self, rmid: int) -> Sequence[Owner]:
-        """As `xa.DecidingResource` says."""
-        self._ask_store("owners", rmid, answer_only)
+    def owners(self) -> Sequence[Owner]:
+        self._ask("owners")
         with self._decisions.lock:
             return self._decisions.owners()
 
-    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """Refused: this branch is decided, not prepared."""
-        self._enter("prepare", rmid, flags)
-        raise xa_error(Code.XAER_PROTO, "prepare: a branch of the one that decides is not prepared", xid)
-
-    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        """With TMONEPHASE only."""
-        if not flags & TMONEPHASE:
-            self._enter("commit", rmid, flags)
-            raise xa_error(Code.XAER_PROTO, "commit: the one that decides commits by decide, or TMONEPHASE", xid)
-        return super().commit(xid, rmid, flags)
-
-    def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
-        """As `xa.DecidingResource` says."""
-        control = self._connected("decide", rmid)
+    def decide(self, xid: Xid, record: bytes) -> Code:
         store = self._decisions
         with store.lock:
-            branch = store.find(xid)
-            if branch.asked is self:
-                raise self._refuse_second("decide", branch, 0)
-            self._send("decide", control, branch, 0, lambda *, answer: store.decide(store.find(xid), record, answer))
-            return OK
+            return self._send(
+                "decide", store.find(xid), lambda *, answer: store.decide(store.find(xid), record, answer)
+            )
 
-    def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
-        """As `xa.DecidingResource` says."""
+    def settle(self, gtrid: bytes) -> bytes | None:
         final: list[bytes | None] = []
-
-        def effect(*, answer: Code | None) -> Code:
-            if answer is None:
-                final.append(self._decisions.settle(gtrid))
-            return OK if answer is None else answer
-
-        self._ask_store("settle", rmid, effect)
+        self._ask("settle", lambda: final.append(self._decisions.settle(gtrid)))
         return final[0]
 
-    def decisions(self, rmid: int, after: bytes = b"", count: int = 1000) -> Sequence[DecisionRecord]:
-        """As `xa.DecidingResource` says."""
-        if count < 1:
-            raise xa_error(Code.XAER_INVAL, f"decisions: count {count} is below 1")
-        self._ask_store("decisions", rmid, answer_only)
+    def decisions(self, after: bytes, count: int) -> Sequence[DecisionRecord]:
+        self._ask("decisions")
         with self._decisions.lock:
             return self._decisions.page(after, count)
 
-    def end_decisions(self, gtrids: Sequence[bytes], rmid: int) -> None:
-        """As `xa.DecidingResource` says."""
+    def end_decisions(self, gtrids: Sequence[bytes]) -> None:
+        self._ask("end_decisions", lambda: self._decisions.discard(gtrids))
 
+    def _ask(self, verb: str, change: Callable[[], None] | None = None) -> None:
         def effect(*, answer: Code | None) -> Code:
-            if answer is None:
-                self._decisions.discard(gtrids)
+            if answer is None and change is not None:
+                change()
             return OK if answer is None else answer
 
-        self._ask_store("end_decisions", rmid, effect)
-
-    def _ask_store(self, verb: str, rmid: int, effect: Effect) -> None:
-        control = self._connected(verb, rmid)
         with self._decisions.lock:
-            self._send(verb, control, None, 0, effect)
+            self._send(verb, None, effect)
+
+
+class ReferenceDecider(DecidingSwitch[Association], ReferenceResource):
+    """One client of a DecidingStore, an `xa.DecidingResource`."""
+
+    _driver_class = ReferenceDecidingDriver
+
+    def __init__(self, store: DecidingStore, registrar: Registrar | None = None, flags: int = TMUSEASYNC) -> None:
+        ReferenceResource.__init__(self, store, registrar, flags)
 
 
 @dataclass(frozen=True, slots=True)

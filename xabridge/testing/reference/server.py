@@ -19,9 +19,9 @@ from xabridge.testing.reference.script import Script
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xa.control import ThreadOfControl
     from xa.xid import Xid
-    from xabridge.testing.reference.client import Flight, ReferenceClient
+    from xabridge.testing.reference.branch import Control
+    from xabridge.testing.reference.driver import Flight, ReferenceDriver
 
 # Members that stand in the way of every branch, under names that cost nothing to look up.
 OK, RDONLY, NOTA, LOST = Code.XA_OK, Code.XA_RDONLY, Code.XAER_NOTA, Code.XAER_RMFAIL
@@ -124,20 +124,19 @@ class Server:
     def resume(
         self,
         association: Association,
-        client: ReferenceClient,
-        control: ThreadOfControl,
+        client: ReferenceDriver,
+        control: Control,
         answer: Code | None = None,
     ) -> Code:
         """Resumes a suspended association, which becomes this client's and thread's."""
         branch, dialect = association.branch, association.dialect
         if association.state is dialect.none:
-            return LOST  # before this request came
+            return LOST if association.lost else Code.XAER_PROTO  # before this request came
         code = self._apply(branch, JOIN, answer if answer is not None else branch.reason or OK)
         result = RESULT_OF.get(code)
         if result is not None:
             association.state = advance(dialect.machine, association.state, dialect.resume, result)
             if association.state is not dialect.suspended:
-                association.client.release(association)
                 association.client, association.control = client, control
             self._settle(association)
         return code
@@ -146,7 +145,7 @@ class Server:
         """Ends or suspends; `verb` is one of the association's dialect."""
         branch, dialect = association.branch, association.dialect
         if association.state is dialect.none:
-            return LOST  # before this request came
+            return LOST if association.lost else Code.XAER_PROTO  # before this request came
         if verb is dialect.end_fail:
             moved = END_FAIL
         elif len(branch.associations) > 1 and any(
@@ -174,6 +173,7 @@ class Server:
             branch, dialect = association.branch, association.dialect
             if association.state is not dialect.none:
                 association.state = advance(dialect.machine, association.state, dialect.lose)
+                association.lost = True
                 self._settle(association)
                 branch.state = advance(BRANCH, branch.state, BranchVerb.LOSE)
                 self.doom(branch, Code.XA_RBCOMMFAIL)
@@ -220,7 +220,7 @@ class Server:
         only be rolled back, and its end will say so."""
         branch = association.branch
         if association.state is association.dialect.none:
-            return LOST
+            return LOST if association.lost else Code.XAER_PROTO
         if answer in ROLLBACK_CODES:
             self.doom(branch, answer)
         return branch.reason or (OK if answer is None else answer)
@@ -264,6 +264,8 @@ class Server:
         result = RESULT_OF.get(code)
         if result is None:
             return BRANCH.refusal(branch.state, verb) or code
+        if code is Code.XA_NOMIGRATE and verb in (START, JOIN):
+            raise BRANCH.illegal(branch.state, verb, result)
         try:
             target = advance(BRANCH, branch.state, verb, result)
         except IllegalTransition:
@@ -305,6 +307,7 @@ class Server:
         if branch.associations:
             for association in tuple(branch.associations):  # of a branch that vanished: their threads will notice
                 association.state = advance(association.dialect.machine, association.state, association.dialect.lose)
+                association.lost = True
                 self._settle(association)
 
     def doom(self, branch: Branch, reason: Code) -> None:

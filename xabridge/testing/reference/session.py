@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xa.control import ThreadOfControl
-    from xabridge.testing.reference.resource import ReferenceResource
+    from xa.driver import SessionContext
+    from xabridge.testing.reference.branch import Association
+    from xabridge.testing.reference.driver import ReferenceDriver
 
 
 class ReferenceSession:
@@ -18,23 +19,23 @@ class ReferenceSession:
     outside any global transaction an operation is committed at once.
     """
 
-    __slots__ = ("_client", "_control")
+    __slots__ = ("_context", "_driver")
 
-    def __init__(self, client: ReferenceResource, control: ThreadOfControl) -> None:
-        self._client = client
-        self._control = control
+    def __init__(self, driver: ReferenceDriver, context: SessionContext[Association]) -> None:
+        self._driver = driver
+        self._context = context
 
     def read(self, key: str) -> Any:
         """What this branch wrote, else what is committed, else None."""
-        return self._client.work(self._control, lambda store, branch: store.read(key, branch))
+        return self._driver.work(self._context, lambda store, branch: store.read(key, branch))
 
     def write(self, key: str, value: Any) -> None:
         """Writes; visible to others after commit only, and locked until then."""
-        self._client.work(self._control, lambda store, branch: store.write(key, value, branch))
+        self._driver.work(self._context, lambda store, branch: store.write(key, value, branch))
 
     def append(self, key: str, item: Any) -> None:
         """Writes the tuple at `key` with `item` behind it."""
-        self._client.work(
-            self._control,
+        self._driver.work(
+            self._context,
             lambda store, branch: store.write(key, (*(store.read(key, branch) or ()), item), branch),
         )

@@ -14,14 +14,15 @@ from xa.diagnosis import Check, Diagnosis, Health
 from xa.holdings import Holding, InDoubtBranch, Relation
 from xa.machine import advance
 from xa.tables import BRANCH, BranchState, BranchVerb
+from xabridge.testing.reference.driver import ReferenceDriver
 from xabridge.testing.reference.server import OK, Server
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from xa.switch import Switch
     from xa.xid import Xid
-    from xabridge.testing.reference.branch import Branch
-    from xabridge.testing.reference.client import ReferenceClient
+    from xabridge.testing.reference.branch import Association, Branch
 
 
 class ReferenceStore(Server):
@@ -100,26 +101,28 @@ class ReferenceStore(Server):
             branch = self.known[xid]
             self.land(branch, advance(BRANCH, branch.state, BranchVerb.DECIDE), outcome, commits=False)
 
-    def disconnect(self, client: ReferenceClient, alone: Collection[Xid] = ()) -> None:
+    def disconnect(self, client: Switch[Association], alone: Collection[Xid] = ()) -> None:
         """The client's process dies, its threads and connections with it. Nobody else will complete the branches
         `alone`: their timeout passes, unless they are prepared or completed."""
         with self.lock:
-            for branch in self.known.values():
-                if branch.asked is client:
-                    branch.asked = None
-                self.lose([held for held in branch.associations if held.client is client])
-            client.forget_everything()
+            self._lose_client(client)
+            client.drop()
             for xid in alone:
                 if self.find(xid).state is BranchState.S2:
                     self._expire(self.known[xid])
 
-    def cut(self, client: ReferenceClient) -> None:
+    def cut(self, client: Switch[Association]) -> None:
         """The client's connections are cut, with the replies on them. It can connect again at once, and notices when
         it uses what it lost."""
         with self.lock:
-            for branch in self.known.values():
-                self.lose([held for held in branch.associations if held.client is client])
-            client.lose_replies()
+            self._lose_client(client).lose_replies()
+
+    def _lose_client(self, client: Switch[Association]) -> ReferenceDriver:
+        driver = client.driver
+        for branch in self.known.values():
+            self.lose([held for held in branch.associations if held.client is driver])
+        assert isinstance(driver, ReferenceDriver)  # noqa: S101 — nobody else has such associations
+        return driver
 
     def partition(self) -> None:
         """The server can't be reached until `heal`; it lives, and notices that its connections are lost."""

@@ -157,7 +157,7 @@ class Stage:
         """What waits in a queue."""
         rm = AmqpResource()
         rm.open(f"amqp://{(broker or self.broker).address}/", 1)
-        found = [octets for page in rm._read("browse", queue, 1, 1000, None) for octets in page]
+        found = [octets for page in rm._read(queue, 1, 1000, None) for octets in page]
         rm.close("", 1)
         return [bodies_of(octets) for octets in found]
 
@@ -187,13 +187,8 @@ def bodies(chunk: Messages) -> list[str]:
 
 def bodies_of(octets: bytes) -> str:
     """The body of a message."""
-    message = Message()
-    message.decode(octets)
-    return (
-        bytes(message.body).decode(errors="replace")
-        if isinstance(message.body, (bytes, memoryview))
-        else str(message.body)
-    )
+    message = Message.from_octets(octets)
+    return bytes(message.body).decode(errors="replace") if isinstance(message.body, bytes) else str(message.body)
 
 
 def new_stage(broker: EmbeddedBroker, postgres: Postgres, folder: Path) -> Stage:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.contract.client import case
 from xa import (
     EXCEPTIONS,
     HEURISTIC_CODES,
@@ -65,15 +66,27 @@ def bring(store: ReferenceStore, rm: ReferenceResource, state: BranchState) -> N
     assert store.branches[X] is state
 
 
-@pytest.mark.parametrize("code", sorted(set(Code) - {Code.XAER_RMFAIL}))
 @pytest.mark.parametrize("call", CALLS)
-def test_every_code_at_every_verb(store: ReferenceStore, rm: ReferenceResource, call: str, code: Code) -> None:
+def test_every_code_at_every_verb(call: str) -> None:
+    for code in sorted(set(Code) - {Code.XAER_RMFAIL}):
+        with case(call, code.name):
+            store = ReferenceStore("a")
+            rm = ReferenceResource(store)
+            rm.open(store.url, RMID)
+            check_code_at_verb(store, rm, call, code)
+
+
+def check_code_at_verb(store: ReferenceStore, rm: ReferenceResource, call: str, code: Code) -> None:
     verb, state, move, issue = CALLS[call]
     bring(store, rm, state)
     store.script.plan(verb, code)
     rows = {result: target for at, v, result, target, _ in BRANCH.transitions() if (at, v) == (state, move)}
     result = RESULT_OF.get(code)
-    if result is not None and result not in rows:
+    no_answer = (call, code) == (
+        "start",
+        Code.XA_NOMIGRATE,
+    )  # the tables take it for XA_OK; xa_start has no such answer
+    if no_answer or (result is not None and result not in rows):
         with pytest.raises(IllegalTransition):  # a script may ask for nothing that the tables don't have
             issue(rm)
         assert store.branches.get(X, S0) is state

@@ -36,6 +36,8 @@ from xabridge.testing.reference.server import MAX_OUTSTANDING
 RMID = 1
 X, Y = Xid(1, b"global", b"x"), Xid(1, b"global", b"y")
 S0, S1, S2, S3, S4, S5 = BranchState
+AT_WORK: list[ThreadOfControl] = []
+"""Threads of control that stay: one that is gone has lost its associations."""
 
 
 def end(rm: ReferenceResource, xid: Xid) -> None:
@@ -154,7 +156,8 @@ def in_every_state(store: ReferenceStore, rm: ReferenceResource) -> dict[Xid, Br
     made = {}
     for state in (S1, S2, S3, S4, S5):
         xid = Xid(1, state.name.encode())
-        with entered(ThreadOfControl()):
+        AT_WORK.append(ThreadOfControl())
+        with entered(AT_WORK[-1]):
             rm.start(xid, RMID)
             rm.session(RMID).write(state.name, True)
             if state is not S1:
@@ -305,7 +308,8 @@ def test_close_is_not_refused_for_an_association_that_is_lost(store: ReferenceSt
 
 
 def test_outstanding_operations_are_bounded(store: ReferenceStore, rm: ReferenceResource) -> None:
-    handles = [rm.prepare(Xid(1, b"unknown"), RMID, TMASYNC) for _ in range(MAX_OUTSTANDING)]
+    unknown = [Xid(1, b"unknown", number.to_bytes(2)) for number in range(MAX_OUTSTANDING)]
+    handles = [rm.prepare(xid, RMID, TMASYNC) for xid in unknown]
     with pytest.raises(XaError) as raised:
         rm.prepare(X, RMID, TMASYNC)
     assert raised.value.code is Code.XAER_ASYNC
@@ -322,8 +326,8 @@ def test_outstanding_operations_are_bounded(store: ReferenceStore, rm: Reference
 def test_a_refused_asynchronous_operation_has_no_effect(store: ReferenceStore, rm: ReferenceResource) -> None:
     rm.start(X, RMID)
     end(rm, X)
-    for _ in range(MAX_OUTSTANDING):
-        rm.prepare(Xid(1, b"unknown"), RMID, TMASYNC)
+    for number in range(MAX_OUTSTANDING):
+        rm.prepare(Xid(1, b"unknown", number.to_bytes(2)), RMID, TMASYNC)
     with pytest.raises(XaError):
         rm.prepare(X, RMID, TMASYNC)
     with pytest.raises(XaError):

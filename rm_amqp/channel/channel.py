@@ -1,0 +1,240 @@
+"""A transactional channel: one connection with one session, a control link, and links for messages.
+
+This is the channel of the slides on XA: it is selected for distributed transactions, and a thread of control has it to
+itself from its first start until none of its associations is left. Everything here is steps
+(`rm_amqp.connection.endpoint.Steps`).
+
+Few exchanges are needed, because what may leave together does. A start does not wait with `ahead`. Messages are sent
+settled and wait for nothing. Outcomes of received messages are told with the end, and the end follows them. The
+broker refuses the end, and so the prepare, of a branch in which anything that was sent settled went wrong.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from dtx.protocol.capabilities import DISTRIBUTED
+from dtx.protocol.commands import Declare, Discharge, End, Start
+from dtx.protocol.conditions import RefusedError, refused
+from rm_amqp.channel.message_links import MessageLinks
+from rm_amqp.channel.templates import control_message, read_vote
+from rm_amqp.channel.work import SUSPENDED, WorkEvent
+from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.links import Control
+from rm_amqp.errors import Cause, ConnectionLost, TimedOut
+from xa import ROLLBACK_CODES, Code
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rm_amqp.channel.work import Work
+    from rm_amqp.connection.endpoint import Endpoint, Steps
+    from rm_amqp.connection.links import Answer
+    from rm_amqp.settings import Settings
+
+
+class Channel(Protocol):
+    """What the pool and the sessions know of a channel, whatever its transactions are."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Its connection's."""
+        ...
+
+    @property
+    def messages(self) -> MessageLinks:
+        """Its links for messages."""
+        ...
+
+    @property
+    def broken(self) -> bool:
+        """Whether it can't be used any more."""
+        ...
+
+
+class DistributedChannel:
+    """A channel for distributed transactions. It is made inside of steps, like everything that touches the engine."""
+
+    def __init__(self, endpoint: Endpoint, settings: Settings) -> None:
+        self.endpoint = endpoint
+        self._settings = settings
+        self._control = Control(endpoint)
+        self.messages = MessageLinks(endpoint, settings, self._control)
+        self._txn_number = 0
+
+    @property
+    def broken(self) -> bool:
+        return self.endpoint.lost is not None or self._control.refusal is not None
+
+    def verify(self, deadline: float) -> Steps[None]:
+        """ConnectionLost where the broker has no distributed transactions."""
+        offered = yield from coordinator_offers(self.endpoint, self._control, deadline)
+        if DISTRIBUTED not in offered:
+            offers = ", ".join(offered) or "nothing that it names"
+            raise unusable(
+                self.endpoint,
+                f"has no amqp:distributed-transactions; it offers {offers}. With amqp:local-transactions it can take "
+                'part as the one that decides: mode = "decider"',
+            )
+
+    # -- begin and end
+    def begin(self, work: Work, deadline: float, *, join: bool) -> Steps[None]:
+        """Begins work for a new branch, or with `join` for one that exists. RefusedError: there is no work."""
+        self._check()
+        answer = self._declare(work, join=join)
+        if self._settings.ahead and not join:
+            work.opening = answer
+        else:
+            yield from self._answered(answer, deadline)
+        work.move(WorkEvent.BEGIN)
+
+    def resume(self, work: Work, deadline: float) -> Steps[None]:
+        """Goes on with suspended work. RefusedError: it does not; with a rollback code the work has ended."""
+        self._check()
+        try:
+            yield from self._answered(self._declare(work, resume=True), deadline)
+        except RefusedError as error:
+            if error.refusal.code in ROLLBACK_CODES:
+                work.move(WorkEvent.END)
+            raise
+        work.move(WorkEvent.BEGIN)
+
+    def suspend(self, work: Work, deadline: float) -> Steps[None]:
+        """Suspends work; otherwise as `end`."""
+        return self._end(work, WorkEvent.SUSPEND, deadline, fail=False)
+
+    def end(self, work: Work, deadline: float, *, fail: bool) -> Steps[None]:
+        """Ends work: tells what became of its messages, and the end, in one write.
+
+        RefusedError: it has ended, and why the branch can't be prepared.
+        """
+        return self._end(work, WorkEvent.END, deadline, fail=fail)
+
+    def _end(self, work: Work, event: WorkEvent, deadline: float, *, fail: bool) -> Steps[None]:
+        self._check()
+        if work.state is SUSPENDED:
+            # it has no txn-id: it is resumed and ended in one write
+            work.opening = self._declare(work, resume=True)
+        else:
+            yield from self._finish(work, deadline)
+        opening, work.opening = work.opening, None
+        suspend = event is WorkEvent.SUSPEND
+        answer = self._tell(End(work.txn_id, suspend=True) if suspend else Discharge(work.txn_id, fail=fail))
+        try:
+            if opening is not None:
+                yield from self._answered(opening, deadline)
+            yield from self._answered(answer, deadline)
+            if not fail:
+                why = _swallowed(work)
+                if why:
+                    yield from self._fail(work, deadline, suspended=suspend)
+                    raise refused(Code.XA_RBOTHER, why, work.xid)
+        except RefusedError:
+            work.move(WorkEvent.END)
+            raise
+        work.move(event)
+
+    def end_and_prepare(self, work: Work, deadline: float) -> Steps[Answer]:
+        """Tells what became of the work's messages, its end, and prepare, in one write; `vote` says what came of it."""
+        self._check()
+        yield from self._finish(work, deadline)
+        return self._tell(End(work.txn_id, prepare=True))
+
+    def vote(self, work: Work, answer: Answer, deadline: float) -> Steps[Code]:
+        """The vote. RefusedError: with a rollback code the work has ended, and the branch can't be prepared; with
+        another one neither is known, and the branch is not to be committed."""
+        opening, work.opening = work.opening, None
+        if opening is not None:
+            yield from self._answered(opening, deadline)
+        yield from self._answered(answer, deadline)
+        why = _swallowed(work)
+        if why:
+            raise refused(Code.XAER_RMERR, why, work.xid)
+        return read_vote(answer.fields)
+
+    def _finish(self, work: Work, deadline: float) -> Steps[None]:
+        """Tells what became of the work's messages, and sends what is left to be sent."""
+        work.tell()
+        self.messages.stop_acquiring()
+        yield from self.messages.all_sent(work, deadline)
+
+    def _fail(self, work: Work, deadline: float, *, suspended: bool) -> Steps[None]:
+        """Makes the branch of work that has ended, or is suspended, rollback-only."""
+        answers = [
+            self._declare(work, resume=suspended, join=not suspended),
+            self._tell(Discharge(work.txn_id, fail=True)),
+        ]
+        for answer in answers:
+            yield from self._answered(answer, deadline)
+
+    # -- the control link
+    def _check(self) -> None:
+        if self.endpoint.lost is not None or self._control.refusal is not None:
+            self.messages.check()
+
+    def _declare(self, work: Work, *, resume: bool = False, join: bool = False) -> Answer:
+        self._txn_number += 1
+        work.set_txn_id(b"t%x" % self._txn_number)
+        work.senders.clear()
+        timeout_s = None if join or resume else self._settings.branch_timeout_s or None
+        return self._tell(Declare(Start(work.xid, join, resume, work.txn_id, timeout_s)))
+
+    def _tell(self, command: Declare | Discharge | End) -> Answer:
+        return self._control.send(control_message(command))
+
+    def _answered(self, answer: Answer, deadline: float) -> Steps[None]:
+        """Waits for what came of a control message. RefusedError: it was refused."""
+        while not answer.there:
+            self.endpoint.check()
+            if self.endpoint.clock() >= deadline:
+                raise TimedOut("the coordinator did not answer in time")
+            yield deadline
+        if answer.refusal is not None:
+            raise RefusedError(answer.refusal)
+        if answer.lost:
+            self.endpoint.check()
+            raise ConnectionLost(Cause.LOST, "the broker closed the control link")
+
+
+def open_distributed(endpoint: Endpoint, settings: Settings, deadline: float) -> Steps[DistributedChannel]:
+    """A channel over this connection, whose broker has distributed transactions."""
+    channel = DistributedChannel(endpoint, settings)
+    yield from channel.verify(deadline)
+    return channel
+
+
+def coordinator_offers(endpoint: Endpoint, control: Control, deadline: float) -> Steps[Sequence[str]]:
+    """What the coordinator says that it can do. ConnectionLost: there is no coordinator."""
+    answered = endpoint.lost is None
+    try:
+        answered = yield from until(endpoint, lambda: control.answered, deadline)
+    except ConnectionLost:
+        if endpoint.ended is None:
+            raise
+    if not answered:
+        endpoint.lose("the coordinator did not answer in time", Cause.UNREACHABLE)
+        endpoint.check()
+    why = control.refusal or endpoint.ended
+    if why is not None:
+        raise unusable(
+            endpoint,
+            f"offers no transactions ({why.condition}: {why.description}); amqp:distributed-transactions are needed "
+            "for two phases, amqp:local-transactions for a broker that decides",
+        )
+    return control.offered
+
+
+def unusable(endpoint: Endpoint, why: str) -> ConnectionLost:
+    """The broker was reached, and can't be used: the connection is given up."""
+    told = f"the broker {endpoint.peer or '?'} at {endpoint.broker} {why}"
+    endpoint.lose(told, Cause.UNUSABLE)
+    return ConnectionLost(Cause.UNUSABLE, told)
+
+
+def _swallowed(work: Work) -> str:
+    """Which link the broker closed after something was sent over it, so that it swallowed the message; the empty string
+    for none. The broker has said so before it answers the end."""
+    for sender in work.senders:
+        if sender.refusal is not None:
+            return f"a message for {sender.address} was not taken ({sender.refusal.description})"
+    return ""

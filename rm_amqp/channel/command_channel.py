@@ -1,0 +1,224 @@
+"""The command channel: branches are completed by request and response, over a connection of its own.
+
+Any number of requests may be outstanding, and responses come in any order. A `CommandChannel` is one connection's, as
+steps. `Commands` is what a resource manager instance has: it makes the channel anew when it is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from dtx.protocol.addresses import COORDINATION as ADDRESS
+from dtx.protocol.composites import WireError
+from dtx.protocol.conditions import Refusal, RefusedError
+from rm_amqp.channel.templates import Requests, read_reply, read_response
+from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.links import ATTACHED, Receiver, Sender
+from rm_amqp.errors import Cause, ConnectionLost, TimedOut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dtx.protocol.commands import Coordination
+    from dtx.protocol.replies import Reply
+    from rm_amqp.connection.connection import Connection
+    from rm_amqp.connection.endpoint import Endpoint, Steps
+
+RESPONSES: Final = 1000
+"""Responses that may be on their way."""
+
+
+class Request:
+    """One request. `reply` is there once it was answered."""
+
+    __slots__ = ("number", "reply")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.reply: Reply | None = None
+
+
+class CommandChannel:
+    """The command channel over one connection. It is made inside of steps, like everything that touches the engine."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._replies = Receiver(endpoint, None, settled=True, name="reply")
+        self._replies.flow(RESPONSES)
+        self._requests = Sender(endpoint, ADDRESS)
+        self._numbers = count(1)
+        self._waiting: dict[int, Request] = {}
+        self._writer: Requests | None = None
+        self._stale = False
+        """Whether the broker left a request unanswered for too long. The next caller makes another channel."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether it can't be used any more."""
+        return self._stale or self._replies.state is not ATTACHED or self._requests.state is not ATTACHED
+
+    def open(self, deadline: float) -> Steps[None]:
+        """Waits until requests can be sent."""
+        for link in (self._replies, self._requests):
+            if not (yield from until(self.endpoint, lambda link=link: link.answered, deadline)):  # type: ignore[misc]
+                self.endpoint.lose("the broker did not answer in time", Cause.UNREACHABLE)
+            self.endpoint.check()
+            if link.refusal is not None:
+                told = f"{link.refusal.condition}: {link.refusal.description}"
+                self.endpoint.lose(f"the broker has no command channel ({told})", Cause.UNUSABLE)
+                self.endpoint.check()
+
+    def send(self, command: Coordination) -> Steps[Request]:
+        """Sends a request."""
+        yield from ()
+        if self.broken:
+            self._check()
+        request = Request(next(self._numbers))
+        if self._writer is None:
+            self._writer = Requests(self._replies.address)
+        self._requests.send_settled(self._writer.write(request.number, command))
+        self._waiting[request.number] = request
+        return request
+
+    def answer(self, request: Request, deadline: float) -> Steps[Reply]:
+        """Waits for the answer. RefusedError: it is a refusal. TimedOut, ConnectionLost: nobody knows."""
+        while not self.answered(request):
+            if self.broken:
+                self._check()
+            if self.endpoint.clock() >= deadline:
+                self._waiting.pop(request.number, None)
+                self._stale = True
+                raise TimedOut(f"the broker at {self.endpoint.broker} did not answer in time")
+            yield deadline
+        if isinstance(request.reply, Refusal):
+            raise RefusedError(request.reply)
+        assert request.reply is not None  # noqa: S101 — it is answered
+        return request.reply
+
+    def answered(self, request: Request) -> bool:
+        """Whether the answer is there."""
+        replies = self._replies
+        if replies.arrived:
+            while replies.arrived:
+                self._read(replies.arrived.popleft().octets)
+            credit = replies.credit
+            if 2 * credit < RESPONSES and replies.alive:
+                replies.flow(RESPONSES - credit)
+        return request.reply is not None
+
+    def look(self, request: Request) -> Steps[bool]:
+        """`answered`, as steps."""
+        yield from ()
+        return self.answered(request)
+
+    def _read(self, octets: bytes) -> None:
+        try:
+            number, body = read_response(octets)
+        except WireError:
+            self.endpoint.lose("the broker sent a response that is none")
+            return
+        request = self._waiting.pop(number, None) if number is not None else None
+        if request is None:  # nobody waits for it any more
+            return
+        try:
+            request.reply = read_reply(body)
+        except WireError as error:
+            self._waiting[request.number] = request
+            self.endpoint.lose(f"the broker answered what can't be understood: {error}")
+
+    def _check(self) -> None:
+        self.endpoint.check()
+        for link in (self._requests, self._replies):
+            if link.refusal is not None:
+                told = f"{link.refusal.condition}: {link.refusal.description}"
+                raise ConnectionLost(
+                    Cause.LOST, f"the broker at {self.endpoint.broker} closed the command channel ({told})"
+                )
+
+
+def open_command_channel(endpoint: Endpoint, deadline: float) -> Steps[CommandChannel]:
+    """A command channel over this connection, which takes requests."""
+    channel = CommandChannel(endpoint)
+    yield from channel.open(deadline)
+    return channel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingCommand:
+    """A command that was sent: its request, on a channel, over a connection."""
+
+    channel: CommandChannel
+    connection: Connection
+    request: Request
+
+    def answer(self, deadline: float) -> Reply:
+        """Waits for the answer; as `CommandChannel.answer`."""
+        steps = self.channel.answer(self.request, deadline)
+        return self.connection.run(steps, later=True, ready=lambda: self.channel.answered(self.request))
+
+    def answered(self) -> bool:
+        """Whether the answer is there, or there will be none; without waiting."""
+        self.connection.refresh()
+        return self.channel.endpoint.lost is not None or self.connection.run(self.channel.look(self.request))
+
+
+class Commands:
+    """The command channel of one resource manager instance, made at its first use and whenever it is gone."""
+
+    def __init__(self, connect: Callable[[float], Connection]) -> None:
+        self._connect = connect
+        self._lock = threading.Lock()
+        self._channel: tuple[CommandChannel, Connection] | None = None
+        self._spent = 0
+        """Round trips on connections that are gone."""
+
+    @property
+    def round_trips(self) -> int:
+        """How often somebody waited for the broker on a command channel."""
+        channel = self._channel
+        return self._spent + (channel[1].round_trips if channel else 0)
+
+    def channel(self, deadline: float) -> tuple[CommandChannel, Connection]:
+        """A channel that works, as far as anybody knows. ConnectionLost: none can be made."""
+        with self._lock:
+            if self._channel is not None:
+                channel, connection = self._channel
+                connection.refresh()
+                if not channel.broken:
+                    return self._channel
+                self._channel = None
+                self._spent += connection.round_trips
+                connection.drop()
+            connection = self._connect(deadline)
+            try:
+                channel = connection.run(open_command_channel(connection.endpoint, deadline))
+            except BaseException:
+                connection.drop()
+                raise
+            self._channel = channel, connection
+            return self._channel
+
+    def send(self, command: Coordination, deadline: float, *, later: bool = False) -> PendingCommand:
+        """Sends a command; with `later` it leaves with the wait for its answer, which follows at once."""
+        channel, connection = self.channel(deadline)
+        return PendingCommand(channel, connection, connection.run(channel.send(command), later=later))
+
+    def exchange(self, command: Coordination, deadline: float) -> Reply:
+        """Sends a command, and waits for the answer."""
+        return self.send(command, deadline, later=True).answer(deadline)
+
+    def close(self, deadline: float) -> None:
+        """Closes the connection; waits for the broker until `deadline`."""
+        with self._lock:
+            channel, self._channel = self._channel, None
+        if channel is not None:
+            self._spent += channel[1].round_trips
+            channel[1].close(deadline)
+
+    def drop(self) -> None:
+        """Closes the connection at once, without a word."""
+        if self._channel is not None:
+            self._channel[1].drop()

@@ -1,0 +1,369 @@
+"""The links over which a channel sends, receives and reads messages, and the steps that use them.
+
+A link is made at the first use of its address, and kept for the next transaction. What is done belongs to a `Work`;
+with None it is outside of any transaction. Everything here is steps (`rm_amqp.connection.endpoint.Steps`).
+
+With `prefetch` the broker sends messages ahead of their receipt. After a rollback these prefetched messages must be
+returned before the next receive: the broker redelivers what was rolled back behind them, and messages would arrive out
+of their order. `recall` says that this is due.
+
+What is gathered, posted and read in bulk is by the thousand, as octets. The broker acquires and settles what is
+gathered, for the branch, when it sends it: nothing has to be told of each message, and what is lost on the way is lost
+with the branch. Nothing of it is ever prefetched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.protocol.addresses import TXN_ID
+from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.replies import ACCEPTED
+from rm_amqp.channel.work import ACTIVE
+from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.links import ATTACHED, BulkReceiver, Receiver, Sender
+from rm_amqp.errors import TimedOut
+from xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rm_amqp.channel.work import Work
+    from rm_amqp.connection.endpoint import Endpoint, Steps
+    from rm_amqp.connection.links import Arrived, Control, Link
+    from rm_amqp.settings import Settings
+
+MAX_LINKS: Final = 64
+"""Links to addresses that are kept for the next transaction."""
+BROWSED: Final = 100
+"""Messages that a browse asks for at a time."""
+READ: Final = 5_000
+"""Messages that a reading in bulk asks for at a time."""
+
+
+class MessageLinks:
+    """The links of one channel. `control` is its control link, without which no work can be done; `capabilities` are
+    those that the nodes must have."""
+
+    def __init__(
+        self, endpoint: Endpoint, settings: Settings, control: Control, capabilities: Sequence[str] = ()
+    ) -> None:
+        self.recall = False
+        """Whether a branch that received here did not commit, and prefetched messages must be returned."""
+        self._endpoint = endpoint
+        self._settings = settings
+        self._control = control
+        self._capabilities = capabilities
+        self._senders: dict[str, Sender] = {}
+        self._receivers: dict[tuple[str, bool], Receiver] = {}
+        self._bulk_receivers: dict[str, BulkReceiver] = {}
+
+    # -- checks
+    def check(self) -> None:
+        """ConnectionLost, or RefusedError, where the channel can't be used any more."""
+        self._endpoint.check()
+        if self._control.refusal is not None:
+            raise RefusedError(self._control.refusal)
+
+    def check_work(self, work: Work | None) -> None:
+        """RefusedError where no work can be done for the work any more."""
+        if self._endpoint.lost is not None or self._control.refusal is not None:
+            self.check()
+        if work is None:
+            return
+        if work.state is not ACTIVE:
+            raise refused(Code.XAER_PROTO, "the association was ended meanwhile", work.xid)
+        opening = work.opening
+        if opening is not None and opening.there:
+            if opening.refusal is not None:
+                raise RefusedError(opening.refusal)
+            work.opening = None
+
+    def _check_link(self, link: Link) -> None:
+        self._endpoint.check()
+        if link.refusal is not None:
+            raise RefusedError(link.refusal)
+
+    # -- sending
+    def send(self, address: str, octets: bytes, work: Work | None, deadline: float) -> Steps[None]:
+        """Sends a message; it is the broker's when this returns, or when the branch is committed."""
+        self.check_work(work)
+        sender = self._senders.get(address)
+        if sender is None or sender.state is not ATTACHED:
+            sender = yield from self.attached_sender(address, deadline)
+            self.check_work(work)
+        self._check_size(sender, octets)
+        while sender.credit <= 0:
+            self._check_link(sender)
+            if self._endpoint.clock() >= deadline:
+                raise TimedOut(f"the broker takes no messages for {address} now")
+            yield deadline
+            self.check_work(work)
+
+        if work is not None:
+            work.post(sender, octets)
+            return
+        answer = sender.send(octets)
+        if not (yield from until(self._endpoint, lambda: answer.there, deadline)):
+            raise TimedOut(f"the broker did not confirm the message for {address}")
+        if answer.refusal is not None:
+            raise RefusedError(answer.refusal)
+
+    def post(self, address: str, messages: Sequence[bytes], work: Work, deadline: float) -> Steps[None]:
+        """Sends many messages; what is wrong with one is told when the branch is ended."""
+        self.check_work(work)
+        sender = self._senders.get(address)
+        if sender is None or sender.state is not ATTACHED:
+            sender = yield from self.attached_sender(address, deadline)
+            self.check_work(work)
+        self._check_size(sender, max(messages, key=len, default=b""))
+        sent = 0
+        while sent < len(messages):
+            credit = sender.credit
+            for octets in messages[sent : sent + credit]:
+                work.post(sender, octets)
+            sent += credit
+            if sent >= len(messages):
+                break
+            self._check_link(sender)
+            if self._endpoint.clock() >= deadline:
+                raise TimedOut(f"the broker takes no messages for {address} now")
+            yield deadline
+            self.check_work(work)
+
+    @staticmethod
+    def _check_size(sender: Sender, octets: bytes) -> None:
+        if 0 < sender.max_octets < len(octets):
+            told = (
+                f"a message of {len(octets)} octets; the broker takes at most {sender.max_octets} for {sender.address}"
+            )
+            raise refused(Code.XAER_INVAL, told, condition=Condition.MESSAGE_SIZE)
+
+    def all_sent(self, work: Work, deadline: float) -> Steps[None]:
+        """Waits until every message has left, because the end may not overtake one that waits for credit."""
+        self._endpoint.stage()
+        for sender in work.senders:
+            while sender.queued:
+                self._endpoint.check()
+                if self._endpoint.clock() >= deadline:
+                    raise TimedOut("the broker did not take all messages in time")
+                yield deadline
+                self._endpoint.stage()
+
+    # -- receiving
+    def receive(
+        self,
+        address: str,
+        work: Work | None,
+        deadline: float,
+        patience: float,
+        *,
+        acquire: bool = False,
+    ) -> Steps[Arrived | None]:
+        """The next message from an address, None where none comes until `deadline`. With `acquire` the branch has
+        taken it already when it comes. `patience` bounds what the broker may take to say that there is none."""
+        self.check_work(work)
+        if self.recall:
+            yield from self._return_prefetched(work, patience)
+        receiver = yield from self.attached_receiver(address, work, patience, acquire=acquire)
+        prefetch = 0 if acquire else self._settings.prefetch
+        while not receiver.arrived:
+            self._check_link(receiver)
+            self.check_work(work)
+            if receiver.credit <= 0:
+                receiver.flow(prefetch or 1)
+            if self._endpoint.clock() >= deadline:
+                yield from self._drained(receiver, work, patience)
+                break
+            yield deadline
+        if not receiver.arrived:
+            return None
+        if prefetch and 2 * receiver.credit < prefetch:
+            receiver.flow(prefetch - receiver.credit)
+        return receiver.arrived.popleft()
+
+    def receive_batch(
+        self, address: str, count: int, work: Work | None, deadline: float, patience: float
+    ) -> Steps[list[Arrived]]:
+        """The first message that comes until `deadline`, and what else the broker has at once, at most `count`."""
+        self.check_work(work)
+        if self.recall:
+            yield from self._return_prefetched(work, patience)
+        receiver = yield from self.attached_receiver(address, work, patience, acquire=False)
+        missing = count - len(receiver.arrived) - receiver.credit
+        if missing > 0:
+            receiver.flow(missing)
+        while not receiver.arrived and self._endpoint.clock() < deadline:
+            self._check_link(receiver)
+            self.check_work(work)
+            yield deadline
+        if len(receiver.arrived) < count and receiver.credit > 0:
+            yield from self._drained(receiver, work, patience)
+        prefetch = self._settings.prefetch
+        if 2 * receiver.credit < prefetch:
+            receiver.flow(prefetch - receiver.credit)
+        return [receiver.arrived.popleft() for _ in range(min(count, len(receiver.arrived)))]
+
+    def gather(self, address: str, count: int, work: Work, patience: float) -> Steps[list[bytes]]:
+        """What an address has now, at most `count`: taken by the branch, in the order in which it holds them."""
+        self.check_work(work)
+        if not work.takes_in_bulk:
+            found = yield from self.receive_batch(address, count, work, self._endpoint.clock(), patience)
+            for arrived in found:
+                work.hold(arrived, arrived)
+            return [arrived.octets for arrived in found]
+        receiver = self._bulk_receivers.get(address)
+        if receiver is None or receiver.state is not ATTACHED:
+            self._bulk_receivers.pop(address, None)
+            self._make_room(self._bulk_receivers)
+            receiver = self._bulk_receivers[address] = BulkReceiver(self._endpoint, address, name="gather")
+            yield from self.attached(receiver, patience)
+        self._acquire_for(work, receiver)
+        receiver.flow(count)
+        yield from self._drained(receiver, work, patience)
+        self._check_link(receiver)
+        return receiver.take()
+
+    def settle(self, arrived: Arrived) -> None:
+        """Outside of any transaction: the message is taken."""
+        arrived.link.settle(arrived, None, ACCEPTED)
+
+    def stop_acquiring(self) -> None:
+        """The txn-id is about to be discharged: no flow names it any more."""
+        for (_, acquire), receiver in self._receivers.items():
+            if acquire and receiver.alive:
+                self._endpoint.set_flow_properties(receiver.name, {})
+        for bulk in self._bulk_receivers.values():
+            if bulk.alive:
+                self._endpoint.set_flow_properties(bulk.name, {})
+
+    def _return_prefetched(self, work: Work | None, patience: float) -> Steps[None]:
+        for receiver in [receiver for receiver in self._receivers.values() if receiver.attached]:
+            yield from self._drained(receiver, work, patience)
+            receiver.give_back()
+        self.recall = False
+
+    def _drained(self, receiver: Receiver, work: Work | None, patience: float) -> Steps[None]:
+        """The broker sends what it has, up to the credit, and gives back the rest."""
+        if receiver.credit > 0 and not receiver.draining:
+            receiver.drain()
+        while receiver.draining:
+            self._check_link(receiver)
+            self.check_work(work)
+            if self._endpoint.clock() >= patience:
+                raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")
+            yield patience
+
+    # -- reading without taking
+    def browser(self, address: str, work: Work | None, deadline: float) -> Steps[Receiver]:
+        """A link that reads an address without taking anything from it."""
+        self.check_work(work)
+        receiver = Receiver(
+            self._endpoint, address, settled=True, browse=True, name="browse", capabilities=self._capabilities
+        )
+        yield from self.attached(receiver, deadline)
+        return receiver
+
+    def browse(self, receiver: Receiver, work: Work | None, deadline: float) -> Steps[list[Arrived]]:
+        """The next messages that the link reads; fewer than BROWSED at the end."""
+        self._check_link(receiver)
+        receiver.flow(BROWSED)
+        yield from self._drained(receiver, work, deadline)
+        self._check_link(receiver)
+        found = list(receiver.arrived)
+        receiver.arrived.clear()
+        return found
+
+    def reader(self, address: str, deadline: float) -> Steps[BulkReceiver]:
+        """A link that reads an address in bulk, taking nothing from it."""
+        self.check()
+        receiver = BulkReceiver(self._endpoint, address, browse=True, name="read")
+        yield from self.attached(receiver, deadline)
+        return receiver
+
+    def read(self, receiver: BulkReceiver, count: int, deadline: float) -> Steps[list[bytes]]:
+        """The next messages that the link reads, at most `count`; none at the end."""
+        self._check_link(receiver)
+        receiver.flow(count)
+        yield from self._drained(receiver, None, deadline)
+        self._check_link(receiver)
+        return receiver.take()
+
+    @staticmethod
+    def closed(receiver: Receiver) -> Steps[None]:
+        """Closes a link that was read."""
+        yield from ()
+        receiver.close()
+
+    # -- attaching
+    def attached(self, link: Link, deadline: float) -> Steps[None]:
+        """Waits until the broker has attached a link. RefusedError: it does not."""
+        if not (yield from until(self._endpoint, lambda: link.answered, deadline)):
+            raise TimedOut("the broker did not answer the attach in time")
+        self._check_link(link)
+
+    def attached_sender(self, address: str, deadline: float) -> Steps[Sender]:
+        """A link to an address, made where there is none."""
+        sender = self._senders.get(address)
+        if sender is None or sender.state is not ATTACHED:
+            self._senders.pop(address, None)
+            self._make_room(self._senders)
+            sender = self._senders[address] = Sender(self._endpoint, address, self._capabilities)
+            yield from self.attached(sender, deadline)
+        return sender
+
+    def attached_receiver(self, address: str, work: Work | None, deadline: float, *, acquire: bool) -> Steps[Receiver]:
+        """A link from an address, made where there is none. With `acquire` the broker acquires what it sends over it
+        from now on for the work's branch."""
+        receiver = self._receivers.get((address, acquire))
+        if receiver is None or receiver.state is not ATTACHED:
+            self._receivers.pop((address, acquire), None)
+            self._make_room(self._receivers)
+            name = "acquire" if acquire else "receive"
+            receiver = Receiver(self._endpoint, address, name=name, capabilities=self._capabilities)
+            self._receivers[address, acquire] = receiver
+            yield from self.attached(receiver, deadline)
+        if acquire and work is not None:
+            self._acquire_for(work, receiver)
+        return receiver
+
+    def _acquire_for(self, work: Work, receiver: Receiver) -> None:
+        self._endpoint.set_flow_properties(receiver.name, {TXN_ID: work.txn_id})
+
+    def _make_room(self, links: dict[Any, Any]) -> None:
+        """Closes a link that nothing depends on, where there are too many."""
+        if len(links) >= MAX_LINKS:
+            self._endpoint.stage()
+            key = next((key for key, link in links.items() if link.idle), None)
+            if key is not None:
+                links.pop(key).close()
+
+    # -- at rest
+    @property
+    def idle(self) -> bool:
+        """Whether no message was prefetched, or can come."""
+        return all(receiver.idle for receiver in self._receivers.values() if receiver.alive)
+
+    def release_prefetched(self) -> Steps[None]:
+        """Nobody has used the channel for a while: what was prefetched is given back, first the credit and then, at
+        the next call, the messages. It waits for nothing."""
+        yield from ()
+        if self._endpoint.lost is not None or self._control.refusal is not None:
+            return
+        for receiver in self._receivers.values():
+            if receiver.attached and not receiver.draining:
+                if receiver.credit > 0:
+                    receiver.drain()
+                else:
+                    receiver.give_back()
+
+    def empty(self, deadline: float) -> Steps[None]:
+        """The channel is about to be closed: what was prefetched is given back, and what is on its way. Nobody has seen
+        it, so that it does not count as delivered, as it would with the end of its link."""
+        receivers = [receiver for receiver in self._receivers.values() if receiver.attached]
+        for receiver in receivers:
+            if receiver.credit > 0:
+                receiver.drain()
+        yield from until(self._endpoint, lambda: not any(one.draining for one in receivers), deadline)
+        for receiver in receivers:
+            receiver.give_back()

@@ -1,0 +1,154 @@
+"""One thread of control's work for one branch, as the client keeps it: what an association is to the channel.
+
+On the wire a txn-id stands for the work while it is active. What the application received is held here until the work
+ends. Only then are the outcomes told, all in one write with the end, so that the application can change its mind until
+then.
+
+    NEW --begin--> ACTIVE --suspend--> SUSPENDED --begin--> ACTIVE
+    ACTIVE, SUSPENDED --end--> ENDED
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from dtx.protocol.encoding import encode
+from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
+from dtx.protocol.values import Described, Ulong
+from xa.machine import Member
+
+if TYPE_CHECKING:
+    from rm_amqp.channel.channel import Channel
+    from rm_amqp.channel.pool import PooledChannel
+    from rm_amqp.connection.links import Answer, Arrived, Sender
+    from xa import Xid
+
+MAX_HELD: Final = 1000
+"""Received messages whose outcome is not told yet; beyond it the oldest are told, for good."""
+
+
+def _outcome(code: int, *fields: Any) -> bytes:
+    return encode(Described(Ulong(code), list(fields)))
+
+
+TAKE: Final = _outcome(ACCEPTED)
+RELEASE: Final = _outcome(RELEASED)
+REJECT: Final = _outcome(REJECTED)
+
+
+def modify(*, failed: bool, undeliverable: bool) -> bytes:
+    """The outcome modified, as it stands in a transactional-state."""
+    return _outcome(MODIFIED, failed, undeliverable)
+
+
+class WorkState(Member):
+    """How far work is."""
+
+    NEW = "not begun"
+    ACTIVE = "active"
+    SUSPENDED = "suspended"
+    ENDED = "ended"
+
+
+class WorkEvent(Member):
+    """What moves work."""
+
+    BEGIN = "begun or resumed"
+    SUSPEND = "suspended"
+    END = "ended, whatever the broker said of it"
+
+
+ACTIVE, SUSPENDED, ENDED = WorkState.ACTIVE, WorkState.SUSPENDED, WorkState.ENDED
+WORK: Final[dict[tuple[WorkState, WorkEvent], WorkState]] = {
+    (WorkState.NEW, WorkEvent.BEGIN): ACTIVE,
+    (SUSPENDED, WorkEvent.BEGIN): ACTIVE,
+    (ACTIVE, WorkEvent.SUSPEND): SUSPENDED,
+    (ACTIVE, WorkEvent.END): ENDED,
+    (SUSPENDED, WorkEvent.END): ENDED,
+}
+"""The transitions of work; there are no others."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A message that was received: what the application has of it, and its outcome if the branch is committed."""
+
+    arrived: Arrived
+    message: object
+    outcome: bytes = TAKE
+
+
+class Work:
+    """The work of one association."""
+
+    takes_in_bulk: ClassVar[bool] = True
+    """Whether the broker acquires messages for the branch by itself, when it sends them."""
+
+    __slots__ = (
+        "_encoded_txn_id",
+        "_fields",
+        "held",
+        "opening",
+        "pooled",
+        "received",
+        "senders",
+        "state",
+        "txn_id",
+        "xid",
+    )
+
+    pooled: PooledChannel[Channel]
+    """The channel of its thread of control. (Transactions of our own, which no thread works in, have none.)"""
+
+    def __init__(self, xid: Xid) -> None:
+        self.xid = xid
+        self.state = WorkState.NEW
+        self.held: dict[int, Held] = {}
+        """By the identity of the message, in the order of their receipt."""
+        self.received = False
+        """Whether it ever held a message."""
+        self.senders: set[Sender] = set()
+        """What was sent through since it is active."""
+        self.opening: Answer | None = None
+        """What came of a start that nobody waited for."""
+        self.set_txn_id(b"")
+
+    def move(self, event: WorkEvent) -> None:
+        """Follows the table."""
+        self.state = WORK[self.state, event]
+
+    def set_txn_id(self, txn_id: bytes) -> None:
+        """From now on it goes by this txn-id."""
+        self.txn_id = txn_id
+        self._encoded_txn_id = b"\xa0" + bytes((len(txn_id),)) + txn_id if len(txn_id) < 256 else encode(txn_id)
+        self._fields: dict[bytes, bytes] = {}
+
+    def delivery_state(self, outcome: bytes = b"") -> tuple[int, bytes]:
+        """The state of a delivery that belongs to it: transactional-state(txn-id, outcome)."""
+        fields = self._fields.get(outcome)
+        if fields is None:
+            octets = self._encoded_txn_id + outcome
+            fields = bytes((0xC0, len(octets) + 1, 2 if outcome else 1)) + octets
+            self._fields[outcome] = fields
+        return TRANSACTIONAL, fields
+
+    def post(self, sender: Sender, octets: bytes) -> None:
+        """Sends a message. It is sent settled: the broker refuses the end of work in which such a message went
+        wrong."""
+        sender.send_settled(octets, self.delivery_state())
+        self.senders.add(sender)
+
+    def hold(self, arrived: Arrived, message: object) -> None:
+        """The application has received this."""
+        self.received = True
+        self.held[id(message)] = Held(arrived, message)
+        if len(self.held) > MAX_HELD:
+            self.tell(MAX_HELD // 2)
+
+    def tell(self, keep: int = 0) -> None:
+        """Tells the outcomes of all but the latest `keep` messages, and settles: should the branch be rolled back,
+        they are available again, and one more failed delivery is counted."""
+        for number in list(self.held)[: len(self.held) - keep] if keep else list(self.held):
+            held = self.held.pop(number)
+            held.arrived.link.settle(held.arrived, self.delivery_state(held.outcome))

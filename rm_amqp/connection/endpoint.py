@@ -1,0 +1,290 @@
+"""Our end of one connection to a broker, without I/O: octets in, octets out.
+
+An `Endpoint` puts three layers on top of each other: TLS where it is wanted, SASL, and AMQP, which proton speaks.
+`received` takes what the socket gave, and `output` has what is to be written to it. What the broker said is seen in the
+links (`rm_amqp.connection.links`), and in the endpoint's state:
+
+    OPENING --open--> OPEN --lose--> LOST        (OPENING --lose--> LOST, too)
+
+What is done over a connection is written as `Steps`: a generator that yields whenever it has to wait. Whoever drives an
+endpoint lets one thread at a time in.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING, Final
+
+from dtx.protocol.frames import OutgoingFrames
+from dtx.protocol.sasl import SaslClient
+from rm_amqp.connection import proton
+from rm_amqp.connection.tls import TlsLayer
+from rm_amqp.errors import Cause, ConnectionLost
+from xa.machine import Member
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from typing import TypeVar
+
+    from dtx.protocol.conditions import Refusal
+    from dtx.protocol.values import Described
+    from rm_amqp.connection.links import Link
+    from rm_amqp.connection.proton import EventPointer, LinkPointer
+    from rm_amqp.settings import Broker, Settings
+
+    T = TypeVar("T")
+    Steps = Generator[float, None, T]
+    """An operation over an endpoint. It yields the time, on the endpoint's clock, until which it waits for something to
+    happen; it is resumed when something did or that time has come, and returns its result."""
+
+MAX_FRAME: Final = 65_536
+WINDOW: Final = 2048 * MAX_FRAME
+MAX_COPIED: Final = 4 * MAX_FRAME
+"""Octets that are copied together for one write; more than this goes in several, because the copy costs more."""
+TICK_S: Final = 1.0
+"""How often the idle time-outs of a connection are checked, at least."""
+_FORCED: Final = "amqp:connection:forced"
+
+
+class EndpointState(Member):
+    """How far a connection is."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    LOST = "lost"
+
+
+class EndpointEvent(Member):
+    """What moves a connection."""
+
+    OPEN = "the broker answered our open"
+    LOSE = "either side closed it, or it broke"
+
+
+OPENING, OPEN, LOST = EndpointState.OPENING, EndpointState.OPEN, EndpointState.LOST
+ENDPOINT: Final[dict[tuple[EndpointState, EndpointEvent], EndpointState]] = {
+    (OPENING, EndpointEvent.OPEN): OPEN,
+    (OPENING, EndpointEvent.LOSE): LOST,
+    (OPEN, EndpointEvent.LOSE): LOST,
+}
+"""The transitions of a connection. Any other event, such as a second open, changes nothing: proton reports it."""
+
+
+class Endpoint:
+    """One connection. `lost` says why there is none any more, as soon as that is so."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        container: str,
+        clock: Callable[[], float],
+        nonce: Callable[[int], bytes],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.clock = clock
+        self.broker = broker
+        self.container = container
+        self.state = EndpointState.OPENING
+        self.peer = ""
+        """The broker's container."""
+        self.lost: ConnectionLost | None = None
+        self.ended: Refusal | None = None
+        """Why the broker ended the session."""
+        self.links: dict[LinkPointer, Link] = {}
+        self.engine = proton.Engine(
+            container,
+            broker.host,
+            max_frame=MAX_FRAME,
+            idle_timeout_ms=int(settings.idle_timeout_s * 1000),
+            window=WINDOW,
+        )
+        self._names = 0
+        self._staged: list[bytes] = []
+        self._frames = OutgoingFrames()
+        self._sasl: SaslClient | None = SaslClient(
+            settings.policy, encrypted=tls is not None, hostname=broker.host, nonce=nonce
+        )
+        self._tls: TlsLayer | None = None
+        if tls is not None:
+            self._tls = TlsLayer(tls, broker.host)
+        self._handlers: dict[int, Callable[[EventPointer], None]] = {
+            proton.CONNECTION_OPENED: self._on_open,
+            proton.CONNECTION_CLOSED: self._on_close,
+            proton.SESSION_ENDED: self._on_end,
+            proton.LINK_ATTACHED: self._on_attach,
+            proton.LINK_CLOSED: self._on_detach,
+            proton.LINK_DETACHED: self._on_detach,
+            proton.TRANSPORT_FAILED: self._on_error,
+        }
+
+    # -- octets
+    def received(self, octets: bytes) -> None:
+        """Takes what the broker sent."""
+        if self.lost is not None:
+            return
+        if self._tls is not None:
+            try:
+                octets = self._tls.received(octets)
+            except ssl.SSLError as error:
+                cause = Cause.LOST if self.state is OPEN else Cause.UNUSABLE
+                self.lose(f"TLS: {error.reason or error}", cause)
+                return
+        if self._sasl is not None:
+            octets = self._authenticate(self._sasl, octets)
+        if octets and self.lost is None:
+            taken = self.engine.push(octets)
+            self.engine.handle(self.links, self._handlers)
+            if not taken:
+                self.lose(self.engine.error() or "the broker sent what is no AMQP")
+
+    def _authenticate(self, sasl: SaslClient, octets: bytes) -> bytes:
+        """What follows the end of SASL."""
+        sasl.feed(octets)
+        while sasl.computation is not None:
+            sasl.computed(sasl.computation())
+        if sasl.failed:
+            self.lose(str(sasl.failure), Cause.UNUSABLE)
+        if not sasl.done:
+            return b""
+        self._sasl = None
+        return sasl.rest
+
+    def stage(self) -> None:
+        """Lets proton write all that it may. What stays in its queues afterwards waits for the broker."""
+        if self._sasl is not None:
+            self._staged.append(self._sasl.output())
+        elif self.lost is None:
+            for octets in self.engine.output():
+                self._staged.append(self._frames.feed(octets))
+
+    def output(self) -> list[bytes]:
+        """What is to be written now, in pieces, so that a large message is not copied once more."""
+        self.stage()
+        pieces, self._staged = self._staged, []
+        if self._tls is not None:
+            for octets in pieces:
+                self._tls.send(octets)
+            return [self._tls.output()]
+        if len(pieces) > 1 and sum(map(len, pieces)) <= MAX_COPIED:
+            return [b"".join(pieces)]
+        return pieces
+
+    def end_of_file(self) -> None:
+        """The broker sends nothing more."""
+        if self._sasl is not None and self.state is OPENING:
+            self.lose("the broker closed the connection before it knew who we are", Cause.UNREACHABLE)
+        else:
+            self.lose("the broker closed the connection")
+
+    def tick(self) -> float:
+        """Sends a heartbeat where one is due, and gives the connection up when the broker was silent for too long. When
+        to call again, on the endpoint's clock."""
+        now = self.clock()
+        if self.lost is not None or self._sasl is not None:
+            return now + TICK_S
+        next_ms = self.engine.tick(max(1, int(now * 1000)))
+        self.engine.handle(self.links, self._handlers)
+        return min(now + TICK_S, next_ms / 1000) if next_ms else now + TICK_S
+
+    # -- the end
+    def lose(self, why: str, cause: Cause = Cause.LOST) -> None:
+        """There is no connection any more; whoever waits is told why."""
+        if self.lost is not None:
+            return
+        if cause is Cause.LOST and self.state is OPENING:
+            cause = Cause.UNREACHABLE
+        what = "the connection to" if cause in {Cause.LOST, Cause.CLOSED} else "the broker at"
+        self.lost = ConnectionLost(cause, f"{what} {self.broker} {cause.value}: {why}")
+        self._move(EndpointEvent.LOSE)
+        for link in self.links.values():
+            link.lose()
+
+    def _move(self, event: EndpointEvent) -> None:
+        self.state = ENDPOINT.get((self.state, event), self.state)
+
+    def check(self) -> None:
+        """ConnectionLost where there is no connection any more."""
+        if self.lost is not None:
+            raise self.lost.again()
+
+    # -- links
+    def name(self, kind: str) -> str:
+        """A name that no other link of the connection has."""
+        self._names += 1
+        return f"{kind}-{self._names}"
+
+    def forget(self, link: Link) -> None:
+        """Closes a link, and frees it."""
+        if self.links.pop(link.pointer, None) is not None and self.lost is None:
+            proton.close_link(link.pointer)
+            proton.free_link(link.pointer)
+
+    def set_flow_properties(self, name: str, properties: dict[str, bytes]) -> None:
+        """From now on flows of our receiver `name` have these properties."""
+        self._frames.set_properties(name, properties, receiver=True)
+
+    def set_default_outcome(self, name: str, outcome: Described) -> None:
+        """The attach of our receiver `name`, which is not opened yet, gives its source this default outcome."""
+        self._frames.set_default_outcome(name, outcome)
+
+    # -- events
+    def _on_open(self, _event: EventPointer) -> None:
+        self._move(EndpointEvent.OPEN)
+        self.peer = self.engine.peer()
+
+    def _on_close(self, _event: EventPointer) -> None:
+        self._refused("closed it", self.engine.close_error())
+
+    def _on_end(self, _event: EventPointer) -> None:
+        self.ended = self.engine.end_error()
+        self._refused("ended the session", self.ended)
+
+    def _refused(self, what: str, refusal: Refusal | None) -> None:
+        why = f"the broker {what}"
+        if refusal is not None:
+            why += f" ({refusal.condition}: {refusal.description})"
+        unusable = refusal is not None and refusal.condition != _FORCED and self.state is OPENING
+        self.lose(why, Cause.UNUSABLE if unusable else Cause.LOST)
+
+    def _on_attach(self, event: EventPointer) -> None:
+        link = self.links.get(proton.link_of_event(event))
+        if link is not None:
+            link.attach_event()
+
+    def _on_detach(self, event: EventPointer) -> None:
+        pointer = proton.link_of_event(event)
+        link = self.links.pop(pointer, None)
+        if link is not None:
+            link.detach_event(proton.link_error(pointer))
+            proton.close_link(pointer)
+            proton.free_link(pointer)
+
+    def _on_error(self, _event: EventPointer) -> None:
+        self.lose(self.engine.error() or "the transport failed")
+
+
+def until(endpoint: Endpoint, happened: Callable[[], object], deadline: float) -> Steps[bool]:
+    """Waits until `happened()` is true, but not beyond `deadline`; whether it is. ConnectionLost: it never will be."""
+    while not happened():
+        endpoint.check()
+        if endpoint.clock() >= deadline:
+            return False
+        yield deadline
+    return True
+
+
+def wait_until_open(endpoint: Endpoint, deadline: float) -> Steps[None]:
+    """Waits for the broker's open."""
+    if not (yield from until(endpoint, lambda: endpoint.state is OPEN, deadline)):
+        endpoint.lose("the broker did not answer in time", Cause.UNREACHABLE)
+        endpoint.check()
+
+
+def close(endpoint: Endpoint, deadline: float) -> Steps[None]:
+    """Sends a close, and waits for the broker's: when it has come, the broker has let go of what the connection
+    held."""
+    if endpoint.state is OPEN:
+        endpoint.engine.close()
+        while endpoint.lost is None and endpoint.clock() < deadline:
+            yield deadline

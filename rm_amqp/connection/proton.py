@@ -1,0 +1,374 @@
+"""Proton, the C library that speaks AMQP, as typed functions. No other module of rm_amqp uses it.
+
+The library is driven without its Python classes, because they cost more than all the rest of a message. An `Engine` is
+one connection with one session on it; the functions below it work on links and deliveries, which are pointers of the
+library. Most of them are the library's own functions under another name, so that the types cost nothing.
+
+Each engine is used by one thread at a time; engines share nothing. A pointer is valid for a time: a link until
+`free_link`, a delivery until it is settled or its link is freed, an event inside of its handler. Nothing checks that:
+whoever holds a pointer drops it at that moment.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Final, NewType, Protocol
+
+from cproton_ffi import ffi, lib  # type: ignore[import-not-found]
+
+from dtx.protocol.conditions import Refusal
+from dtx.protocol.decoding import DecodeError, decode
+from dtx.protocol.encoding import encode
+from dtx.protocol.values import Array, Symbol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+LinkPointer = NewType("LinkPointer", object)
+"""A link; equal and hashed by its address."""
+DeliveryPointer = NewType("DeliveryPointer", object)
+"""A delivery; equal and hashed by its address."""
+EventPointer = NewType("EventPointer", object)
+"""An event, inside of its handler."""
+Pointer = Any
+"""A pointer that stays inside of this module."""
+
+NULL: Final = ffi.NULL
+MAX_STATE: Final = 8192
+"""Octets of a delivery state, an error's info or a set of capabilities that are looked at."""
+
+CONNECTION_OPENED: Final[int] = lib.PN_CONNECTION_REMOTE_OPEN
+CONNECTION_CLOSED: Final[int] = lib.PN_CONNECTION_REMOTE_CLOSE
+SESSION_ENDED: Final[int] = lib.PN_SESSION_REMOTE_CLOSE
+LINK_ATTACHED: Final[int] = lib.PN_LINK_REMOTE_OPEN
+LINK_CLOSED: Final[int] = lib.PN_LINK_REMOTE_CLOSE
+LINK_DETACHED: Final[int] = lib.PN_LINK_REMOTE_DETACH
+TRANSPORT_FAILED: Final[int] = lib.PN_TRANSPORT_ERROR
+
+_EVENTS: Final = (
+    lib.pn_collector_peek,
+    lib.pn_collector_pop,
+    lib.pn_event_type,
+    lib.pn_event_delivery,
+    lib.pn_delivery_link,
+)
+_allocate: Final = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class HandlesDeliveries(Protocol):
+    """What a link of ours does with its deliveries."""
+
+    def delivery_event(self, delivery: DeliveryPointer) -> None:
+        """A delivery came, or the peer's state of one changed."""
+        ...
+
+
+class Engine:
+    """One connection, the client's side, with one session on it."""
+
+    def __init__(self, container: str, hostname: str, *, max_frame: int, idle_timeout_ms: int, window: int) -> None:
+        self._connection: Pointer = lib.pn_connection()
+        self._transport: Pointer = lib.pn_transport()
+        self._collector: Pointer = lib.pn_collector()
+        lib.pn_transport_set_max_frame(self._transport, max_frame)
+        lib.pn_transport_set_idle_timeout(self._transport, idle_timeout_ms)
+        lib.pn_connection_set_container(self._connection, container.encode("utf-8"))
+        lib.pn_connection_set_hostname(self._connection, hostname.encode("utf-8"))
+        lib.pn_connection_collect(self._connection, self._collector)
+        lib.pn_transport_bind(self._transport, self._connection)
+        lib.pn_connection_open(self._connection)
+        self._session: Pointer = lib.pn_session(self._connection)
+        lib.pn_session_set_incoming_capacity(self._session, window)
+        lib.pn_session_open(self._session)
+        self._buffer = _allocate("char[]", 65_536)
+        self._size = 65_536
+        self._finalizer = weakref.finalize(self, _free, self._connection, self._transport, self._collector)
+        self._finalizer.atexit = False
+
+    # -- octets and events
+    def push(self, octets: bytes) -> bool:
+        """Gives the transport what the peer sent; False when it takes no more."""
+        taken = 0
+        source = ffi.from_buffer(octets)
+        while taken < len(octets):
+            count = lib.pn_transport_push(self._transport, source + taken, len(octets) - taken)
+            if count <= 0:
+                return False
+            taken += count
+        return True
+
+    def handle(
+        self,
+        links: Mapping[LinkPointer, HandlesDeliveries],
+        handlers: Mapping[int, Callable[[EventPointer], None]],
+    ) -> None:
+        """Tells each delivery that changed to its link, and calls the handler of each other event, where it has one;
+        also for events that are made meanwhile."""
+        peek, pop, kind_of, delivery_of, link_of = _EVENTS
+        collector, delivers = self._collector, lib.PN_DELIVERY
+        while event := peek(collector):
+            kind = kind_of(event)
+            if kind == delivers:
+                delivery = delivery_of(event)
+                link = links.get(link_of(delivery))
+                if link is not None:
+                    link.delivery_event(delivery)
+            else:
+                handler = handlers.get(kind)
+                if handler is not None:
+                    handler(event)
+            pop(collector)
+
+    def output(self) -> list[bytes]:
+        """What is to be sent, in pieces; it is taken out of the transport."""
+        pieces: list[bytes] = []
+        while (pending := lib.pn_transport_pending(self._transport)) > 0:
+            if pending > self._size:
+                self._size = pending
+                self._buffer = _allocate("char[]", pending)
+            count = lib.pn_transport_peek(self._transport, self._buffer, pending)
+            if count <= 0:
+                break
+            pieces.append(ffi.buffer(self._buffer, count)[:])
+            lib.pn_transport_pop(self._transport, count)
+        return pieces
+
+    def tick(self, now_ms: int) -> int:
+        """Checks the idle time-outs; when it wants to be called again, 0 for never."""
+        return int(lib.pn_transport_tick(self._transport, now_ms))
+
+    def close(self) -> None:
+        """Sends a close."""
+        lib.pn_connection_close(self._connection)
+
+    def error(self) -> str:
+        """What the transport says is wrong, the empty string for nothing."""
+        condition = lib.pn_transport_condition(self._transport)
+        if not lib.pn_condition_is_set(condition):
+            return ""
+        name, told = lib.pn_condition_get_name(condition), lib.pn_condition_get_description(condition)
+        return f"{_text(name)}: {_text(told)}"
+
+    # -- what the peer says
+    def peer(self) -> str:
+        """The container id of the peer."""
+        return _text(lib.pn_connection_remote_container(self._connection))
+
+    def close_error(self) -> Refusal | None:
+        """The error with which the peer closed the connection; None for none."""
+        return _refusal(lib.pn_connection_remote_condition(self._connection))
+
+    def end_error(self) -> Refusal | None:
+        """The error with which the peer ended the session; None for none."""
+        return _refusal(lib.pn_session_remote_condition(self._session))
+
+    # -- links
+    def sender(self, name: str) -> LinkPointer:
+        """A new sending link, which is not opened yet."""
+        link: LinkPointer = lib.pn_sender(self._session, name.encode("ascii"))
+        return link
+
+    def receiver(self, name: str) -> LinkPointer:
+        """A new receiving link, which is not opened yet."""
+        link: LinkPointer = lib.pn_receiver(self._session, name.encode("ascii"))
+        return link
+
+
+def _free(connection: Pointer, transport: Pointer, collector: Pointer) -> None:
+    """Frees the memory of an engine that nobody has any more."""
+    lib.pn_transport_unbind(transport)
+    lib.pn_collector_release(collector)
+    lib.pn_decref(transport)
+    lib.pn_connection_release(connection)
+    lib.pn_decref(connection)
+    lib.pn_collector_free(collector)
+
+
+# --- links --------------------
+open_link: Final[Callable[[LinkPointer], None]] = lib.pn_link_open
+close_link: Final[Callable[[LinkPointer], None]] = lib.pn_link_close
+free_link: Final[Callable[[LinkPointer], None]] = lib.pn_link_free
+link_of_event: Final[Callable[[EventPointer], LinkPointer]] = lib.pn_event_link
+link_credit: Final[Callable[[LinkPointer], int]] = lib.pn_link_credit
+"""Sender: how many messages the peer takes now. Receiver: how many may be on their way."""
+link_queued: Final[Callable[[LinkPointer], int]] = lib.pn_link_queued
+"""Sender: how many messages have not left yet."""
+link_draining: Final[Callable[[LinkPointer], bool]] = lib.pn_link_draining
+"""Receiver: whether the peer has yet to use up the credit, or to give it back."""
+give_credit: Final[Callable[[LinkPointer, int], None]] = lib.pn_link_flow
+drain_with_credit: Final[Callable[[LinkPointer, int], None]] = lib.pn_link_drain
+current_delivery: Final[Callable[[LinkPointer], DeliveryPointer]] = lib.pn_link_current
+advance_link: Final[Callable[[LinkPointer], bool]] = lib.pn_link_advance
+"""Completes the current delivery; the next one is current."""
+max_message_size: Final[Callable[[LinkPointer], int]] = lib.pn_link_remote_max_message_size
+"""The largest message that the peer takes, 0 for no bound."""
+
+
+def set_target(link: LinkPointer, address: str, capabilities: Sequence[str] = ()) -> None:
+    """The node that a sender sends to."""
+    target = lib.pn_link_target(link)
+    lib.pn_terminus_set_address(target, address.encode("utf-8"))
+    if capabilities:
+        _put_symbols(lib.pn_terminus_capabilities(target), capabilities)
+
+
+def set_coordinator_target(link: LinkPointer, capabilities: Sequence[str], outcomes: Sequence[str]) -> None:
+    """A sender to the transaction coordinator, which asks for these capabilities, and understands these outcomes."""
+    target = lib.pn_link_target(link)
+    lib.pn_terminus_set_type(target, lib.PN_COORDINATOR)
+    _put_symbols(lib.pn_terminus_capabilities(target), capabilities)
+    source = lib.pn_link_source(link)
+    lib.pn_terminus_set_type(source, lib.PN_SOURCE)
+    _put_symbols(lib.pn_terminus_outcomes(source), outcomes)
+
+
+def set_source(link: LinkPointer, address: str | None, capabilities: Sequence[str] = (), *, browse: bool) -> None:
+    """The node that a receiver takes messages from, or with `browse` only reads. None: a node that the peer makes."""
+    source = lib.pn_link_source(link)
+    if address is None:
+        lib.pn_terminus_set_type(source, lib.PN_SOURCE)
+        lib.pn_terminus_set_dynamic(source, True)
+    else:
+        lib.pn_terminus_set_address(source, address.encode("utf-8"))
+    if capabilities:
+        _put_symbols(lib.pn_terminus_capabilities(source), capabilities)
+    if browse:
+        lib.pn_terminus_set_distribution_mode(source, lib.PN_DIST_MODE_COPY)
+
+
+def ask_for_settled(link: LinkPointer) -> None:
+    """A receiver asks the peer to send every message settled."""
+    lib.pn_link_set_snd_settle_mode(link, lib.PN_SND_SETTLED)
+
+
+def has_target(link: LinkPointer) -> bool:
+    """Whether the peer's attach of a sender names a target; one that refuses the link names none."""
+    return bool(lib.pn_terminus_get_type(lib.pn_link_remote_target(link)) != lib.PN_UNSPECIFIED)
+
+
+def has_source(link: LinkPointer) -> bool:
+    """Whether the peer's attach of a receiver names a source; one that refuses the link names none."""
+    return bool(lib.pn_terminus_get_type(lib.pn_link_remote_source(link)) != lib.PN_UNSPECIFIED)
+
+
+def source_address(link: LinkPointer) -> str:
+    """The address in the peer's attach of a receiver; empty for none."""
+    return _text(lib.pn_terminus_get_address(lib.pn_link_remote_source(link)))
+
+
+def source_moves(link: LinkPointer) -> bool:
+    """Whether the peer says that it gives messages away over a receiver, although it was asked for copies."""
+    return bool(lib.pn_terminus_get_distribution_mode(lib.pn_link_remote_source(link)) == lib.PN_DIST_MODE_MOVE)
+
+
+def target_capabilities(link: LinkPointer) -> tuple[str, ...]:
+    """What the peer's target of a sender says that it can do."""
+    value = _value(lib.pn_terminus_capabilities(lib.pn_link_remote_target(link)))
+    items = value if isinstance(value, Array) else [value]
+    return tuple(str(item) for item in items if type(item) is Symbol)
+
+
+def link_error(link: LinkPointer) -> Refusal | None:
+    """The error with which the peer closed a link; None for none."""
+    return _refusal(lib.pn_link_remote_condition(link))
+
+
+# --- deliveries --------------------
+settle: Final[Callable[[DeliveryPointer], None]] = lib.pn_delivery_settle
+update: Final[Callable[[DeliveryPointer, int], None]] = lib.pn_delivery_update
+"""Sets our state of a delivery to one without fields, by its code."""
+is_settled: Final[Callable[[DeliveryPointer], bool]] = lib.pn_delivery_settled
+is_aborted: Final[Callable[[DeliveryPointer], bool]] = lib.pn_delivery_aborted
+is_partial: Final[Callable[[DeliveryPointer], bool]] = lib.pn_delivery_partial
+pending_octets: Final[Callable[[DeliveryPointer], int]] = lib.pn_delivery_pending
+remote_state: Final[Callable[[DeliveryPointer], int]] = lib.pn_delivery_remote_state
+"""The code of the peer's state of a delivery, 0 for none."""
+
+
+def receive(link: LinkPointer, size: int) -> bytes:
+    """Takes `size` octets of the link's current delivery."""
+    buffer = _allocate("char[]", size)
+    count = lib.pn_link_recv(link, buffer, size)
+    octets: bytes = ffi.buffer(buffer, max(count, 0))[:]
+    return octets
+
+
+def open_delivery(link: LinkPointer, tag: bytes) -> DeliveryPointer:
+    """A new outgoing delivery, the link's current one."""
+    source = ffi.from_buffer(tag)
+    delivery: DeliveryPointer = lib.pn_delivery(link, {"size": len(tag), "start": source})
+    return delivery
+
+
+def send(link: LinkPointer, octets: bytes | memoryview) -> None:
+    """Adds to the link's current delivery."""
+    lib.pn_link_send(link, ffi.from_buffer(octets), len(octets))
+
+
+def set_state(delivery: DeliveryPointer, code: int, fields: bytes) -> None:
+    """Sets our state of a delivery to one that proton does not know; `fields` are encoded already."""
+    _put(lib.pn_disposition_data(lib.pn_delivery_local(delivery)), fields)
+    lib.pn_delivery_update(delivery, code)
+
+
+def remote_fields(delivery: DeliveryPointer) -> bytes | None:
+    """The fields, encoded, of the peer's state of a delivery, where proton does not know that state. Empty for none,
+    None where they are too large to look at."""
+    return _octets(lib.pn_disposition_data(lib.pn_delivery_remote(delivery)))
+
+
+def remote_error(delivery: DeliveryPointer) -> Refusal | None:
+    """The error with which the peer rejected a delivery; None for none."""
+    return _refusal(lib.pn_disposition_condition(lib.pn_delivery_remote(delivery)))
+
+
+# --- values --------------------
+def _text(string: Pointer) -> str:
+    """A C string; empty for NULL."""
+    return "" if string == NULL else ffi.string(string).decode("utf-8", "replace")
+
+
+def _octets(data: Pointer) -> bytes | None:
+    """The one value of a pn_data, encoded; empty when there is none, None when it is too large to look at."""
+    size = lib.pn_data_encoded_size(data)
+    if not 0 <= size <= MAX_STATE:
+        return None
+    if not size:
+        return b""
+    buffer = _allocate("char[]", size)
+    count = lib.pn_data_encode(data, buffer, size)
+    return ffi.buffer(buffer, count)[:] if count >= 0 else None
+
+
+def _put(data: Pointer, octets: bytes) -> None:
+    """Makes an encoded value the one of a pn_data."""
+    lib.pn_data_clear(data)
+    lib.pn_data_decode(data, ffi.from_buffer(octets), len(octets))
+
+
+def _value(data: Pointer) -> Any:
+    """The one value of a pn_data; None for none, and for one that is too large or wrong."""
+    octets = _octets(data)
+    if not octets:
+        return None
+    try:
+        return decode(octets)
+    except DecodeError:
+        return None
+
+
+def _put_symbols(data: Pointer, names: Sequence[str]) -> None:
+    """Sets a multiple field."""
+    _put(data, encode(Array(map(Symbol, names))))
+
+
+def _refusal(condition: Pointer) -> Refusal | None:
+    """The error that the peer told; None where it told none."""
+    if not lib.pn_condition_is_set(condition):
+        return None
+    info = _value(lib.pn_condition_info(condition))
+    return Refusal.read(
+        _text(lib.pn_condition_get_name(condition)),
+        _text(lib.pn_condition_get_description(condition)),
+        info if isinstance(info, dict) else None,
+    )

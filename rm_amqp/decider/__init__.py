@@ -1,0 +1,1 @@
+"""The broker that decides: branches are its local transactions, and decisions are kept in token messages."""

@@ -1,0 +1,203 @@
+"""A channel for local transactions, which every broker has whose coordinator follows the transactions chapter of AMQP.
+
+The broker chooses the txn-id, and a discharge decides; no global-id is ever sent. One transaction at a time is open on
+a channel, over one session, because that is what every such broker can do. Messages are sent unsettled, as durable
+ones, and the work does not end before the broker has taken each of them: not every broker refuses the discharge of a
+transaction in which a message that was sent settled went wrong.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from dtx.protocol.capabilities import LOCAL
+from dtx.protocol.commands import Declare
+from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
+from dtx.protocol.decoding import DecodeError, decode
+from dtx.protocol.messages import read_header, with_header
+from dtx.protocol.replies import ACCEPTED, DECLARED, TRANSACTIONAL
+from dtx.protocol.values import Described, Symbol, Ulong
+from rm_amqp.channel.channel import coordinator_offers, unusable
+from rm_amqp.channel.message_links import MessageLinks
+from rm_amqp.channel.templates import control_message, whole_discharge
+from rm_amqp.channel.work import Work
+from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.links import Control
+from rm_amqp.decider.token_queues import QUEUE, TokenQueues
+from rm_amqp.errors import Cause, ConnectionLost, TimedOut
+from xa import NULL_XID, Code
+
+if TYPE_CHECKING:
+    from rm_amqp.channel.pool import PooledChannel
+    from rm_amqp.connection.endpoint import Endpoint, Steps
+    from rm_amqp.connection.links import Answer, Sender
+    from rm_amqp.settings import Settings
+    from xa import Xid
+
+_TAKEN: Final = frozenset({Ulong(ACCEPTED), Symbol("amqp:accepted:list")})
+ROLLED_BACK: Final = frozenset({Condition.ROLLBACK, Condition.TIMEOUT, Condition.UNKNOWN_ID})
+"""With these a rejected discharge says, by the chapter, that nothing was committed."""
+
+
+class LocalWork(Work):
+    """What is done in one local transaction. `refusal` is why a message that was sent in it was not taken."""
+
+    takes_in_bulk: ClassVar[bool] = False
+    """A broker that does not know transactional acquisition would give those messages away for good that it sends
+    settled."""
+
+    __slots__ = ("_posted", "refusal")
+
+    def __init__(self, xid: Xid = NULL_XID) -> None:
+        super().__init__(xid)
+        self._posted: deque[Answer] = deque()
+        self.refusal: Refusal | None = None
+
+    def post(self, sender: Sender, octets: bytes) -> None:
+        self.await_answer(sender.send(durable(bytes(octets)), self.delivery_state()))
+        self.senders.add(sender)
+        self.all_taken()
+
+    def await_answer(self, answer: Answer) -> None:
+        """A message was sent, whose answer has not been read."""
+        self._posted.append(answer)
+
+    def all_taken(self) -> bool:
+        """Reads what the broker says of the messages that were sent; whether it has said it of all."""
+        while self._posted and self._posted[0].there:
+            why = refusal_in(self._posted.popleft())
+            self.refusal = self.refusal or why
+        return not self._posted
+
+
+class LocalBranchWork(LocalWork):
+    """The work of one association with a branch, over the branch's channel."""
+
+    __slots__ = ()
+
+    pooled: PooledChannel[LocalChannel]
+
+    def __init__(self, xid: Xid, pooled: PooledChannel[LocalChannel]) -> None:
+        super().__init__(xid)
+        self.pooled = pooled
+
+
+class LocalChannel:
+    """One channel. It is made inside of steps, like everything that touches the engine."""
+
+    def __init__(self, endpoint: Endpoint, settings: Settings) -> None:
+        self.endpoint = endpoint
+        self._control = Control(endpoint, (LOCAL,))
+        # on demand, some brokers make topics: what nobody has asked for yet would be taken by nobody, and gone
+        self.messages = MessageLinks(endpoint, settings, self._control, QUEUE)
+        self.tokens = TokenQueues(endpoint, settings.token_queue)
+
+    @property
+    def broken(self) -> bool:
+        return self.endpoint.lost is not None or self._control.refusal is not None
+
+    def verify(self, deadline: float) -> Steps[None]:
+        """ConnectionLost where the broker has no local transactions. One that names nothing is tried."""
+        offered = yield from coordinator_offers(self.endpoint, self._control, deadline)
+        if LOCAL in offered:
+            return
+        if offered:
+            told = "has no amqp:local-transactions, which the one that decides needs; it offers "
+            raise unusable(self.endpoint, told + ", ".join(offered))
+        work = LocalWork()
+        try:
+            yield from self.declare(work, deadline)
+            yield from self.discharge(work, deadline, fail=True)
+        except RefusedError as error:
+            why = f"{error.refusal.condition}: {error.refusal.description}"
+            raise unusable(self.endpoint, f"declares no transaction ({why})") from None
+
+    # -- transactions
+    def declare(self, work: LocalWork, deadline: float) -> Steps[None]:
+        """Begins a transaction. RefusedError: there is none."""
+        self.messages.check()
+        answer = self._control.send(control_message(Declare()))
+        yield from self._answered(answer, deadline)
+        txn_id = _items(answer.fields)[:1]
+        if answer.code != DECLARED or not txn_id or not isinstance(txn_id[0], bytes):
+            raise refused(Code.XAER_RMERR, "the coordinator answered declare with no txn-id")
+        work.set_txn_id(txn_id[0])
+
+    def discharge(self, work: LocalWork, deadline: float, *, fail: bool) -> Steps[None]:
+        """Commits, or with `fail` rolls back; returns when the broker has said so. RefusedError: the broker says that
+        it did not. ConnectionLost, TimedOut: nobody knows."""
+        self.messages.check()
+        answer = self._control.send(whole_discharge(work.txn_id, fail=fail))
+        yield from self._answered(answer, deadline)
+        if answer.code != ACCEPTED:
+            raise ConnectionLost(Cause.LOST, f"the coordinator answered a discharge with outcome {answer.code:#x}")
+
+    def _answered(self, answer: Answer, deadline: float) -> Steps[None]:
+        if not (yield from until(self.endpoint, lambda: answer.there, deadline)):
+            raise TimedOut("the coordinator did not answer in time")
+        if answer.lost:  # a control link that was closed says nothing of what was asked before
+            self.endpoint.check()
+            raise ConnectionLost(Cause.LOST, f"the broker closed the control link ({answer.refusal})")
+        if answer.refusal is not None:
+            raise RefusedError(answer.refusal)
+
+    # -- work
+    def finish(self, work: LocalWork, deadline: float) -> Steps[None]:
+        """Tells what became of the messages that were received, and waits until the broker has taken all that were
+        sent. RefusedError: it did not take one."""
+        self.messages.check()
+        work.tell()
+        self.messages.stop_acquiring()
+        yield from self.messages.all_sent(work, deadline)
+        if not (yield from until(self.endpoint, work.all_taken, deadline)):
+            raise TimedOut("the broker did not say in time that it has taken every message")
+        self.endpoint.check()
+        if work.refusal is not None:
+            raise RefusedError(work.refusal)
+
+    def undo(self, work: LocalWork, deadline: float) -> Steps[None]:
+        """Rolls back. What was received and not told yet is told first, because nobody holds it afterwards."""
+        self.messages.check()
+        work.tell()
+        self.messages.stop_acquiring()
+        yield from self.discharge(work, deadline, fail=True)
+
+
+def open_local(endpoint: Endpoint, settings: Settings, deadline: float) -> Steps[LocalChannel]:
+    """A channel over this connection, whose coordinator has local transactions."""
+    channel = LocalChannel(endpoint, settings)
+    yield from channel.verify(deadline)
+    return channel
+
+
+def durable(octets: bytes) -> bytes:
+    """The message, marked as durable: what is committed outlives the broker's crash."""
+    header = read_header(octets)
+    if header.durable:
+        return octets
+    marked = replace(header, durable=True)
+    return with_header(octets, marked, delivery_count=header.delivery_count, ttl_ms=header.ttl_ms)
+
+
+def refusal_in(answer: Answer) -> Refusal | None:
+    """Why a message that was sent in a transaction was not taken; None where it was."""
+    if answer.code == ACCEPTED:
+        return None
+    outcome: Any = None
+    if answer.code == TRANSACTIONAL:
+        outcome = (*_items(answer.fields), None, None)[1]
+        if isinstance(outcome, Described) and outcome.descriptor in _TAKEN:
+            return None
+    told = f"its outcome is {outcome or hex(answer.code)}"
+    return answer.refusal or Refusal(Condition.INTERNAL_ERROR, f"a message was not taken: {told}", Code.XAER_RMERR)
+
+
+def _items(fields: bytes | None) -> list[Any]:
+    """The fields of a delivery state."""
+    try:
+        value = decode(fields) if fields else None
+    except DecodeError:
+        return []
+    return value if isinstance(value, list) else []

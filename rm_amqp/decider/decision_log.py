@@ -1,0 +1,240 @@
+"""The decision log of one place, which is kept in its tokens: deciding, settling, listing, ending, and leases.
+
+Whoever decides or settles a transaction holds the token of its slot while he does:
+
+ - decide: acquire the token; refuse a transaction that is fenced; send the token with the decision in it, and retire
+   the held one, in the transaction that has the work; discharge it. That discharge is the commit point.
+ - settle: acquire the token; a decision in it is the final word. Otherwise put a fence into it, in a local transaction
+   of its own, before anybody is told: one who decides the same transaction later finds it.
+
+As long as a transaction that retires the token is under way, nobody else can have it, so that who has it knows that
+nothing is under way. Nobody holds two tokens.
+
+Leases stand in a token of their own, and go over channels of their own, so that they neither wait for decisions nor
+keep them waiting. They are told by the wall clock of whoever writes and reads them. A clock that is wrong makes
+somebody wait in vain, or settle a transaction that is still at work, which is rolled back then; it makes nothing wrong.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dtx.protocol.conditions import refused
+from rm_amqp.decider.channel import LocalWork
+from rm_amqp.decider.token_queues import TokenBusyError
+from rm_amqp.decider.tokens import MAX_OCTETS, Founding, Token, Word
+from xa import Code, DecisionRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rm_amqp.channel.pool import Pool
+    from rm_amqp.connection.endpoint import Steps
+    from rm_amqp.decider.channel import LocalChannel
+    from rm_amqp.settings import Settings
+    from xa import Owner
+
+HOLD_WAIT_S: Final = 10.0
+"""How long a decision, or who settles one, waits for the token of its slot."""
+WORN: Final = 3
+"""Deliveries in vain after which a token is sent anew: brokers put messages away that come back too often."""
+END_BATCH: Final = 64
+"""Decisions that have ended are taken out by the next decision of their slot; more than this many, at once."""
+
+
+class WornTokenError(Exception):
+    """The token came back so often that it has to be renewed before it is used."""
+
+    def __init__(self, slot: int) -> None:
+        super().__init__(slot)
+        self.slot = slot
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One try to decide. `asked`: the discharge is on its way, and as long as there is no answer nobody knows."""
+
+    gtrid: bytes
+    record: bytes
+    known: int
+    asked: bool = False
+
+
+def patience(now_s: float, settings: Settings, deadline: float) -> float:
+    """Until when a call that began at `now_s` waits for a token; some time is left to say that there is none."""
+    return min(deadline, now_s + min(HOLD_WAIT_S, settings.timeout_s / 2))
+
+
+class DecisionLog:
+    """The decisions of one place, as one resource manager instance reaches them."""
+
+    def __init__(
+        self,
+        pool: Pool[LocalChannel],
+        leases: Pool[LocalChannel],
+        clock: Callable[[], float],
+        settings: Settings,
+        founding: Founding,
+    ) -> None:
+        self.founding = founding
+        self._pool = pool
+        self._leases = leases
+        self._clock = clock
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._epochs: dict[int, int] = {}
+        self._ended: defaultdict[int, set[bytes]] = defaultdict(set)
+
+    def known(self, gtrid: bytes) -> int:
+        """The epoch that the slot of a transaction has reached for certain, now that it begins."""
+        return self._epochs.get(self.founding.slot_of(gtrid), 0)
+
+    def _note(self, token: Token) -> None:
+        with self._lock:
+            self._epochs[token.slot] = max(token.epoch, self._epochs.get(token.slot, 0))
+
+    # -- deciding
+    def decide(self, channel: LocalChannel, work: LocalWork, attempt: Attempt, deadline: float) -> Steps[None]:
+        """Commits work and decision; durable when it returns. RefusedError: neither is and never will be, unless
+        `attempt.asked`. TokenBusyError: not now. Whatever it raises, the work is still to be rolled back."""
+        slot = self.founding.slot_of(attempt.gtrid)
+        held = yield from channel.tokens.acquire(self.founding, slot, self._patience(deadline), deadline)
+        self._note(held.token)
+        if held.deliveries >= WORN:
+            yield from channel.tokens.release(held)
+            raise WornTokenError(slot)
+        with self._lock:
+            ended = frozenset(self._ended[slot])
+        token = held.token.deciding(attempt.gtrid, attempt.record, ended)
+        why = self._objection(held.token, token, attempt)
+        if why:
+            yield from channel.tokens.release(held)
+            raise refused(Code.XA_RBROLLBACK, why)
+        yield from channel.tokens.replace(work, held, token, deadline)
+        attempt.asked = True
+        yield from channel.discharge(work, deadline, fail=False)  # the commit point
+        self._taken_out(slot, ended)
+
+    def _objection(self, held: Token, token: Token, attempt: Attempt) -> str:
+        word = held.word_on(attempt.gtrid, attempt.known)
+        if word is not Word.OPEN:
+            return f"recovery has settled it: it {word.value}"
+        if len(token.encode()) > MAX_OCTETS:
+            return (
+                f"slot {held.slot} holds {len(held.decided)} decisions that have not ended, and takes no more before "
+                "recovery has carried them out"
+            )
+        return ""
+
+    # -- settling
+    def settle(self, gtrid: bytes, deadline: float) -> bytes | None:
+        """As `xa.DecidingResource` says. TokenBusyError: it can't be told now."""
+
+        def fence(token: Token) -> Token | None:
+            return token.fencing(gtrid) if token.word_on(gtrid, token.epoch) is Word.OPEN else None
+
+        return self.exchange(self.founding.slot_of(gtrid), fence, deadline, alone=True).record_of(gtrid)
+
+    # -- listing and ending
+    def page(self, after: bytes, count: int, deadline: float) -> list[DecisionRecord]:
+        """As `decisions` of `xa.DecidingResource` says."""
+        found: list[DecisionRecord] = []
+        for slot in range(self.founding.slots):
+            found += [DecisionRecord(*pair) for pair in self._flush(slot, deadline).decided if pair[0] > after]
+        return sorted(found, key=lambda decision: decision.gtrid)[:count]
+
+    def end(self, gtrids: Sequence[bytes], deadline: float) -> None:
+        """As `end_decisions` of `xa.DecidingResource` says."""
+        with self._lock:
+            for gtrid in gtrids:
+                self._ended[self.founding.slot_of(gtrid)].add(gtrid)
+            full = [slot for slot, ended in self._ended.items() if len(ended) >= END_BATCH]
+        for slot in full:
+            self._flush(slot, deadline)
+
+    def flush(self, deadline: float) -> None:
+        """Takes out every decision that has ended."""
+        for slot in [slot for slot, ended in self._ended.items() if ended]:
+            self._flush(slot, deadline)
+
+    def _flush(self, slot: int, deadline: float) -> Token:
+        """Takes the ended decisions out of one slot; its token."""
+        with self._lock:
+            ended = frozenset(self._ended[slot])
+
+        def without(token: Token) -> Token | None:
+            holds = ended.intersection(gtrid for gtrid, _ in (*token.decided, *token.fenced))
+            return token.ending(ended) if holds else None
+
+        token = self.exchange(slot, without, deadline)
+        self._taken_out(slot, ended)
+        return token
+
+    def _taken_out(self, slot: int, ended: frozenset[bytes]) -> None:
+        with self._lock:
+            self._ended[slot] -= ended
+
+    # -- leases
+    def hold(self, owner: Owner, until_ms: int, now_ms: int, deadline: float) -> None:
+        """As `hold` of `xa.DecidingResource` says; it ends where `until_ms` is past. TooManyLeasesError."""
+        self.exchange(
+            self.founding.lease_slot, lambda token: token.holding(owner, until_ms, now_ms), deadline, over=self._leases
+        )
+
+    def owners(self, now_ms: int, deadline: float) -> list[Owner]:
+        """As `owners` of `xa.DecidingResource` says."""
+        token = self.exchange(self.founding.lease_slot, lambda _: None, deadline, over=self._leases)
+        return [lease.owner for lease in token.running(now_ms)]
+
+    # -- holding a token for its own sake
+    def renew(self, slot: int, deadline: float) -> None:
+        """Sends the token of a slot anew, as it is."""
+        self.exchange(slot, lambda token: token.renewed(), deadline)
+
+    def exchange(
+        self,
+        slot: int,
+        change: Callable[[Token], Token | None],
+        deadline: float,
+        *,
+        alone: bool = False,
+        over: Pool[LocalChannel] | None = None,
+    ) -> Token:
+        """Holds the token of a slot, and puts what `change` makes of it in its place; None leaves it. The token that
+        the slot has now, durably. With `alone` the queue is seen to have no other. `over`: a channel of that pool."""
+        pool = over or self._pool
+        pooled = pool.take(deadline, spare=True)
+        channel = pooled.channel
+
+        def steps() -> Steps[Token]:
+            held = yield from channel.tokens.acquire(self.founding, slot, self._patience(deadline), deadline)
+            if alone:
+                yield from channel.tokens.check_alone(held, self.founding, deadline)
+            token = change(held.token)
+            if token is None and held.deliveries < WORN:
+                yield from channel.tokens.release(held)
+                return held.token
+            token = token or held.token.renewed()
+            work = LocalWork()
+            yield from channel.declare(work, deadline)
+            yield from channel.tokens.replace(work, held, token, deadline)
+            yield from channel.discharge(work, deadline, fail=False)
+            return token
+
+        try:
+            token = pooled.connection.run(steps())
+        except TokenBusyError:
+            pool.give(pooled)
+            raise
+        except BaseException:  # the token, or a transaction, may be left at this end
+            pool.discard(pooled)
+            raise
+        pool.give(pooled)
+        self._note(token)
+        return token
+
+    def _patience(self, deadline: float) -> float:
+        return patience(self._clock(), self._settings, deadline)

@@ -1,0 +1,98 @@
+"""The resource manager of an AMQP 1.0 broker with local transactions, as the one that decides.
+
+Its work and the decision are committed together, by the discharge of one local transaction, so that it needs no
+distributed transactions. The XA verbs are those of `xa.switch`, over a `DecidingBrokerDriver`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rm_amqp.connections import REAP_S, Environment
+from rm_amqp.decider.channel import LocalBranchWork
+from rm_amqp.decider.driver import DecidingBrokerDriver
+from rm_amqp.diagnosis import diagnosed_decider, seen
+from rm_amqp.settings import parse
+from xa.switch import DecidingSwitch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rm_amqp.connection.endpoint import Steps
+    from rm_amqp.decider.channel import LocalChannel
+    from rm_amqp.decider.tokens import Token
+    from rm_amqp.diagnosis import Tokens
+    from rm_amqp.session import Session
+    from xa import Code, Handle, Registrar
+    from xa.diagnosis import Diagnosis
+
+
+class DecidingBroker(DecidingSwitch[LocalBranchWork]):
+    """One instance. Open string: as `rm_amqp.settings` says, with or without `decider+` before it. `wall` is the clock
+    that leases go by."""
+
+    driver: DecidingBrokerDriver
+
+    def __init__(
+        self,
+        registrar: Registrar | None = None,
+        wall: Callable[[], float] = time.time,
+        environment: Environment | None = None,
+    ) -> None:
+        super().__init__(DecidingBrokerDriver(environment or Environment(), wall), registrar)
+
+    def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
+        answer = super().open(open_string, rmid, flags)
+        self.driver.connections.environment.maintain(self)
+        return answer
+
+    def maintain(self) -> float | None:
+        """Gives up what threads of control have left that are gone (`rm_amqp.connection.maintenance`)."""
+        connections = self.driver.connections
+        if not connections.is_open:
+            return None
+        self.reap()
+        return connections.environment.clock() + REAP_S
+
+    @property
+    def container(self) -> str:
+        """What every connection of this instance tells the broker as its name, with a number behind it."""
+        return self.driver.connections.container
+
+    @property
+    def round_trips(self) -> int:
+        """How often, in all, a caller has waited for the broker after something was sent."""
+        return self.driver.connections.round_trips
+
+    def session(self, rmid: int) -> Session:
+        session: Session = super().session(rmid)
+        return session
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        """As `xa.diagnosis.Diagnosing` says. The queues are only browsed, over a connection of its own; a broker that
+        makes queues on demand may make them, empty."""
+        return diagnosed_decider(lambda: parse(open_string), lambda: _tokens_at(open_string))
+
+
+def _tokens_at(open_string: str) -> Tokens:
+    """What the token queues show: the founding, and the slots whose tokens can't be seen now."""
+    driver = DecidingBrokerDriver(Environment())
+    driver.connect(parse(open_string))
+
+    def look(channel: LocalChannel, deadline: float) -> Steps[Tokens]:
+        foundings = yield from channel.tokens.foundings(deadline)
+        tokens: list[Token] = []
+        for slot in range(max((founding.slots for founding in foundings), default=-1) + 1):
+            tokens += yield from channel.tokens.shown(slot, deadline)
+        return seen(foundings, tokens)
+
+    def looked() -> Tokens:
+        deadline = driver.connections.deadline()
+        pooled = driver.connections.pool.take(deadline)
+        return pooled.connection.run(look(pooled.channel, deadline))
+
+    try:
+        return driver.guarded("open", None, looked)
+    finally:
+        driver.drop()

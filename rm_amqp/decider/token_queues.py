@@ -1,0 +1,249 @@
+"""The token queues as one channel uses them: reading tokens, holding one, replacing it.
+
+Everything here is steps. A token is held from `acquire` until it is released, or until the transaction that retires it
+is over. Where anything else than the errors named here is raised, a token may be on its way: the connection has to be
+given up.
+
+Whoever holds a token knows which founding counts (`rm_amqp.decider.founding`). That is for good. So whoever meets an
+unused token of any other founding, which holds nothing, drops it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.decoding import DecodeError
+from dtx.protocol.replies import ACCEPTED, RELEASED
+from rm_amqp.channel.work import TAKE
+from rm_amqp.connection.endpoint import until
+from rm_amqp.connection.links import Receiver, Sender
+from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
+from rm_amqp.errors import TimedOut
+from rm_amqp.message import Message
+from xa import Code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rm_amqp.connection.endpoint import Endpoint, Steps
+    from rm_amqp.connection.links import Answer, Arrived
+    from rm_amqp.decider.channel import LocalWork
+    from rm_amqp.decider.election import Foundings
+
+BROWSE_CREDIT: Final = 100
+DRAIN_AGAIN_S: Final = 0.5
+QUEUE: Final = ("queue",)
+"""The capability that brokers know who have topics as well."""
+
+
+class TokenBusyError(Exception):
+    """The token could not be had in time: somebody holds it, or it is gone. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldToken:
+    """A token that nobody else can have. `deliveries`: how often it was delivered before, in vain."""
+
+    token: Token
+    arrived: Arrived
+    deliveries: int
+
+
+class TokenQueues:
+    """Those of one channel, by the name of the founding queue."""
+
+    def __init__(self, endpoint: Endpoint, name: str) -> None:
+        self.name = name
+        self._core = endpoint
+        self._receivers: dict[int, Receiver] = {}
+        self._senders: dict[str, Sender] = {}
+
+    def address(self, slot: int) -> str:
+        """The queue of a slot."""
+        return f"{self.name}.{slot}"
+
+    # -- looking
+    def foundings(self, deadline: float) -> Steps[Foundings]:
+        """Every founding that is there. WrongTokenError: the queue holds something else."""
+        arrived = yield from self._browsed(self.name, deadline)
+        return frozenset(Founding.decode(self._read(each, self.name).body) for each in arrived)
+
+    def shown(self, slot: int, deadline: float) -> Steps[list[Token]]:
+        """The tokens that a slot's queue shows. One that somebody holds may be missing, and what is no token is passed
+        over: who takes it hears of it."""
+        tokens = []
+        for arrived in (yield from self._browsed(self.address(slot), deadline)):
+            with contextlib.suppress(WrongTokenError):
+                tokens.append(Token.decode(self._read(arrived, self.address(slot)).body))
+        return tokens
+
+    def _browsed(self, address: str, deadline: float) -> Steps[list[Arrived]]:
+        """Every message that a queue shows; they stay there."""
+        browser = Receiver(self._core, address, browse=True, name="browse")
+        yield from self._attached(browser, deadline)
+        if browser.moves:
+            browser.close()
+            raise refused(Code.XAER_RMERR, f"{address} can't be browsed", condition=Condition.NOT_IMPLEMENTED)
+        found: list[Arrived] = []
+        full = True
+        while full:
+            first = yield from self._next(browser, self._core.clock(), deadline, BROWSE_CREDIT)
+            page = [first, *browser.arrived] if first is not None else []
+            browser.arrived.clear()
+            for arrived in page:
+                browser.settle(arrived, None, RELEASED)
+            found += page
+            full = len(page) >= BROWSE_CREDIT
+        browser.close()
+        return found
+
+    # -- holding
+    def acquire(self, founding: Founding, slot: int, until_s: float, deadline: float) -> Steps[HeldToken]:
+        """Holds the token of a slot, waiting for it until `until_s`; the broker may take until `deadline` to say that
+        there is none. TokenBusyError; WrongTokenError: what stands in the queue is not ours."""
+        receiver = yield from self._receiver(slot, deadline)
+        while True:
+            arrived = yield from self._next(receiver, until_s, deadline)
+            if arrived is None:
+                raise TokenBusyError(f"the token of {self.address(slot)} is held by somebody else, or is not there")
+            held = yield from self._held(arrived, founding, slot)
+            if held is not None:
+                return held
+
+    def _receiver(self, slot: int, deadline: float) -> Steps[Receiver]:
+        receiver = self._receivers.get(slot)
+        if receiver is None or not receiver.attached:
+            receiver = self._receivers[slot] = Receiver(self._core, self.address(slot), name="token")
+            yield from self._attached(receiver, deadline)
+        return receiver
+
+    def _held(self, arrived: Arrived, founding: Founding, slot: int) -> Steps[HeldToken | None]:
+        """The token that came; None where it was one of a founding that does not count, which is dropped."""
+        held = yield from self._token_in(arrived, slot, founding)
+        if held.token.founder != founding.founder:
+            arrived.link.settle(arrived, None, ACCEPTED)
+            return None
+        return held
+
+    def _token_in(self, arrived: Arrived, slot: int, founding: Founding | None = None) -> Steps[HeldToken]:
+        """The token that came, which has its place there. WrongTokenError: it has not, and is given back."""
+        try:
+            message = self._read(arrived, self.address(slot))
+            token = Token.decode(message.body)
+            token.check(founding, slot)
+        except WrongTokenError as error:
+            yield from self._release(arrived)
+            raise WrongTokenError(f"a message in {self.address(slot)} is not its token: {error}") from None
+        return HeldToken(token, arrived, int(message.delivery_count))
+
+    def take(self, slot: int, wait_s: float, deadline: float) -> Steps[HeldToken | None]:
+        """Holds one more token of a slot's queue, while it is not known yet which founding counts. None: none came in
+        time. WrongTokenError: what came is no token."""
+        receiver = yield from self._receiver(slot, deadline)
+        arrived = yield from self._next(receiver, self._core.clock() + wait_s, deadline)
+        return None if arrived is None else (yield from self._token_in(arrived, slot))
+
+    def check_alone(self, held: HeldToken, founding: Founding, deadline: float) -> Steps[None]:
+        """WrongTokenError where the queue holds another token beside the one that is held: somebody has copied it, and
+        nobody knows which of them tells the truth."""
+        slot, receiver = held.token.slot, held.arrived.link
+        while True:
+            arrived = yield from self._next(receiver, self._core.clock(), deadline)
+            if arrived is None:
+                return
+            other = yield from self._held(arrived, founding, slot)
+            if other is not None:
+                yield from self._release(other.arrived)
+                yield from self._release(held.arrived)
+                generations = f"{held.token.generation} and {other.token.generation}"
+                raise WrongTokenError(f"{self.address(slot)} holds two tokens, of generations {generations}")
+
+    def release(self, held: HeldToken) -> Steps[None]:
+        """Others may have the token again, as it is."""
+        yield from self._release(held.arrived)
+
+    def _release(self, arrived: Arrived) -> Steps[None]:
+        """Gives a message back. It is written before anything else happens, an error included."""
+        arrived.link.settle(arrived, None, RELEASED)
+        yield self._core.clock()
+
+    def replace(self, work: LocalWork, held: HeldToken, token: Token, deadline: float) -> Steps[None]:
+        """Sends `token` in place of the held one, in this transaction; the retirement leaves with the discharge, which
+        follows. RefusedError: the broker does not take it; the transaction has to be rolled back."""
+        yield from self.send([(self.address(token.slot), token.encode())], work, deadline)
+        self.retire(held, work)
+
+    def retire(self, held: HeldToken, work: LocalWork) -> None:
+        """Takes the held token away in this transaction; it leaves with the discharge, which follows."""
+        held.arrived.link.settle(held.arrived, work.delivery_state(TAKE))
+
+    def send(self, bodies: Iterable[tuple[str, str]], work: LocalWork, deadline: float) -> Steps[None]:
+        """Sends these bodies to their addresses, in this transaction; the broker has taken them when it returns.
+        RefusedError: it does not."""
+        for address, body in bodies:
+            work.await_answer((yield from self._send(address, body, work, deadline)))
+        if not (yield from until(self._core, work.all_taken, deadline)):
+            raise TimedOut("the broker did not say in time that it has taken the token")
+        self._core.check()
+        if work.refusal is not None:
+            raise RefusedError(work.refusal)
+
+    # -- links
+    def _send(self, address: str, body: str, work: LocalWork, deadline: float) -> Steps[Answer]:
+        octets = Message(body=body, durable=True, content_type="application/json").encode()
+        sender = self._senders.get(address)
+        if sender is None or not sender.attached:
+            sender = self._senders[address] = Sender(self._core, address)
+            yield from self._attached(sender, deadline)
+        if 0 < sender.max_octets < len(octets):
+            told = f"a token of {len(octets)} octets; the broker takes at most {sender.max_octets} for {address}"
+            raise refused(Code.XAER_RMERR, told, condition=Condition.MESSAGE_SIZE)
+        while sender.credit <= 0:
+            self._check(sender)
+            if self._core.clock() >= deadline:
+                raise TimedOut(f"the broker takes no messages for {address} now")
+            yield deadline
+        return sender.send(octets, work.delivery_state())
+
+    def _attached(self, link: Receiver | Sender, deadline: float) -> Steps[None]:
+        if not (yield from until(self._core, lambda: link.answered, deadline)):
+            raise TimedOut("the broker did not answer the attach in time")
+        self._check(link)
+
+    def _check(self, link: Receiver | Sender) -> None:
+        self._core.check()
+        if link.refusal is not None:
+            raise RefusedError(link.refusal)
+
+    def _next(self, receiver: Receiver, until_s: float, deadline: float, credit: int = 1) -> Steps[Arrived | None]:
+        """The next message that comes until `until_s`; None where none does. No credit is left when none has come, nor
+        with a `credit` of 1."""
+        if not receiver.arrived and receiver.credit <= 0:
+            receiver.flow(credit)
+        happened: Callable[[], object] = lambda: receiver.arrived or receiver.refusal is not None  # noqa: E731
+        if not (yield from until(self._core, happened, until_s)):
+            yield from self._drained(receiver, deadline)
+        self._check(receiver)
+        return receiver.arrived.popleft() if receiver.arrived else None
+
+    def _drained(self, receiver: Receiver, deadline: float) -> Steps[None]:
+        """Waits until the broker has given all credit back. It is asked again now and then: ActiveMQ Artemis passes
+        over a drain that comes while it is about to end the one before."""
+        drained: Callable[[], object] = lambda: not receiver.draining or receiver.refusal is not None  # noqa: E731
+        while True:
+            receiver.drain()
+            again_s = self._core.clock() + DRAIN_AGAIN_S
+            if (yield from until(self._core, drained, min(again_s, deadline))):
+                return
+            if self._core.clock() >= deadline:
+                raise TimedOut(f"the broker did not say in time that {receiver.address} is empty")
+
+    @staticmethod
+    def _read(arrived: Arrived, address: str) -> Message:
+        try:
+            return Message.from_octets(arrived.octets)
+        except DecodeError as error:
+            raise WrongTokenError(f"a message in {address} can't be read: {error}") from None

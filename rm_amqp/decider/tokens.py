@@ -1,0 +1,262 @@
+"""Tokens: where a broker with local transactions keeps decisions. What stands in them, without I/O.
+
+The founding queue, `token_queue` of the open string, holds founding messages; they are read and never taken. Each
+slot has a queue of its own, `<token_queue>.<slot>`, that holds one message, its token. The slot of a transaction is
+crc32(gtrid) modulo the number of slots; one more token, behind them, is the lease token: it holds the leases of those
+who are at work, so that they wait for nobody who decides, and it says which founding counts
+(`rm_amqp.decider.election`). Bodies are text, so that an operator can read them: JSON objects with
+
+    founding   version, founder (16 hexadecimal digits, random: the decider's id), slots
+    token      version, founder, slot, generation, epoch, floor,
+               decided: [[gtrid, record], …] in the order of the decisions,
+               fenced: [[gtrid, epoch], …] in the order of the epochs,
+               leases: [[node, incarnation, process, until], …], until in milliseconds since 1970;
+               octets as hexadecimal digits
+
+Octets are one of these if and only if all of these fields are there, and have their types. Version 1 is read as well:
+its tokens have no leases, and a number that nobody needs any more. Version 2 is written; a process that knows only
+version 1 refuses it. A token is only ever replaced as a whole: one local transaction retires it and sends the next
+generation.
+
+`decided` has every decision of the slot that has not ended, so that a slot is free for the next transaction at once.
+A fence says that a transaction can't be decided any more. The latest of them are kept by their gtrids; all that were
+made up to the epoch `floor` are not, and whoever does not know that his transaction began later is refused as well.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final
+
+from xa import Owner
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+VERSION: Final = 2
+VERSIONS: Final = frozenset({1, VERSION})
+ID_SIZE: Final = 8
+MAX_SLOTS: Final = 64
+MAX_FENCES: Final = 64
+"""Fences that a token keeps by their gtrids."""
+MAX_OCTETS: Final = 1 << 20
+"""Of a token's body: beyond it the slot takes no more decisions until some have ended."""
+MAX_LEASES: Final = 1000
+"""Processes that can be at work over one place at a time."""
+
+_NUMBERS: Final = ("slot", "generation", "epoch", "floor")
+
+
+class WrongTokenError(ValueError):
+    """The octets are no founding message and no token."""
+
+
+class TooManyLeasesError(Exception):
+    """The lease token holds as many leases as it may, and none has run out. Nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Founding:
+    """What the founding message says."""
+
+    founder: bytes
+    slots: int
+
+    def encode(self) -> str:
+        """The body of the message."""
+        return json.dumps({"version": VERSION, "founder": self.founder.hex(), "slots": self.slots})
+
+    @classmethod
+    def decode(cls, body: object) -> Founding:
+        """What a body says; WrongTokenError."""
+        fields = _object(body)
+        founding = cls(_hex(fields, "founder"), _number(fields, "slots"))
+        if len(founding.founder) != ID_SIZE or not 1 <= founding.slots <= MAX_SLOTS:
+            raise WrongTokenError(f"founder {founding.founder.hex()} with {founding.slots} slots")
+        return founding
+
+    def slot_of(self, gtrid: bytes) -> int:
+        """Whose token decides this transaction."""
+        return zlib.crc32(gtrid) % self.slots
+
+    @property
+    def lease_slot(self) -> int:
+        """The slot of the lease token, which decides nothing."""
+        return self.slots
+
+    def first_tokens(self) -> list[Token]:
+        """One for each slot, and the lease token, which nobody has used yet."""
+        return [Token(self.founder, slot) for slot in range(self.slots + 1)]
+
+
+class Word(Enum):
+    """What a token says of a transaction."""
+
+    DECIDED = "decided"
+    FENCED = "can't be decided any more"
+    OUTDATED = "began before the fences that the token still has by name"
+    OPEN = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Until when somebody is at work, in milliseconds since 1970, by the clock of who wrote it."""
+
+    owner: Owner
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One slot's token. `generation` 0 was never used: it holds nothing."""
+
+    founder: bytes
+    slot: int
+    generation: int = 0
+    epoch: int = 0
+    """How many fences were made."""
+    floor: int = 0
+    decided: tuple[tuple[bytes, bytes], ...] = ()
+    fenced: tuple[tuple[bytes, int], ...] = ()
+    leases: tuple[Lease, ...] = ()
+
+    @property
+    def used(self) -> bool:
+        """Whether somebody has replaced it, which nobody does before the founding is elected."""
+        return self.generation > 0
+
+    # -- what it says
+    def check(self, founding: Founding | None, slot: int) -> None:
+        """WrongTokenError where it has no place in this slot: one of another founding that somebody has used. None:
+        which founding counts is not known yet."""
+        if founding is not None and self.founder != founding.founder and self.used:
+            raise WrongTokenError(f"decider {self.founder.hex()} uses it, and this is {founding.founder.hex()}")
+        if self.slot != slot:
+            raise WrongTokenError(f"it belongs to slot {self.slot}")
+
+    def record_of(self, gtrid: bytes) -> bytes | None:
+        """The record of a decided transaction."""
+        return dict(self.decided).get(gtrid)
+
+    def word_on(self, gtrid: bytes, known: int) -> Word:
+        """What becomes of a transaction that began when the slot was at least at the epoch `known`."""
+        if self.record_of(gtrid) is not None:
+            return Word.DECIDED
+        if gtrid in dict(self.fenced):
+            return Word.FENCED
+        return Word.OUTDATED if known < self.floor else Word.OPEN
+
+    # -- the next generation
+    def deciding(self, gtrid: bytes, record: bytes, ended: Collection[bytes]) -> Token:
+        """With one more decision, and without those that have ended."""
+        kept = self.ending(ended)
+        return replace(kept, decided=(*kept.decided, (gtrid, record)))
+
+    def fencing(self, gtrid: bytes) -> Token:
+        """With one more fence; the oldest goes where there are too many."""
+        epoch, floor = self.epoch + 1, self.floor
+        fenced = (*self.fenced, (gtrid, epoch))
+        if len(fenced) > MAX_FENCES:
+            floor, fenced = fenced[0][1], fenced[1:]
+        return replace(self.renewed(), epoch=epoch, floor=floor, fenced=fenced)
+
+    def ending(self, ended: Collection[bytes]) -> Token:
+        """Without these decisions and fences."""
+        return replace(
+            self.renewed(),
+            decided=tuple(pair for pair in self.decided if pair[0] not in ended),
+            fenced=tuple(pair for pair in self.fenced if pair[0] not in ended),
+        )
+
+    def holding(self, owner: Owner, until_ms: int, now_ms: int) -> Token:
+        """With this lease in the place of the owner's former one, which is taken out only where `until_ms` is past;
+        without those that have run out. TooManyLeasesError."""
+        others = tuple(lease for lease in self.running(now_ms) if lease.owner != owner)
+        if until_ms <= now_ms:
+            return replace(self.renewed(), leases=others)
+        if len(others) >= MAX_LEASES:
+            raise TooManyLeasesError(
+                f"{len(others)} processes are at work over these tokens, which is as many as there may be; "
+                "end some, or give others a token_queue of their own"
+            )
+        return replace(self.renewed(), leases=(*others, Lease(owner, until_ms)))
+
+    def running(self, now_ms: int) -> Sequence[Lease]:
+        """The leases that have not run out."""
+        return [lease for lease in self.leases if lease.until_ms > now_ms]
+
+    def renewed(self) -> Token:
+        """The same, in a message that nobody has held yet."""
+        return replace(self, generation=self.generation + 1)
+
+    # -- octets
+    def encode(self) -> str:
+        """The body of the message."""
+        fields = {
+            "version": VERSION,
+            "founder": self.founder.hex(),
+            "slot": self.slot,
+            "generation": self.generation,
+            "epoch": self.epoch,
+            "floor": self.floor,
+            "decided": [[gtrid.hex(), record.hex()] for gtrid, record in self.decided],
+            "fenced": [[gtrid.hex(), epoch] for gtrid, epoch in self.fenced],
+            "leases": [
+                [lease.owner.node, lease.owner.incarnation.hex(), lease.owner.process, lease.until_ms]
+                for lease in self.leases
+            ],
+        }
+        return json.dumps(fields)
+
+    @classmethod
+    def decode(cls, body: object) -> Token:
+        """What a body says; WrongTokenError."""
+        fields = _object(body)
+        slot, generation, epoch, floor = (_number(fields, name) for name in _NUMBERS)
+        try:
+            decided = tuple((bytes.fromhex(gtrid), bytes.fromhex(record)) for gtrid, record in fields["decided"])
+            fenced = tuple((bytes.fromhex(gtrid), int(epoch)) for gtrid, epoch in fields["fenced"])
+            leases = tuple(_lease(*lease) for lease in fields["leases"]) if fields["version"] != 1 else ()
+        except (KeyError, TypeError, ValueError) as error:
+            raise WrongTokenError(f"its content can't be read: {error}") from None
+        founder = _hex(fields, "founder")
+        return cls(founder, slot, generation, epoch, floor, decided, fenced, leases)
+
+
+def _lease(node: object, incarnation: object, process: object, until_ms: object) -> Lease:
+    if not isinstance(node, str) or not isinstance(incarnation, str) or not isinstance(process, str):
+        raise TypeError(f"the lease of {node!r} is no lease")
+    if type(until_ms) is not int:
+        raise TypeError(f"the lease of {node} runs until {until_ms!r}")
+    return Lease(Owner(node, bytes.fromhex(incarnation), process), until_ms)
+
+
+def _object(body: object) -> dict[str, Any]:
+    if not isinstance(body, str):
+        raise WrongTokenError(f"its body is {type(body).__name__}, not text")
+    try:
+        fields = json.loads(body)
+    except ValueError as error:
+        raise WrongTokenError(f"its body is no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise WrongTokenError(f"its body is a JSON {type(fields).__name__}, not an object")
+    if fields.get("version") not in VERSIONS:
+        raise WrongTokenError(f"its version is {fields.get('version')!r}; this program reads 1 and {VERSION}")
+    return fields
+
+
+def _number(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
+    if type(value) is not int or value < 0:
+        raise WrongTokenError(f"{name} is {value!r}")
+    return value
+
+
+def _hex(fields: dict[str, Any], name: str) -> bytes:
+    try:
+        return bytes.fromhex(fields[name])
+    except (KeyError, TypeError, ValueError):
+        raise WrongTokenError(f"{name} is {fields.get(name)!r}") from None

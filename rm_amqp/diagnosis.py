@@ -1,0 +1,122 @@
+"""For operators: what the broker tells of a branch in doubt, and whether a broker can be used at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rm_amqp.decider.election import counting
+from rm_amqp.decider.tokens import WrongTokenError
+from xa import Code, XaError
+from xa.diagnosis import Check, Diagnosis, Health
+from xa.holdings import MAX_HOLDINGS, Holding, InDoubtBranch, Relation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from dtx.protocol.replies import Details
+    from rm_amqp.decider.election import Foundings
+    from rm_amqp.decider.tokens import Founding, Token
+    from rm_amqp.settings import Settings
+
+REPORT_PAGE: Final = 100
+"""Branches that are asked for at a time, with what each of them holds."""
+
+_WRONG: Final[dict[Code, tuple[str, str]]] = {
+    Code.XAER_INVAL: ("open string", "mend the URL in the configuration"),
+    Code.XAER_RMFAIL: ("reachable", "start the broker, or let this machine reach it; its place is the URL"),
+    Code.XAER_RMERR: ("usable", "do what it says: credentials, permissions, or a broker with these transactions"),
+}
+"""Code of a failed open → what was looked at, and the mend."""
+
+
+def reported(details: Details, now_s: float) -> InDoubtBranch:
+    """A branch as the broker tells of it. Its age is by the broker's clock, compared with ours."""
+    holdings = tuple(_holdings(details))
+    age_s = max(now_s - details.since_ms / 1000, 0.0)
+    omitted = max(len(holdings) - MAX_HOLDINGS, 0)
+    return InDoubtBranch(
+        details.xid, age_s, details.owner, details.outcome, holdings[:MAX_HOLDINGS], omitted
+    )  # fmt: skip
+
+
+def _holdings(details: Details) -> Iterator[Holding]:
+    for held in details.holdings:
+        if held.retired:
+            yield Holding(Relation.FROM, held.queue, "message", held.retired)
+        if held.posted:
+            yield Holding(Relation.TO, held.queue, "message", held.posted)
+
+
+def diagnosed(settings_of: Callable[[], Settings], try_it: Callable[[], None]) -> Diagnosis:
+    """What parsing the open string and opening a new instance with it came to."""
+    try:
+        settings = settings_of()
+        try_it()
+    except XaError as error:
+        return _wrong(error)
+    return Diagnosis(tuple(_usable(settings, "distributed transactions")))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a look at the token queues showed."""
+
+    foundings: int
+    founding: Founding | None
+    """The one that counts, where that can be seen."""
+    unseen: tuple[int, ...] = ()
+    """The slots whose tokens could not be seen."""
+
+
+def seen(foundings: Foundings, tokens: Sequence[Token]) -> Tokens:
+    """What these messages say. WrongTokenError: they do not belong together."""
+    found = counting(foundings, tokens)
+    if isinstance(found, bytes):
+        raise WrongTokenError(f"decider {found.hex()} uses the tokens, and the founding message of that one is gone")
+    if found is None and len(foundings) == 1:
+        (found,) = foundings
+    if found is None:
+        return Tokens(len(foundings), None)
+    there = {token.slot for token in tokens if token.founder == found.founder}
+    return Tokens(len(foundings), found, tuple(slot for slot in range(found.slots + 1) if slot not in there))
+
+
+def diagnosed_decider(settings_of: Callable[[], Settings], look: Callable[[], Tokens]) -> Diagnosis:
+    """What parsing the open string and looking at the tokens came to."""
+    try:
+        settings = settings_of()
+        tokens = look()
+    except XaError as error:
+        return _wrong(error)
+    checks = [*_usable(settings, "local transactions"), _tokens(settings, tokens)]
+    for slot in tokens.unseen:
+        mend = "look again; where it stays so, name another token_queue as soon as nothing is in doubt"
+        found = f"none can be seen in {settings.token_queue}.{slot}: it is held at this moment, or gone"
+        checks.append(Check(Health.WARN, "token", found, mend))
+    return Diagnosis(tuple(checks))
+
+
+def _wrong(error: XaError) -> Diagnosis:
+    subject, mend = _WRONG.get(error.code, _WRONG[Code.XAER_RMERR])
+    return Diagnosis((Check(Health.FAIL, subject, error.message, mend),))
+
+
+def _usable(settings: Settings, what: str) -> Iterator[Check]:
+    who = f"as {settings.user}" if settings.user else "without a name"
+    where = ("amqps://" if settings.tls else "amqp://") + ",".join(map(str, settings.brokers))
+    yield Check(Health.OK, "usable", f"{where}: {what}, {who}")
+    if settings.plain_without_tls and not settings.tls:
+        mend = "use amqps://, and leave plain_without_tls away"
+        yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend)
+
+
+def _tokens(settings: Settings, tokens: Tokens) -> Check:
+    name, founding = settings.token_queue, tokens.founding
+    if founding is not None:
+        found = f"{founding.slots + 1} in {name}.0 to {name}.{founding.slots}, of decider {founding.founder.hex()}"
+    elif tokens.foundings:
+        found = f"{name} was founded {tokens.foundings} times at once; the next start finds out which of them counts"
+    else:
+        found = f"none yet in {name}; the first start makes them"
+    return Check(Health.OK, "tokens", found)

@@ -1,0 +1,547 @@
+"""A message as applications have it, and its octets.
+
+    session.send("orders", Message({"number": 7}, durable=True, id="o-7"))
+
+`Message` has the attributes that people know from `proton.Message`. A session sends a `proton.Message` as well (it
+sends whatever has `encode`); what it receives is always a `Message`.
+
+Values are those of AMQP 1.0, as Python has them:
+
+    null None              boolean bool           long int              double float
+    binary bytes           string str             list list             map dict        uuid uuid.UUID
+
+Every other type of AMQP has a class in `dtx.protocol.values` (Ulong, Symbol, Timestamp, Described, …), and is read as
+one. The classes that proton has for them are sent too. What AMQP does not have is refused, with a sentence that says
+what to send instead.
+
+Nearly all messages have values of the types above only, so that these are written and read here, without a call for
+each; the others by the codec of the protocol. Sequences are written in their long form, as proton writes them.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from uuid import UUID
+
+from dtx.protocol.decoding import MAX_DEPTH, DecodeError, decode_from
+from dtx.protocol.encoding import encode, encode_list
+from dtx.protocol.messages import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    DELIVERY_ANNOTATIONS,
+    FOOTER,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    SEQUENCE,
+    VALUE,
+    read_section,
+)
+from dtx.protocol.values import (
+    Array,
+    Byte,
+    Char,
+    Decimal,
+    Described,
+    Int,
+    Long,
+    Short,
+    Symbol,
+    Timestamp,
+    Ubyte,
+    Uint,
+    Ulong,
+    Ushort,
+)
+from rm_amqp.unsendable import refusals
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DEFAULT_PRIORITY: Final = 4
+_NONE: Final = type(None)
+_LONG: Final = struct.Struct(">Bq")
+_DOUBLE: Final = struct.Struct(">Bd")
+_COMPOUND: Final = struct.Struct(">BII")
+_SIZED: Final = struct.Struct(">BI")
+_U32: Final = struct.Struct(">I")
+_I64: Final = struct.Struct(">q")
+_F64: Final = struct.Struct(">d")
+_NO_FIELDS: Final = b"\x00\x53\x70\x45\x00\x53\x73\x45"
+"""A header and properties that say nothing."""
+_NO_HEADER: Final = _NO_FIELDS[:4]
+_NO_PROPERTIES: Final = _NO_FIELDS[4:]
+
+
+class Encodable(Protocol):
+    """A message that can be sent: a `Message`, or a `proton.Message`."""
+
+    def encode(self) -> bytes:
+        """Its octets."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A message. Two messages are equal if they are the same object. Times and `ttl` are in seconds."""
+
+    body: Any = None
+    _: KW_ONLY
+    id: int | str | bytes | UUID | None = None
+    subject: str | None = None
+    correlation_id: int | str | bytes | UUID | None = None
+    reply_to: str | None = None
+    address: str | None = None
+    """Where it is meant to go; a broker may look at it, and `send` does not."""
+    properties: dict[str, Any] | None = None
+    """The application's properties."""
+    annotations: Mapping[Any, Any] | None = None
+    """Message annotations. Keys are symbols, as which text is sent."""
+    instructions: Mapping[Any, Any] | None = None
+    """Delivery annotations, for the next node only; keys as above."""
+    durable: bool = False
+    priority: int = DEFAULT_PRIORITY
+    ttl: float = 0.0
+    """How long it is of use, 0 for ever."""
+    first_acquirer: bool = False
+    delivery_count: int = 0
+    """How often it was delivered before, in vain."""
+    content_type: str | None = None
+    content_encoding: str | None = None
+    user_id: bytes = b""
+    expiry_time: float = 0.0
+    creation_time: float = 0.0
+    group_id: str | None = None
+    group_sequence: int = 0
+    reply_to_group_id: str | None = None
+    inferred: bool = False
+    """Whether a body of octets, or a list, is its own kind of section (amqp-data, amqp-sequence), and not a value."""
+
+    def encode(self) -> bytes:
+        """Its octets. TypeError, ValueError or struct.error for a value that AMQP does not have."""
+        pieces: list[bytes] = []
+        header = self._header()
+        properties = self._properties()
+        if self.annotations is None and self.instructions is None and not header and not properties:
+            pieces.append(_NO_FIELDS)
+        else:
+            pieces.append(b"\x00\x53\x70" + encode_list(header) if header else _NO_HEADER)
+            _write_annotations(pieces, DELIVERY_ANNOTATIONS, self.instructions)
+            _write_annotations(pieces, MESSAGE_ANNOTATIONS, self.annotations)
+            pieces.append(b"\x00\x53\x73" + encode_list(properties) if properties else _NO_PROPERTIES)
+        if self.properties is not None:
+            if type(self.properties) is not dict:
+                raise TypeError("the properties are a dict")
+            pieces.append(b"\x00\x53\x74")
+            _write(pieces, self.properties, 0)
+        if self.body is not None:
+            pieces.append(self._section())
+            _write(pieces, self.body, 0)
+        return b"".join(pieces)
+
+    def _section(self) -> bytes:
+        """What the body's section begins with."""
+        if self.inferred and type(self.body) in _BINARIES:
+            return b"\x00\x53\x75"
+        if self.inferred and type(self.body) in _LISTS:
+            return b"\x00\x53\x76"
+        return b"\x00\x53\x77"
+
+    def _header(self) -> list[bytes]:
+        """The fields of the header, up to the last one that says something."""
+        if not (
+            self.durable or self.priority != DEFAULT_PRIORITY or self.ttl or self.first_acquirer or self.delivery_count
+        ):
+            return []
+        return _trimmed(
+            [
+                True if self.durable else None,
+                Ubyte(self.priority) if self.priority != DEFAULT_PRIORITY else None,
+                Uint(round(self.ttl * 1000)) if self.ttl else None,
+                True if self.first_acquirer else None,
+                Uint(self.delivery_count) if self.delivery_count else None,
+            ]
+        )
+
+    def _properties(self) -> list[bytes]:
+        """The fields of the properties, up to the last one that says something."""
+        fields = (
+            self.id,
+            self.user_id or None,
+            self.address,
+            self.subject,
+            self.reply_to,
+            self.correlation_id,
+            self.content_type,
+            self.content_encoding,
+            self.expiry_time or None,
+            self.creation_time or None,
+            self.group_id,
+            self.group_sequence or None,
+            self.reply_to_group_id,
+        )
+        if fields == _NO_PROPERTY:
+            return []
+        return _trimmed(
+            [convert(field) if field is not None else None for convert, field in zip(_KINDS, fields, strict=True)]
+        )
+
+    @classmethod
+    def from_octets(cls, octets: bytes) -> Message:
+        """The message that these octets are; DecodeError for octets that are none."""
+        message = cls()
+        at = 0
+        if octets.startswith(_NO_FIELDS):
+            at = len(_NO_FIELDS)
+        last = 0
+        while at < len(octets):
+            code, start = read_section(octets, at)
+            if code < last or (code == last and code not in _REPEATED):
+                raise DecodeError(f"section {code:#x} stands where it must not")
+            value, at = _read_value(octets, start)
+            _SECTIONS[code](message, value, code == last)
+            last = code
+        return message
+
+
+def encoded(message: Encodable) -> bytes:
+    """The octets of a message that is to be sent. XaMisuse: it holds a value that can't be sent, which is named."""
+    try:
+        return bytes(message.encode())
+    except Exception as error:
+        for what in ("body", "properties"):
+            for why in refusals(f"the message's {what}", getattr(message, what, None)):
+                raise xa_error(Code.XAER_INVAL, f"work: {why}") from error
+        if isinstance(message, Message):
+            raise xa_error(Code.XAER_INVAL, f"work: the message can't be encoded: {error}") from error
+        raise
+
+
+def read(octets: bytes) -> Message:
+    """The message that these octets are; XAER_RMERR for octets that are none."""
+    try:
+        return Message.from_octets(octets)
+    except DecodeError as error:
+        raise xa_error(Code.XAER_RMERR, f"work: a message can't be decoded: {error}") from error
+
+
+# --- sections --------------------
+def _as_id(value: Any) -> Any:
+    return Ulong(value) if type(value) is int else _converted(value)
+
+
+def _as_milliseconds(value: float) -> Timestamp:
+    return Timestamp(round(value * 1000))
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, str) else _converted(value)
+
+
+def _as_symbol(value: Any) -> Any:
+    return Symbol(value) if isinstance(value, str) else _converted(value)
+
+
+_KINDS: Final[tuple[Callable[[Any], Any], ...]] = (
+    _as_id, bytes, _as_text, _as_text, _as_text, _as_id, _as_symbol, _as_symbol, _as_milliseconds, _as_milliseconds,
+    _as_text, Uint, _as_text,
+)  # fmt: skip
+"""What the fields of the properties are sent as, in their order."""
+_NO_PROPERTY: Final = (None,) * len(_KINDS)
+
+
+def _trimmed(fields: list[Any]) -> list[bytes]:
+    while fields and fields[-1] is None:
+        fields.pop()
+    return [encode(field) for field in fields]
+
+
+def _write_annotations(pieces: list[bytes], code: int, annotations: Mapping[Any, Any] | None) -> None:
+    if annotations is not None:
+        pieces.append(bytes((0x00, 0x53, code)))
+        keys = ((Ulong(key) if type(key) is int else _as_symbol(key), item) for key, item in annotations.items())
+        _write_map(pieces, keys, len(annotations), 0)
+
+
+def _read_header(message: Message, value: Any, _again: bool) -> None:
+    durable, priority, ttl, first, count = _fields("header", value, _HEADER_TYPES)
+    message.durable, message.first_acquirer = bool(durable), bool(first)
+    message.priority = DEFAULT_PRIORITY if priority is None else int(priority)
+    message.ttl = (ttl or 0) / 1000
+    message.delivery_count = int(count or 0)
+
+
+def _read_properties(message: Message, value: Any, _again: bool) -> None:
+    fields = _fields("properties", value, _PROPERTY_TYPES)
+    number, user_id, message.address, message.subject, message.reply_to, correlation = fields[:6]
+    message.id = int(number) if type(number) is Ulong else number
+    message.correlation_id = int(correlation) if type(correlation) is Ulong else correlation
+    message.user_id = user_id or b""
+    content_type, content_encoding, expiry, creation, message.group_id, sequence, group = fields[6:]
+    message.content_type = None if content_type is None else str(content_type)
+    message.content_encoding = None if content_encoding is None else str(content_encoding)
+    message.expiry_time, message.creation_time = (expiry or 0) / 1000, (creation or 0) / 1000
+    message.group_sequence, message.reply_to_group_id = int(sequence or 0), group
+
+
+_ID: Final = (Ulong, UUID, bytes, str)
+_TEXTS: Final = (str, Symbol)
+_HEADER_TYPES: Final[tuple[tuple[type, ...], ...]] = ((bool,), (Ubyte,), (Uint,), (bool,), (Uint,))
+_PROPERTY_TYPES: Final[tuple[tuple[type, ...], ...]] = (
+    _ID, (bytes,), _TEXTS, _TEXTS, _TEXTS, _ID, _TEXTS, _TEXTS, (Timestamp,), (Timestamp,), _TEXTS, (Uint,), _TEXTS,
+)  # fmt: skip
+
+
+def _fields(name: str, value: Any, types: tuple[tuple[type, ...], ...]) -> list[Any]:
+    if type(value) is not list or len(value) > len(types):
+        raise DecodeError(f"the {name} is a list of at most {len(types)} fields")
+    for item, wanted in zip(value, types, strict=False):
+        if item is not None and type(item) not in wanted:
+            raise DecodeError(f"a field of the {name} has a wrong type")
+    return value + [None] * (len(types) - len(value))
+
+
+def _read_map(attribute: str) -> Callable[[Message, Any, bool], None]:
+    def section(message: Message, value: Any, _again: bool) -> None:
+        if type(value) is not dict:
+            raise DecodeError(f"the {attribute} are a map")
+        setattr(message, attribute, value)
+
+    return section
+
+
+def _read_data(message: Message, value: Any, again: bool) -> None:
+    if type(value) is not bytes:
+        raise DecodeError("an amqp-data section is binary")
+    message.body = message.body + value if again else value
+    message.inferred = True
+
+
+def _read_sequence(message: Message, value: Any, again: bool) -> None:
+    if type(value) is not list:
+        raise DecodeError("an amqp-sequence section is a list")
+    message.body = message.body + value if again else value
+    message.inferred = True
+
+
+def _read_body(message: Message, value: Any, _again: bool) -> None:
+    if message.inferred:
+        raise DecodeError("the body is of one kind of section")
+    message.body = value
+
+
+_SECTIONS: Final[dict[int, Callable[[Message, Any, bool], None]]] = {
+    HEADER: _read_header,
+    DELIVERY_ANNOTATIONS: _read_map("instructions"),
+    MESSAGE_ANNOTATIONS: _read_map("annotations"),
+    PROPERTIES: _read_properties,
+    APPLICATION_PROPERTIES: _read_map("properties"),
+    DATA: _read_data,
+    SEQUENCE: _read_sequence,
+    VALUE: _read_body,
+    FOOTER: lambda _message, _value, _again: None,
+}
+_REPEATED: Final = frozenset({DATA, SEQUENCE})
+
+
+# --- writing values --------------------
+_LISTS: Final = frozenset({list, tuple})
+_BINARIES: Final = frozenset({bytes, bytearray, memoryview})
+
+
+def _write(pieces: list[bytes], value: Any, depth: int) -> None:
+    kind = type(value)
+    if kind is str or kind is bytes:
+        octets = value.encode() if kind is str else value
+        size = len(octets)
+        if size < 256:
+            pieces.append(bytes((0xA1 if kind is str else 0xA0, size)))
+        else:
+            pieces.append(_SIZED.pack(0xB1 if kind is str else 0xB0, size))
+        pieces.append(octets)
+    elif kind is int:
+        if -128 <= value < 128:
+            pieces.append(bytes((0x55, value & 0xFF)))
+        else:
+            pieces.append(_LONG.pack(0x81, value))
+    elif kind is dict:
+        _write_map(pieces, value.items(), len(value), depth)
+    elif kind in _LISTS:
+        _write_list(pieces, value, depth)
+    elif kind is bool:
+        pieces.append(b"\x41" if value else b"\x42")
+    elif kind is float:
+        pieces.append(_DOUBLE.pack(0x82, value))
+    elif kind is _NONE:
+        pieces.append(b"\x40")
+    else:
+        _write_unusual(pieces, bytes(value) if kind in _BINARIES else _converted(value), depth)
+
+
+def _write_unusual(pieces: list[bytes], value: Any, depth: int) -> None:
+    if type(value) is Described:
+        _check_depth(depth)
+        pieces.append(b"\x00")
+        _write(pieces, value.descriptor, depth + 1)
+        _write(pieces, value.value, depth + 1)
+    else:
+        pieces.append(encode(value))
+
+
+def _write_list(pieces: list[bytes], value: list[Any] | tuple[Any, ...], depth: int) -> None:
+    if not value:
+        pieces.append(b"\x45")
+        return
+    _check_depth(depth)
+    items: list[bytes] = []
+    for item in value:
+        _write(items, item, depth + 1)
+    _write_compound(pieces, 0xD0, len(value), items)
+
+
+def _write_map(pieces: list[bytes], pairs: Any, count: int, depth: int) -> None:
+    _check_depth(depth)
+    items: list[bytes] = []
+    for key, item in pairs:
+        _write(items, key, depth + 1)
+        _write(items, item, depth + 1)
+    _write_compound(pieces, 0xD1, 2 * count, items)
+
+
+def _write_compound(pieces: list[bytes], constructor: int, count: int, items: list[bytes]) -> None:
+    octets = b"".join(items)
+    pieces.append(_COMPOUND.pack(constructor, len(octets) + 4, count))
+    pieces.append(octets)
+
+
+def _check_depth(depth: int) -> None:
+    if depth >= MAX_DEPTH:
+        raise ValueError(f"values are nested deeper than {MAX_DEPTH}")
+
+
+def _converted(value: Any) -> Any:
+    """The value as one of the protocol's types, where its type is one of proton's."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] == "proton" and kind.__name__ in _OF_PROTON:
+        return _OF_PROTON[kind.__name__](value)
+    return value
+
+
+_OF_PROTON: Final[dict[str, Callable[[Any], Any]]] = {
+    "ubyte": Ubyte,
+    "ushort": Ushort,
+    "uint": Uint,
+    "ulong": Ulong,
+    "byte": Byte,
+    "short": Short,
+    "int32": Int,
+    "long": Long,
+    "timestamp": Timestamp,
+    "char": Char,
+    "symbol": Symbol,
+    "float32": lambda value: Decimal(0x72, struct.pack(">f", value)),
+    "decimal32": lambda value: Decimal(0x74, struct.pack(">I", value)),
+    "decimal64": lambda value: Decimal(0x84, struct.pack(">Q", value)),
+    "decimal128": lambda value: Decimal(0x94, bytes(value)),
+    "Described": lambda value: Described(value.descriptor, value.value),
+}
+"""The name of a class of proton's → the value as the protocol has it."""
+
+
+# --- reading values --------------------
+class _Unusual(Exception):
+    """The value is for the codec of the protocol: it is of another type, or it is none."""
+
+
+def _read_value(octets: bytes, at: int) -> tuple[Any, int]:
+    """The value at `at`, and where it ends; DecodeError."""
+    try:
+        return _read(octets, at, 0)
+    except (_Unusual, ValueError, IndexError, TypeError, struct.error):
+        value, at = decode_from(octets, at)
+        return _plain(value), at
+
+
+def _plain(value: Any) -> Any:
+    """The value with integers of AMQP's type long as int."""
+    kind = type(value)
+    if kind is Long:
+        return int(value)
+    if kind is list:
+        return [_plain(item) for item in value]
+    if kind is dict:
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if kind is Described:
+        return Described(_plain(value.descriptor), _plain(value.value))
+    if kind is Array:
+        return Array(map(_plain, value))
+    return value
+
+
+def _read(octets: bytes, at: int, depth: int) -> tuple[Any, int]:
+    """A value of one of the usual types, and where it ends."""
+    constructor = octets[at]
+    at += 1
+    if constructor in _SHORT:
+        stop = at + 1 + octets[at]
+        return _text(octets, at + 1, stop, constructor == 0xA1), stop
+    if constructor == 0x81:
+        return _I64.unpack_from(octets, at)[0], at + 8
+    if constructor == 0x55:
+        return (octets[at] ^ 0x80) - 0x80, at + 1
+    if constructor in _COMPOUNDS:
+        return _read_compound(octets, at, constructor, depth)
+    if constructor in _CONSTANTS:
+        return _CONSTANTS[constructor], at
+    if constructor == 0x82:
+        return _F64.unpack_from(octets, at)[0], at + 8
+    if constructor in _WIDE:
+        stop = at + 4 + _U32.unpack_from(octets, at)[0]
+        return _text(octets, at + 4, stop, constructor == 0xB1), stop
+    raise _Unusual
+
+
+_SHORT: Final = frozenset({0xA0, 0xA1})
+_WIDE: Final = frozenset({0xB0, 0xB1})
+_CONSTANTS: Final = {0x40: None, 0x41: True, 0x42: False}
+_COMPOUNDS: Final = frozenset({0x45, 0xC0, 0xC1, 0xD0, 0xD1})
+
+
+def _text(octets: bytes, at: int, stop: int, string: bool) -> str | bytes:
+    if stop > len(octets):
+        raise _Unusual
+    if not string:
+        return octets[at:stop]
+    if 2 * (stop - at) > len(octets):  # nearly all of the message: not copied once more
+        return str(memoryview(octets)[at:stop], "utf-8")
+    return octets[at:stop].decode()
+
+
+def _read_compound(octets: bytes, at: int, constructor: int, depth: int) -> tuple[Any, int]:
+    if constructor == 0x45:
+        return [], at
+    if depth >= MAX_DEPTH:
+        raise _Unusual
+    if constructor < 0xD0:
+        stop, count, at = at + 1 + octets[at], octets[at + 1], at + 2
+    else:
+        stop, count, at = at + 4 + _U32.unpack_from(octets, at)[0], _U32.unpack_from(octets, at + 4)[0], at + 8
+    if stop > len(octets) or count > stop - at:
+        raise _Unusual
+    value: Any
+    if constructor & 1:
+        value = {}
+        for _ in range(count >> 1):
+            key, at = _read(octets, at, depth + 1)
+            value[key], at = _read(octets, at, depth + 1)
+    else:
+        value = []
+        for _ in range(count):
+            item, at = _read(octets, at, depth + 1)
+            value.append(item)
+    if at != stop or (constructor & count & 1):
+        raise _Unusual
+    return value, stop

@@ -1,0 +1,28 @@
+"""The resource manager that docs/resource-managers.md writes passes the contract suite, as the page runs it."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Final
+
+from tests.docs.guide import ROOT, blocks
+
+_PAGE: Final = "resource-managers.md"
+_EXAMPLE, _TESTS = (block for block in blocks(ROOT / "docs" / _PAGE) if block.language == "python")
+MOST_LINES: Final = 170
+
+
+def _execute(number: int, namespace: dict[str, object]) -> None:
+    block = (_EXAMPLE, _TESTS)[number]
+    code = compile("\n" * (block.line - 1) + block.code, block.page, "exec", dont_inherit=True)
+    exec(code, namespace)  # noqa: S102 — our own page
+
+
+sys.modules["shelf"] = ModuleType("shelf")
+_execute(0, vars(sys.modules["shelf"]))
+_execute(1, globals())  # its test classes and its fixture are this module's: pytest finds them here
+
+
+def test_the_example_is_short() -> None:
+    assert _EXAMPLE.code.count("\n") <= MOST_LINES

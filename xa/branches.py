@@ -1,0 +1,660 @@
+"""Branches: a `Driver` for resources whose branches live in this process until they are prepared.
+
+A database keeps no record of a branch before PREPARE: the branch is a transaction on one connection, which this process
+holds. `Branches` keeps what the resource does not. Which branches there are, and their state (table 6-4); which
+association is at work in each, since a connection serves one at a time; why one can only be rolled back; and that one
+operation on a branch is carried out at a time. What is left to a `UnitDriver` is short: how work for a new branch
+begins (a `Unit`), and how a prepared branch, which belongs to nobody's connection, is completed and listed.
+
+    class MyDriver(UnitDriver[MyUnit]): ...
+
+    resource_manager = Switch(Branches(MyDriver()), registrar)
+
+For a resource that decides, `DecidingUnitDriver`, `DecidingBranches` and `DecidingSwitch` go together in the same way.
+
+An ended or suspended branch can be joined, or resumed, by any thread of this instance, and by no other instance. When
+its process dies, an unprepared branch is gone, because its connection is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from xa.codes import ROLLBACK_CODES, Code
+from xa.driver import MAX_OUTSTANDING, DecidingDriver, Driver
+from xa.errors import XaError, xa_error
+from xa.machine import RESULT_OF, IllegalTransition, advance
+from xa.tables import BRANCH, BranchState, BranchVerb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from xa.deciding import DecisionRecord, Owner
+    from xa.driver import Pending, SessionContext
+    from xa.xid import Xid
+
+logger = logging.getLogger("xabridge.xa")
+
+U = TypeVar("U", bound="Unit")
+
+S0, S1, S3, S4 = BranchState.S0, BranchState.S1, BranchState.S3, BranchState.S4
+
+MAX_REMEMBERED: Final = 10_000
+"""How many of the branches prepared here are remembered, to tell a wrong call from an unknown xid."""
+_GONE: Final = ROLLBACK_CODES | {Code.XA_OK, Code.XAER_NOTA, Code.XAER_RMERR}
+"""What says of a prepared branch that it is no longer there."""
+
+
+class Unit(ABC):
+    """The unit of work of one branch that is not prepared: in most resources a transaction, on a connection that it has
+    to itself until the branch is prepared, committed or rolled back.
+
+    Methods are called by one thread at a time, but for `start_rollback` and `abandon`: the application may be inside of
+    a session then. A `later` is answered as `xa.driver.Driver.prepare` says.
+    """
+
+    @abstractmethod
+    def session(self, context: SessionContext[Any]) -> Any:
+        """The native interface for the association that is at work; the same until `end`. It lets nobody commit."""
+
+    def end(self, *, fail: bool) -> None:
+        """The association that is at work ends, or is suspended: what its session holds back is written (not with
+        `fail`), and the session refuses every use from now on.
+
+        XA_RB*: the branch can only be rolled back. XAER_RMFAIL: the connection is lost.
+        """
+        del fail
+
+    def prepare(self, *, later: bool) -> Code | Pending:
+        """The vote, after which the unit is not used any more, unless it is XA_RETRY or XAER_RMERR. Not asked of a
+        resource that decides."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def commit(self, *, later: bool) -> Code | Pending:
+        """One-phase commit. XA_RB*, XAER_RMERR: it was rolled back. XA_RETRY: it is as it was."""
+
+    @abstractmethod
+    def rollback(self, *, later: bool) -> Code | Pending:
+        """Rolls back: XA_OK. It does not fail: where the connection is lost, so is the work."""
+
+    def start_rollback(self) -> None:
+        """Rolls back as soon as possible, so that locks are free; `rollback` follows at some time, and may wait for
+        it."""
+        self.rollback(later=False)
+
+    def abandon(self) -> None:
+        """Gives the connection up, where there still is one: what is asked of the unit has failed in the middle."""
+        self.start_rollback()
+
+
+class UnitDriver(ABC, Generic[U]):
+    """One kind of resource whose unprepared branches live in this process. See `xa.driver.Driver` for how it answers,
+    and for what is not described here."""
+
+    name: str = "driver"
+    flags: int = 0
+    """TMUSEASYNC where anything is gained by `later`."""
+
+    wait_s: float = 30.0
+    """How long a thread waits for another one that is at work in the branch that it joins or resumes, or wants to
+    complete. 0: it is refused at once."""
+
+    migrates: bool = True
+    """Whether suspended work can be resumed in another thread of this instance."""
+
+    @property
+    def max_outstanding(self) -> int:
+        return MAX_OUTSTANDING
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}#{id(self):x}"
+
+    @abstractmethod
+    def open(self, open_string: str) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes every connection; every unit was rolled back before."""
+
+    def drop(self) -> None:
+        return
+
+    def start_over(self) -> None:
+        return
+
+    @abstractmethod
+    def begin(self, xid: Xid, *, wait: bool) -> U:
+        """The unit of a new branch. XA_RETRY: no connection is free, at once (`wait` false) or after as long as it may
+        take. XAER_DUPID where the resource knows the xid already; it need not find that out before prepare."""
+
+    def commit_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
+        """Commits a prepared branch, whoever prepared it. Not asked of a resource that decides."""
+        raise NotImplementedError
+
+    def rollback_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
+        """Rolls back a branch that is no unprepared one of this instance. The default, for a resource that decides,
+        says that there is none."""
+        del later
+        raise xa_error(Code.XAER_NOTA, "rollback: no such branch in this instance of the resource manager", xid)
+
+    def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
+        """The default is for a resource that completes no branch on its own."""
+        del later
+        raise xa_error(Code.XAER_NOTA, "forget: no branch is completed heuristically here", xid)
+
+    def scan(self, page: int) -> Iterator[Xid]:
+        """The prepared branches. The default, for a resource that decides, lists none."""
+        del page
+        return iter(())
+
+    def first(self, outstanding: Sequence[Pending]) -> Pending:
+        return next((pending for pending in outstanding if pending.ready()), outstanding[0])
+
+
+class DecidingUnitDriver(UnitDriver[U]):
+    """The same for a resource that decides. Its methods, but for `decide`, are those of `xa.driver.DecidingDriver`."""
+
+    @property
+    @abstractmethod
+    def decider_id(self) -> bytes: ...
+
+    @abstractmethod
+    def decide(self, unit: U, xid: Xid, record: bytes) -> Code:
+        """Commits the unit with the decision (xid.gtrid, record). As `xa.deciding.DecidingResource.decide`."""
+
+    @abstractmethod
+    def hold(self, owner: Owner, lease_s: float) -> None: ...
+
+    @abstractmethod
+    def owners(self) -> Sequence[Owner]: ...
+
+    @abstractmethod
+    def settle(self, gtrid: bytes) -> bytes | None: ...
+
+    @abstractmethod
+    def decisions(self, after: bytes, count: int) -> Sequence[DecisionRecord]: ...
+
+    @abstractmethod
+    def end_decisions(self, gtrids: Sequence[bytes]) -> None: ...
+
+
+class Branch(Generic[U]):
+    """One unprepared branch. `active` is the association at work in it, `reason` why it can only be rolled back. In S0
+    it is being started."""
+
+    __slots__ = ("_unit", "active", "reason", "state", "suspended", "xid")
+
+    def __init__(self, xid: Xid) -> None:
+        self.xid = xid
+        self.state = S0
+        self.active: Part[U] | None = None
+        self.suspended: set[Part[U]] = set()
+        self.reason: XaError | None = None
+        self._unit: U | None = None
+
+    @property
+    def unit(self) -> U:
+        """Its unit of work."""
+        if self._unit is None:
+            raise xa_error(Code.XAER_NOTA, "the branch is gone", self.xid)
+        return self._unit
+
+    @unit.setter
+    def unit(self, unit: U | None) -> None:
+        self._unit = unit
+
+    @property
+    def associated(self) -> bool:
+        """Whether any association has not ended."""
+        return self.active is not None or bool(self.suspended)
+
+    def move(self, verb: BranchVerb, code: Code) -> None:
+        """Follows the table's row for `verb` answered with `code`."""
+        try:
+            self.state = advance(BRANCH, self.state, verb, RESULT_OF[code])
+        except IllegalTransition as refused:  # two threads at once, of which one came too late
+            raise xa_error(refused.code, str(refused), self.xid) from refused
+
+
+class Part(Generic[U]):
+    """One association's part in a branch."""
+
+    __slots__ = ("branch",)
+
+    def __init__(self, branch: Branch[U]) -> None:
+        self.branch = branch
+
+
+class Branches(Driver[Part[U]]):
+    """The branches of one instance, over `unit_driver`."""
+
+    def __init__(self, unit_driver: UnitDriver[U]) -> None:
+        self.unit_driver = unit_driver
+        self.name = unit_driver.name
+        self.flags = unit_driver.flags
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._forget_everything()
+
+    def _forget_everything(self) -> None:
+        self._branches: dict[Xid, Branch[U]] = {}
+        self._prepared: OrderedDict[Xid, None] = OrderedDict()
+        self._busy: set[Xid] = set()
+        """Branches with an operation that is not over."""
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    @property
+    def identity(self) -> str:
+        return self.unit_driver.identity
+
+    @property
+    def max_outstanding(self) -> int:
+        return self.unit_driver.max_outstanding
+
+    # --- open and close ---------------------------------------------------------------------------------------
+    def open(self, open_string: str) -> None:
+        self.unit_driver.open(open_string)
+
+    def close(self, works: Sequence[Part[U]]) -> None:
+        self._lose(works, "the resource manager was closed")
+        for branch in list(self._branches.values()):
+            _wait(branch.unit.rollback(later=False))
+            with self._lock:
+                self._remove(branch)
+        self.unit_driver.close()
+        self._forget_everything()
+
+    def drop(self) -> None:
+        self.unit_driver.drop()
+        self._forget_everything()
+
+    def start_over(self) -> None:
+        self._lock = threading.RLock()  # another thread may have held the parent's
+        self._changed = threading.Condition(self._lock)
+        self.unit_driver.start_over()
+        self._forget_everything()
+
+    # --- associations -----------------------------------------------------------------------------------------
+    def begin(self, xid: Xid, beside: Sequence[Part[U]], *, wait: bool) -> Part[U]:  # noqa: ARG002 — each has its own
+        with self._lock:
+            self._await_turn("start", xid)
+            if xid in self._branches or xid in self._prepared:
+                raise xa_error(Code.XAER_DUPID, f"start: the branch exists, {self._describe(xid)}", xid)
+            branch = self._branches[xid] = Branch[U](xid)
+        try:
+            branch.unit = self.unit_driver.begin(xid, wait=wait)
+        except BaseException:
+            with self._lock:
+                self._remove(branch)
+            raise
+        with self._lock:
+            branch.move(BranchVerb.START, Code.XA_OK)
+            branch.active = Part(branch)
+            return branch.active
+
+    def join(self, xid: Xid, beside: Sequence[Part[U]], *, wait: bool) -> Part[U]:  # noqa: ARG002 — it has the branch's
+        with self._lock:
+            branch = self._branches.get(xid)
+            if branch is None:
+                raise self._unknown("start(TMJOIN)", xid)
+            part = Part(branch)
+            self._enter(branch, part, wait=wait)
+            return part
+
+    def resume(self, work: Part[U], *, wait: bool) -> Part[U]:
+        with self._lock:
+            self._enter(work.branch, work, wait=wait)
+            return work
+
+    def _enter(self, branch: Branch[U], part: Part[U], *, wait: bool) -> None:
+        """The part is at work, as soon as no other is. Called with the lock held."""
+        xid, wait_s = branch.xid, self.unit_driver.wait_s
+        self._await_turn("start", xid)
+        if branch.active is not None:
+            if not wait_s:
+                raise xa_error(Code.XAER_PROTO, "start: a thread is at work in the branch, which serves one", xid)
+            if not wait:
+                raise xa_error(Code.XA_RETRY, "start: another thread is at work in the branch", xid)
+            if not self._changed.wait_for(lambda: branch.active is None, wait_s):
+                raise xa_error(
+                    Code.XAER_RMERR,
+                    f"start: another thread has been at work in the branch for {wait_s:g} s, "
+                    "and a connection serves one thread at a time",
+                    xid,
+                )
+        refused = BRANCH.refusal(branch.state, BranchVerb.JOIN)
+        if self._branches.get(xid) is not branch or refused is not None:
+            raise xa_error(refused or Code.XAER_NOTA, f"start: the branch {self._describe(xid)}", xid)
+        branch.suspended.discard(part)
+        branch.move(BranchVerb.JOIN, Code.XA_OK if branch.reason is None else branch.reason.code)
+        if branch.reason is not None:
+            raise branch.reason
+        branch.active = part
+
+    def suspend(self, work: Part[U], *, migrate: bool) -> Code:
+        self._leave(work, fail=False, suspended=True)
+        return Code.XA_NOMIGRATE if migrate and not self.unit_driver.migrates else Code.XA_OK
+
+    def end(self, work: Part[U], *, fail: bool) -> Code:
+        self._leave(work, fail=fail, suspended=False)
+        return Code.XA_OK
+
+    def _leave(self, part: Part[U], *, fail: bool, suspended: bool) -> None:
+        branch = part.branch
+        with self._lock:
+            self._await_turn("end", branch.xid)
+            fault = branch.reason
+            at_work = branch.active is part
+            unit = branch.unit
+        if at_work and fault is None:
+            fault = _end(unit, branch.xid, fail=fail)
+        with self._lock:
+            code = Code.XA_OK if fault is None else fault.code
+            shared = branch.active is not None and branch.active is not part
+            branch.move(BranchVerb.END_FAIL if fail else BranchVerb.END_SHARED if shared else BranchVerb.END, code)
+            if branch.state is S4 and branch.reason is None:
+                branch.reason = fault or xa_error(Code.XA_RBROLLBACK, "the work was ended with TMFAIL", branch.xid)
+            self._drop(part)
+            if suspended and fault is None:
+                branch.suspended.add(part)
+            self._changed.notify_all()
+            doomed = branch.state is S4
+        if doomed:
+            unit.start_rollback()
+        if fault is not None:
+            raise fault
+
+    def lose(self, works: Sequence[Part[U]], why: XaError) -> None:
+        self._lose(works, why.message)
+
+    def _lose(self, parts: Sequence[Part[U]], why: str) -> None:
+        for part in parts:
+            branch = part.branch
+            with self._lock:
+                self._drop(part)
+                if self._branches.get(branch.xid) is not branch:
+                    continue
+                branch.move(BranchVerb.LOSE, Code.XA_OK)
+                branch.reason = branch.reason or xa_error(Code.XA_RBCOMMFAIL, why, branch.xid)
+                unit = branch.unit
+                self._changed.notify_all()
+            logger.warning("%s is rollback-only: %s", branch.xid, why)
+            unit.start_rollback()
+
+    def knows(self, xid: Xid) -> bool:
+        return xid in self._branches or xid in self._prepared
+
+    @staticmethod
+    def _drop(part: Part[U]) -> None:
+        """The part is not in its branch any more."""
+        branch = part.branch
+        if branch.active is part:
+            branch.active = None
+        branch.suspended.discard(part)
+
+    # --- work -------------------------------------------------------------------------------------------------
+    def session(self, work: Part[U] | None, context: SessionContext[Part[U]]) -> Any:
+        assert work is not None  # noqa: S101 — such a resource manager does not register dynamically
+        return work.branch.unit.session(context)
+
+    # --- completion -------------------------------------------------------------------------------------------
+    def prepare(self, xid: Xid, *, later: bool) -> Code | Pending:
+        return self._complete("prepare", BranchVerb.PREPARE, xid, lambda unit: unit.prepare(later=later))
+
+    def commit(self, xid: Xid, *, one_phase: bool, later: bool) -> Code | Pending:
+        if one_phase:
+            return self._complete("commit", BranchVerb.COMMIT_ONE_PHASE, xid, lambda unit: unit.commit(later=later))
+        return self._complete_prepared(
+            "commit", BranchVerb.COMMIT, xid, lambda: self.unit_driver.commit_prepared(xid, later=later)
+        )
+
+    def rollback(self, xid: Xid, *, later: bool) -> Code | Pending:
+        with self._turn("rollback", xid) as turn:
+            branch = self._find("rollback", BranchVerb.ROLLBACK, xid)
+            if branch is None:
+                turn.concluded = self._finished(xid)
+                return turn.answered(self.unit_driver.rollback_prepared(xid, later=later))
+            turn.concluded = self._rolled_back(branch)
+            return turn.answered(branch.unit.rollback(later=later))
+
+    def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
+        return self._complete_prepared(
+            "forget", BranchVerb.FORGET, xid, lambda: self.unit_driver.forget(xid, later=later)
+        )
+
+    def scan(self, page: int) -> Iterator[Xid]:
+        return self.unit_driver.scan(page)
+
+    def first(self, outstanding: Sequence[Pending]) -> Pending:
+        asked = {turn.pending: turn for turn in outstanding if isinstance(turn, _Turn) and turn.pending is not None}
+        return asked[self.unit_driver.first(list(asked))]
+
+    def _complete(self, verb: str, move: BranchVerb, xid: Xid, ask: Callable[[U], Code | Pending]) -> Code | Pending:
+        """Carries `move` out on an unprepared branch; one that can only be rolled back answers with its reason."""
+        with self._turn(verb, xid) as turn:
+            branch = self._find(verb, move, xid)
+            if branch is None:
+                raise xa_error(Code.XAER_NOTA, f"{verb}: no such branch in this instance of the resource manager", xid)
+            turn.concluded = self._completed(branch, move)
+            if branch.reason is None:
+                return turn.answered(ask(branch.unit))
+            _wait(branch.unit.rollback(later=False))
+            raise branch.reason
+
+    def _complete_prepared(
+        self, verb: str, move: BranchVerb, xid: Xid, ask: Callable[[], Code | Pending]
+    ) -> Code | Pending:
+        with self._turn(verb, xid) as turn:
+            self._find(verb, move, xid)
+            turn.concluded = self._finished(xid)
+            return turn.answered(ask())
+
+    def _find(self, verb: str, move: BranchVerb, xid: Xid) -> Branch[U] | None:
+        """The unprepared branch that `move` is to be carried out on; None when it is none of this instance's.
+        XAER_PROTO when the table refuses it."""
+        with self._lock:
+            branch = self._branches.get(xid)
+            state = S3 if xid in self._prepared else S0
+            if branch is not None:
+                state = S1 if branch.associated or branch.state is S0 else branch.state
+            refused = BRANCH.refusal(state, move)
+            if refused is not None and refused is not Code.XAER_NOTA:
+                raise xa_error(refused, f"{verb}: the branch {self._describe(xid)}", xid)
+            return branch
+
+    # What is done when the outcome of a verb is known. Each is called once, with the lock held. XAER_RMFAIL stands for
+    # whatever leaves the outcome unknown, an interruption included.
+
+    def _completed(self, branch: Branch[U], move: BranchVerb) -> Callable[[Code], None]:
+        def concluded(code: Code) -> None:
+            if code is Code.XAER_RMFAIL:
+                branch.unit.abandon()
+            if code is Code.XAER_RMFAIL or code is Code.XAER_NOTA:
+                self._remove(branch)
+                return
+            if code in RESULT_OF:
+                branch.move(move, code)
+            if branch.state is S0 or branch.state is S3:
+                self._remove(branch)
+            if branch.state is S3:
+                self._remember(branch.xid)
+
+        return concluded
+
+    def _rolled_back(self, branch: Branch[U]) -> Callable[[Code], None]:
+        def concluded(code: Code) -> None:
+            if code is not Code.XA_OK:  # the thread was interrupted
+                branch.unit.abandon()
+            branch.move(BranchVerb.ROLLBACK, Code.XA_OK)
+            self._remove(branch)
+
+        return concluded
+
+    def _finished(self, xid: Xid) -> Callable[[Code], None]:
+        def concluded(code: Code) -> None:
+            if code in _GONE:
+                self._prepared.pop(xid, None)
+
+        return concluded
+
+    def _remove(self, branch: Branch[U]) -> None:
+        """Nothing is left of the branch here."""
+        branch.unit = None
+        if self._branches.get(branch.xid) is branch:
+            del self._branches[branch.xid]
+
+    def _remember(self, xid: Xid) -> None:
+        self._prepared[xid] = None
+        if len(self._prepared) > MAX_REMEMBERED:
+            self._prepared.popitem(last=False)
+
+    # --- one operation on a branch at a time --------------------------------------------------------------------
+    def _await_turn(self, verb: str, xid: Xid) -> None:
+        """Waits for an operation on the branch that is under way in another thread. Called with the lock held."""
+        if xid in self._busy and not self._changed.wait_for(lambda: xid not in self._busy, self.unit_driver.wait_s):
+            raise xa_error(Code.XAER_PROTO, f"{verb}: another operation on the branch is outstanding", xid)
+
+    @contextmanager
+    def _turn(self, verb: str, xid: Xid) -> Iterator[_Turn]:
+        """Inside, and until the answer is known if it comes later, this is the only operation on the branch."""
+        with self._lock:
+            self._await_turn(verb, xid)
+            self._busy.add(xid)
+        turn = _Turn(self, xid)
+        code = Code.XAER_RMFAIL
+        try:
+            yield turn
+            if turn.code is not None:
+                code = turn.code
+        except XaError as error:
+            code = error.code
+            raise
+        finally:
+            if turn.pending is None:
+                turn.conclude(code)
+
+    def conclude(self, turn: _Turn, code: Code) -> None:
+        """The outcome of an operation is known."""
+        with self._lock:
+            concluded, turn.concluded = turn.concluded, None
+            try:
+                if concluded is not None:
+                    concluded(code)
+            finally:
+                self._busy.discard(turn.xid)
+                self._changed.notify_all()
+
+    # --- what is known of a branch ------------------------------------------------------------------------------
+    def _describe(self, xid: Xid) -> str:
+        branch = self._branches.get(xid)
+        if branch is None:
+            return f"is {S3.value}" if xid in self._prepared else "is not known"
+        if branch.associated:
+            return f"is {branch.state.value}, and a thread is associated with it"
+        return f"is {branch.state.value}"
+
+    def _unknown(self, verb: str, xid: Xid) -> XaError:
+        if xid in self._prepared:
+            return xa_error(Code.XAER_PROTO, f"{verb}: the branch is {S3.value}", xid)
+        return xa_error(Code.XAER_NOTA, f"{verb}: no such branch in this instance of the resource manager", xid)
+
+
+class _Turn:
+    """One operation on a branch, from its beginning until its outcome is known. Where the answer comes later, this is
+    the Pending that the switch gets."""
+
+    def __init__(self, branches: Branches[Any], xid: Xid) -> None:
+        self._branches = branches
+        self.xid = xid
+        self.code: Code | None = None
+        self.pending: Pending | None = None
+        self.concluded: Callable[[Code], None] | None = None
+        """What follows from the outcome; None until there is something to ask."""
+
+    def answered(self, answer: Code | Pending) -> Code | Pending:
+        """The resource was asked, and this is its answer."""
+        if isinstance(answer, Code):
+            self.code = answer
+            return answer
+        self.pending = answer
+        return self
+
+    def conclude(self, code: Code) -> None:
+        """The outcome is known."""
+        self._branches.conclude(self, code)
+
+    def ready(self) -> bool:
+        return self.pending is None or self.pending.ready()
+
+    def result(self) -> Code:
+        assert self.pending is not None  # noqa: S101 — nobody has another one
+        code = Code.XAER_RMFAIL
+        try:
+            code = self.pending.result()
+        except XaError as error:
+            code = error.code
+            raise
+        finally:
+            self.conclude(code)
+        return code
+
+
+class DecidingBranches(Branches[U], DecidingDriver[Part[U]]):
+    """The branches of an instance that decides, over `unit_driver`."""
+
+    unit_driver: DecidingUnitDriver[U]
+
+    def __init__(self, unit_driver: DecidingUnitDriver[U]) -> None:
+        super().__init__(unit_driver)
+
+    @property
+    def decider_id(self) -> bytes:
+        return self.unit_driver.decider_id
+
+    def decide(self, xid: Xid, record: bytes) -> Code:
+        return _wait(
+            self._complete(
+                "decide", BranchVerb.COMMIT_ONE_PHASE, xid, lambda unit: self.unit_driver.decide(unit, xid, record)
+            )
+        )
+
+    def hold(self, owner: Owner, lease_s: float) -> None:
+        self.unit_driver.hold(owner, lease_s)
+
+    def owners(self) -> Sequence[Owner]:
+        return self.unit_driver.owners()
+
+    def settle(self, gtrid: bytes) -> bytes | None:
+        return self.unit_driver.settle(gtrid)
+
+    def decisions(self, after: bytes, count: int) -> Sequence[DecisionRecord]:
+        return self.unit_driver.decisions(after, count)
+
+    def end_decisions(self, gtrids: Sequence[bytes]) -> None:
+        self.unit_driver.end_decisions(gtrids)
+
+
+def _wait(answer: Code | Pending) -> Code:
+    return answer if isinstance(answer, Code) else answer.result()
+
+
+def _end(unit: Unit, xid: Xid, *, fail: bool) -> XaError | None:
+    """Ends the work of the association that is at work: why the branch can only be rolled back, if it can."""
+    try:
+        unit.end(fail=fail)
+    except XaError as fault:
+        if fault.code is not Code.XAER_RMFAIL:
+            return None if fail else fault
+        if not fail:
+            raise  # whoever hears it has lost the association, and with it the branch
+        return xa_error(Code.XA_RBCOMMFAIL, fault.message, xid)
+    return None

@@ -1,0 +1,885 @@
+"""Switch: the verbs of `xa.ResourceManager`, implemented once over a `Driver`.
+
+    factory = lambda registrar: Switch(MyDriver(), registrar)
+
+is a complete resource manager. The switch does what is the same for every resource: it checks flags, the rmid and
+whether the instance is open; it knows which thread of control (`xa.control`) is associated with which branch, and
+follows the state tables 6-1 to 6-3 and 6-5; it keeps asynchronous operations until `complete` tells them, and scans
+while their pages are read; it registers dynamically. What is left is the driver's (`xa.driver`).
+
+`DecidingSwitch` adds the verbs of `xa.DecidingResource`, `LateEndingSwitch` the one of `xa.LateEnding`. A resource
+manager with verbs of its own subclasses one of them and carries these out by `call`.
+
+A thread of control is known by a weak reference. When it is gone while it is associated, its associations are lost, as
+if its connection had broken: the next verb of any thread, or `reap`, tells the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from functools import partial
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
+from weakref import WeakSet, ref
+
+from xa.association import DYNAMIC, STATIC, Association
+from xa.codes import AxCode, Code
+from xa.control import ThreadOfControl, thread_of_control
+from xa.errors import XaError, xa_error
+from xa.flags import (
+    TMASYNC,
+    TMENDRSCAN,
+    TMFAIL,
+    TMJOIN,
+    TMMIGRATE,
+    TMMULTIPLE,
+    TMNOMIGRATE,
+    TMNOWAIT,
+    TMONEPHASE,
+    TMREGISTER,
+    TMRESUME,
+    TMSTARTRSCAN,
+    TMSUCCESS,
+    TMSUSPEND,
+    TMUSEASYNC,
+    check_flags,
+)
+from xa.machine import advance
+from xa.resource import Completion, Handle
+from xa.tables import (
+    ASYNC,
+    REGISTRATION,
+    RESOURCE,
+    AsyncState,
+    AsyncVerb,
+    RegistrationState,
+    RegistrationVerb,
+    ResourceState,
+    ResourceVerb,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from xa.deciding import DecisionRecord, Owner
+    from xa.driver import DecidingDriver, Driver, Pending
+    from xa.resource import Registrar
+    from xa.xid import Xid
+
+T = TypeVar("T")
+W = TypeVar("W")
+
+R0, R1 = ResourceState.R0, ResourceState.R1
+D0, D3 = RegistrationState.D0, RegistrationState.D3
+OK: Final = Code.XA_OK
+
+_AX_STARTS: Final = {AxCode.TM_OK: 0, AxCode.TM_JOIN: TMJOIN, AxCode.TM_RESUME: TMRESUME}
+_AX_ERRORS: Final = {
+    AxCode.TMER_TMERR: Code.XAER_RMERR,
+    AxCode.TMER_INVAL: Code.XAER_INVAL,
+    AxCode.TMER_PROTO: Code.XAER_PROTO,
+}
+
+
+class _Ask(Protocol):
+    """A verb of a driver's that completes a branch."""
+
+    def __call__(self, xid: Xid, *, later: bool) -> Code | Pending: ...
+
+
+class _ControlRef(ref[ThreadOfControl]):
+    """A weak reference that knows its key: the thread of control can't be asked for it when it is gone."""
+
+    __slots__ = ("key",)
+
+    key: int
+
+
+class Thread(Generic[W]):
+    """What a switch knows of one thread of control.
+
+    `current` is the association that it is at work in, `suspended` those that it may resume; `late` is one that it has
+    ended, and whose end the resource hears together with prepare. `lost`: it has heard XAER_RMFAIL, and has to call
+    `open`. `registration` is D3 while it works outside of any global transaction, else D0.
+    """
+
+    __slots__ = ("_control", "current", "late", "lost", "registration", "scans", "suspended")
+
+    def __init__(self, control: _ControlRef) -> None:
+        self._control = control
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is associated, and no scan is open."""
+        self.current: Association[W] | None = None
+        self.late: Association[W] | None = None
+        self.suspended: dict[Xid, Association[W]] = {}
+        self.scans: dict[str, Iterator[Any]] = {}
+        self.lost = False
+        self.registration = D0
+
+    def associations(self) -> list[Association[W]]:
+        """Every association of the thread's."""
+        held = [] if self.current is None else [self.current]
+        if self.late is not None:
+            held.append(self.late)
+        return [*held, *self.suspended.values()] if self.suspended else held
+
+    def works(self) -> Sequence[W]:
+        """The driver's objects for them."""
+        return [association.work for association in self.associations()]
+
+    def drop(self, association: Association[W]) -> None:
+        """Takes the association out of wherever it is."""
+        if self.current is association:
+            self.current = None
+        elif self.late is association:
+            self.late = None
+        elif self.suspended.get(association.xid) is association:
+            del self.suspended[association.xid]
+
+
+class Operation(Generic[W]):
+    """An asynchronous operation that `complete` has not told of: state A1 of table 6-5. Its answer is `pending`, or is
+    here already as `code` and `error`."""
+
+    __slots__ = ("code", "error", "lock", "pending", "thread", "verb", "xid")
+
+    def __init__(self, thread: Thread[W], verb: str, xid: Xid | None) -> None:
+        self.thread = thread
+        self.verb = verb
+        self.xid = xid
+        self.pending: Pending | None = None
+        self.code: Code | None = None
+        self.error: XaError | None = None
+        self.lock = threading.Lock()
+        """Held by the one thread that waits for the answer."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the answer can be told without waiting."""
+        if self.code is not None or self.pending is None:
+            return True
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            return self.pending.ready()
+        finally:
+            self.lock.release()
+
+    def answer(self) -> Code:
+        """What it came to, waiting for it where it is not there yet."""
+        with self.lock:
+            code = self.code
+            if code is None and self.pending is not None:
+                try:
+                    code = self.pending.result()
+                except XaError as error:
+                    code, self.error = error.code, error
+                self.code = code
+        assert code is not None  # noqa: S101 — it has either from the beginning
+        return code
+
+
+class Switch(Generic[W]):
+    """One resource manager instance, as `xa.ResourceManager` says."""
+
+    def __init__(self, driver: Driver[W], registrar: Registrar | None = None) -> None:
+        flags = driver.flags
+        if flags & ~(TMREGISTER | TMNOMIGRATE | TMUSEASYNC):
+            raise ValueError(f"not switch flags: {flags:#x}")
+        if flags & TMREGISTER and registrar is None:
+            raise ValueError("TMREGISTER needs a registrar")
+        self.driver = driver
+        self.flags = flags
+        self._registrar = registrar
+        self._dialect = DYNAMIC if flags & TMREGISTER else STATIC
+        self._lock = threading.RLock()
+        self._numbers = count(1)
+        self._rmid = 0
+        self._forked = False
+        self._abandoned: deque[Thread[W]] = deque()
+        """Threads of control that are gone."""
+        self._forget_everything()
+        _SWITCHES.add(self)
+
+    def forked(self) -> None:
+        """This process was forked, and the instance is the parent's: it is not open here, and its connections are not
+        to be used."""
+        self._lock = threading.RLock()
+        self._state = R0
+        self._forked = True
+
+    def _forget_everything(self) -> None:
+        """Nothing is open, associated or outstanding."""
+        self._state = R0
+        self._threads: dict[int, Thread[W]] = {}
+        self._migrating: dict[Xid, tuple[Thread[W], Association[W]]] = {}
+        """Suspended associations that any thread of control may resume."""
+        self._operations: dict[int, Operation[W]] = {}
+        self._busy: set[Xid] = set()
+        """Branches with an operation outstanding."""
+        self._abandoned.clear()
+
+    @property
+    def name(self) -> str:
+        return self.driver.name
+
+    @property
+    def identity(self) -> str:
+        return self.driver.identity
+
+    @property
+    def outstanding(self) -> int:
+        """How many operations wait for `complete`."""
+        return len(self._operations)
+
+    @property
+    def associated(self) -> int:
+        """How many associations there are, and threads of control at work outside of any global transaction."""
+        threads = list(self._threads.values())
+        return sum(len(thread.associations()) + (thread.registration is D3) for thread in threads)
+
+    # --- open and close ---------------------------------------------------------------------------------------
+    def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
+        check_flags("open", flags, self.flags)
+        if self._forked:
+            self._forget_everything()
+            self.driver.start_over()
+            self._forked = False
+        if self._state is R1 and rmid != self._rmid:
+            raise xa_error(Code.XAER_INVAL, f"open: is open under rmid {self._rmid} already, not {rmid}")
+        if flags & TMASYNC:
+            self._check_room("open")
+        thread = self._thread()
+
+        def opened() -> Code:
+            self.driver.open(open_string)
+            with self._lock:
+                self._rmid = rmid
+                self._state = advance(RESOURCE, self._state, ResourceVerb.OPEN)
+                thread.lost = False
+            return OK
+
+        return self._at_once(thread, "open", None, flags, opened)
+
+    def close(self, close_string: str, rmid: int, flags: int = 0) -> Code | Handle:  # noqa: ARG002 — says nothing here
+        check_flags("close", flags, self.flags)
+        thread = self._thread()
+        if self._state is R0:
+            return self._at_once(thread, "close", None, flags, lambda: OK)
+        self._check_open("close", rmid)
+        self.reap()
+        at_work = thread.current or thread.late
+        if (at_work is not None and not self.driver.is_lost(at_work.work)) or thread.registration is D3:
+            raise xa_error(Code.XAER_PROTO, "close: this thread is at work; end that first")
+        if self._operations:
+            raise xa_error(Code.XAER_PROTO, f"close: {len(self._operations)} operations wait for complete")
+
+        def closed() -> Code:
+            with self._lock:
+                self.driver.close([work for other in list(self._threads.values()) for work in other.works()])
+                state = advance(RESOURCE, self._state, ResourceVerb.CLOSE)
+                self._forget_everything()
+                self._state = state
+            return OK
+
+        return self._at_once(thread, "close", None, flags, closed)
+
+    def drop(self) -> None:
+        """Closes everything at once, without a word to the resource: as if the process had died."""
+        self.driver.drop()
+        self._forget_everything()
+
+    def _check_open(self, verb: str, rmid: int) -> None:
+        refused = RESOURCE.refusal(self._state, ResourceVerb.ANY)
+        if refused is not None:
+            raise xa_error(refused, f"{verb}: the resource manager is not open in this process")
+        if rmid != self._rmid:
+            raise xa_error(Code.XAER_INVAL, f"{verb}: open under rmid {self._rmid}, not {rmid}")
+
+    # --- threads of control -----------------------------------------------------------------------------------
+    def _thread(self) -> Thread[W]:
+        """What is known of the calling thread of control."""
+        control = thread_of_control()
+        key = id(control)
+        thread = self._threads.get(key)
+        if thread is None:
+            reference = _ControlRef(control, self._gone)
+            reference.key = key
+            thread = self._threads[key] = Thread(reference)
+        return thread
+
+    def _gone(self, reference: ref[ThreadOfControl]) -> None:
+        """A thread of control is gone. This is called while garbage is collected, at any moment and with any lock held,
+        so that it only takes note."""
+        thread = self._threads.pop(cast("_ControlRef", reference).key, None)
+        if thread is not None and (thread.current is not None or thread.late is not None or thread.suspended):
+            self._abandoned.append(thread)
+
+    def reap(self) -> None:
+        """Threads of control that are gone have lost their associations. Every verb does this first."""
+        while self._abandoned:
+            try:
+                thread = self._abandoned.popleft()
+            except IndexError:  # another thread was faster
+                return
+            self._lose(thread, xa_error(Code.XA_RBCOMMFAIL, "the thread of control is gone"))
+
+    def _enter(self, verb: str, rmid: int, flags: int) -> Thread[W]:
+        """The calling thread of control, if it may issue this verb."""
+        if flags or verb == "end":
+            check_flags(verb, flags, self.flags)
+        thread = self._threads.get(id(thread_of_control()))
+        if thread is None or thread.lost or rmid != self._rmid or self._state is not R1 or self._abandoned:
+            return self._calling(verb, rmid)
+        return thread
+
+    def _calling(self, verb: str, rmid: int) -> Thread[W]:
+        """The calling thread of control, if it may issue verbs at all."""
+        self._check_open(verb, rmid)
+        self.reap()
+        thread = self._thread()
+        if thread.lost:
+            code = RESOURCE.refusal(R0, ResourceVerb.ANY) or Code.XAER_PROTO
+            raise xa_error(code, f"{verb}: this thread lost its connection and has to call open again")
+        return thread
+
+    def _lose(self, thread: Thread[W], why: XaError) -> None:
+        """The thread has lost its associations and its scans; with XAER_RMFAIL it has to call `open`."""
+        lost = thread.associations()
+        for association in lost:
+            association.move(association.dialect.lose, OK)
+            self._stays(association)
+        thread.forget()
+        thread.lost = why.code is Code.XAER_RMFAIL
+        self.driver.lose([association.work for association in lost], why)
+
+    def _heard(self, thread: Thread[W], error: XaError) -> None:
+        """The thread hears this error."""
+        if error.code is Code.XAER_RMFAIL:
+            self._lose(thread, error)
+
+    def _stays(self, association: Association[W]) -> None:
+        """Other threads may not resume the association any more."""
+        if self._migrating and self._migrating.get(association.xid, (None, None))[1] is association:
+            del self._migrating[association.xid]
+
+    def call(self, verb: str, rmid: int, call: Callable[[], T]) -> T:
+        """Carries out what is no verb of XA's, for subclasses: the instance has to be open and the thread to have its
+        connection, and an XAER_RMFAIL that is raised takes it."""
+        thread = self._calling(verb, rmid)
+        try:
+            return call()
+        except XaError as error:
+            self._heard(thread, error)
+            raise
+
+    # --- start ------------------------------------------------------------------------------------------------
+    def start(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        thread = self._enter("start", rmid, flags)
+        if self._dialect is DYNAMIC:
+            raise xa_error(Code.XAER_PROTO, "start: this resource manager registers itself (TMREGISTER)", xid)
+        if flags or self._busy or xid.format_id < 0:
+            self._check_branch("start", xid, flags)
+        if flags & TMASYNC:
+            return self._promise(thread, "start", xid, lambda: self._start(thread, xid, flags))
+        try:
+            return self._start(thread, xid, flags)
+        except XaError as error:
+            self._heard(thread, error)
+            raise
+
+    def _start(self, thread: Thread[W], xid: Xid, flags: int) -> Code:
+        driver = self.driver
+        if thread.late is not None:
+            self._end_now(thread)
+        held = thread.current
+        own = self._suspended(thread, xid) if thread.suspended else None
+        if held is None and own is not None and not flags & TMRESUME:
+            held = own
+        if held is not None:
+            if driver.is_lost(held.work):
+                raise xa_error(Code.XAER_RMFAIL, "start: the connection, and the association with it, was lost", xid)
+            does = "has suspended the branch and can only resume it" if held is own else f"works for {held.xid}"
+            raise xa_error(Code.XAER_PROTO, f"start: this thread {does}", xid)
+        wait = not flags & TMNOWAIT
+        if flags & TMRESUME:
+            return self._resume(thread, own, xid, wait=wait)
+        beside = thread.works() if thread.suspended else ()
+        work = driver.join(xid, beside, wait=wait) if flags & TMJOIN else driver.begin(xid, beside, wait=wait)
+        thread.current = Association(xid, work, self._dialect)
+        return OK
+
+    def _resume(self, thread: Thread[W], own: Association[W] | None, xid: Xid, *, wait: bool) -> Code:
+        """Resumes the thread's own association, or one that migrates to it."""
+        owner, association = (thread, own) if own is not None else self._migrating.get(xid, (thread, None))
+        if association is None:
+            work = self.driver.migrant(xid)
+            if work is None:
+                raise self._not_associated("start(TMRESUME)", xid)
+            work = self.driver.resume(work, wait=wait)
+            thread.current = Association(xid, work, self._dialect)
+            return OK
+        dialect = association.dialect
+        try:
+            association.work = self.driver.resume(association.work, wait=wait)
+        except XaError as error:
+            if error.code is not Code.XAER_RMFAIL:
+                self._moved(owner, association, dialect.resume, error.code)
+            raise
+        association.move(dialect.resume, OK)
+        owner.drop(association)
+        self._stays(association)
+        thread.current = association
+        return OK
+
+    def _suspended(self, thread: Thread[W], xid: Xid) -> Association[W] | None:
+        """The thread's own suspended association with the branch."""
+        association = thread.suspended.get(xid)
+        if association is not None and self.driver.has_migrated(association.work):
+            thread.drop(association)
+            return None
+        return association
+
+    def _not_associated(self, verb: str, xid: Xid) -> XaError:
+        if self.driver.knows(xid):
+            return xa_error(Code.XAER_PROTO, f"{verb}: this thread has no such association with the branch", xid)
+        return xa_error(Code.XAER_NOTA, f"{verb}: there is no such branch", xid)
+
+    # --- end --------------------------------------------------------------------------------------------------
+    def end(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
+        thread = self._enter("end", rmid, flags)
+        if self._busy or flags & TMASYNC:
+            self._check_branch("end", xid, flags)
+        if flags & TMASYNC:
+            return self._promise(thread, "end", xid, lambda: self._end(thread, xid, flags))
+        try:
+            return self._end(thread, xid, flags)
+        except XaError as error:
+            self._heard(thread, error)
+            raise
+
+    def _end(self, thread: Thread[W], xid: Xid, flags: int) -> Code:
+        association = thread.current
+        if association is None or (association.xid is not xid and association.xid != xid):
+            association = self._suspended(thread, xid)
+            if association is None:
+                raise self._not_associated("end", xid)
+        dialect = association.dialect
+        verb = dialect.suspend if flags & TMSUSPEND else dialect.end_fail if flags & TMFAIL else dialect.end
+        refused = dialect.machine.refusal(association.state, verb)
+        if refused is not None:
+            raise xa_error(refused, f"end: the association is {association.state.value}", xid)
+        try:
+            if flags & TMSUSPEND:
+                code = self.driver.suspend(association.work, migrate=bool(flags & TMMIGRATE))
+            else:
+                code = self.driver.end(association.work, fail=bool(flags & TMFAIL))
+        except XaError as error:
+            if error.code is not Code.XAER_RMFAIL:
+                self._moved(thread, association, verb, error.code)
+            raise
+        self._moved(thread, association, verb, code)
+        if flags & TMMIGRATE and code is OK:
+            self._migrating[xid] = (thread, association)
+        return code
+
+    def _moved(self, thread: Thread[W], association: Association[W], verb: Any, code: Code) -> None:
+        """Follows the table, and puts the association where its state says that it belongs."""
+        before = association.state
+        association.move(verb, code)
+        if association.state is before:
+            return
+        if thread.current is association:
+            thread.current = None
+        else:
+            thread.drop(association)
+        if association.state is association.dialect.suspended:
+            thread.suspended[association.xid] = association
+        elif self._migrating:
+            self._stays(association)
+
+    def _end_now(self, thread: Thread[W], *, fail: bool = False) -> None:
+        """An association that was to end together with prepare ends now. What is wrong with its branch is told by every
+        later verb for it too."""
+
+    # --- completion -------------------------------------------------------------------------------------------
+    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        return self._complete_branch("prepare", xid, rmid, flags, self.driver.prepare)
+
+    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        ask = partial(self.driver.commit, one_phase=bool(flags & TMONEPHASE))
+        return self._complete_branch("commit", xid, rmid, flags, ask)
+
+    def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        return self._complete_branch("rollback", xid, rmid, flags, self.driver.rollback)
+
+    def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        return self._complete_branch("forget", xid, rmid, flags, self.driver.forget)
+
+    def _complete_branch(self, verb: str, xid: Xid, rmid: int, flags: int, ask: _Ask) -> Code | Handle:
+        thread = self._enter(verb, rmid, flags)
+        if flags or self._busy or xid.format_id < 0:
+            self._check_branch(verb, xid, flags)
+        if thread.late is not None:
+            self._end_now(thread, fail=verb == "rollback" and thread.late.xid == xid)
+        if flags & TMASYNC:
+            return self._promise(thread, verb, xid, lambda: ask(xid, later=True))
+        try:
+            answer = ask(xid, later=False)
+            return answer if type(answer) is Code else _result(answer)
+        except XaError as error:
+            self._heard(thread, error)
+            raise
+
+    def _check_branch(self, verb: str, xid: Xid, flags: int) -> None:
+        """Whether a verb for this branch may be issued: no operation of it waits for `complete`."""
+        if xid.format_id < 0:
+            raise xa_error(Code.XAER_INVAL, f"{verb}: the null XID names no branch")
+        if self._busy and xid in self._busy:
+            kind = AsyncVerb.ASYNCHRONOUS if flags & TMASYNC else AsyncVerb.SYNCHRONOUS
+            code = ASYNC.refusal(AsyncState.A1, kind) or Code.XAER_PROTO
+            raise xa_error(code, f"{verb}: an operation on this branch waits for complete", xid)
+        if flags & TMASYNC:
+            self._check_room(verb)
+
+    # --- recovery ---------------------------------------------------------------------------------------------
+    def recover(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[Xid]:
+        return self.page("recover", self.driver.scan, rmid, flags, count)
+
+    def page(self, name: str, scan: Callable[[int], Iterator[T]], rmid: int, flags: int, count: int) -> Sequence[T]:
+        """A page of the scan `name` of the calling thread; TMSTARTRSCAN makes it anew with `scan(count)`. Flags and
+        errors are those of `recover`."""
+        thread = self._enter("recover", rmid, flags)
+        if count < 1:
+            raise xa_error(Code.XAER_INVAL, f"recover: count {count} is below 1")
+        if flags & TMSTARTRSCAN:
+            thread.scans.pop(name, None)
+        elif name not in thread.scans:
+            raise xa_error(Code.XAER_INVAL, "recover: no scan is open and TMSTARTRSCAN was not given")
+        try:
+            items: Iterator[T] = scan(count) if flags & TMSTARTRSCAN else thread.scans[name]
+            found = list(islice(items, count))
+        except BaseException as error:
+            thread.scans.pop(name, None)  # it would go on as if it were at its end
+            if isinstance(error, XaError) and error.code is Code.XAER_RMFAIL:
+                self._lose(thread, error)
+            raise
+        if flags & TMENDRSCAN:
+            thread.scans.pop(name, None)
+        else:
+            thread.scans[name] = items
+        return found
+
+    # --- asynchronous operations --------------------------------------------------------------------------------
+    def _check_room(self, verb: str) -> None:
+        most = self.driver.max_outstanding
+        if len(self._operations) >= most:
+            raise xa_error(Code.XAER_ASYNC, f"{verb}: {most} operations are outstanding: collect one first")
+
+    def _at_once(
+        self, thread: Thread[W], verb: str, xid: Xid | None, flags: int, carry_out: Callable[[], Code]
+    ) -> Code | Handle:
+        """Carries a verb out before it returns; with TMASYNC what came of it is told by `complete`."""
+        if flags & TMASYNC:
+            return self._promise(thread, verb, xid, carry_out)
+        try:
+            return carry_out()
+        except XaError as error:
+            self._heard(thread, error)
+            raise
+
+    def _promise(self, thread: Thread[W], verb: str, xid: Xid | None, ask: Callable[[], Code | Pending]) -> Handle:
+        """Begins an operation. XAER_ASYNC is told at once, everything else by `complete`."""
+        operation = Operation(thread, verb, xid)
+        if xid is not None:
+            self._busy.add(xid)
+        begun = False
+        try:
+            answer = ask()
+            begun = True
+        except XaError as error:
+            if error.code is Code.XAER_ASYNC:
+                raise
+            operation.code, operation.error = error.code, error
+            begun = True
+        finally:
+            if not begun and xid is not None:
+                self._busy.discard(xid)
+        if operation.code is None:
+            if isinstance(answer, Code):
+                operation.code = answer
+            else:
+                operation.pending = answer
+        handle = Handle(next(self._numbers))
+        self._operations[handle] = operation
+        return handle
+
+    def complete(self, handle: Handle | None, rmid: int, flags: int = 0) -> Completion:
+        if flags:
+            check_flags("complete", flags, self.flags)
+        if rmid != self._rmid or not self._operations:
+            self._check_open("complete", rmid)
+        if handle is None or flags & TMMULTIPLE:
+            handle = self._any_of(self._thread(), handle, flags)
+        operation = self._operations.get(handle)
+        if operation is None:
+            refused = ASYNC.refusal(AsyncState.A0, AsyncVerb.COMPLETE) or Code.XAER_INVAL
+            raise xa_error(refused, f"complete: no operation {handle} is outstanding")
+        if flags & TMNOWAIT and not operation.ready:
+            raise xa_error(Code.XA_RETRY, f"complete: {operation.verb} has not completed", operation.xid)
+        code = operation.answer()
+        if self._operations.pop(handle, None) is None:
+            raise xa_error(Code.XAER_INVAL, f"complete: operation {handle} was told to somebody else")
+        if operation.xid is not None:
+            self._busy.discard(operation.xid)
+        if code is Code.XAER_RMFAIL and operation.error is not None:
+            self._lose(operation.thread, operation.error)
+        return Completion(handle, code, operation.error)
+
+    def _any_of(self, thread: Thread[W], handle: Handle | None, flags: int) -> Handle:
+        """An operation of the thread's: one that has completed, if there is one."""
+        if not flags & TMMULTIPLE:
+            raise xa_error(Code.XAER_INVAL, "complete: no handle, and no TMMULTIPLE")
+        if handle is not None:
+            raise xa_error(Code.XAER_INVAL, f"complete: TMMULTIPLE, and a handle, {handle}")
+        mine = {number: one for number, one in list(self._operations.items()) if one.thread is thread}
+        if not mine:
+            raise xa_error(Code.XAER_INVAL, "complete: this thread has no operation outstanding")
+        for number, one in mine.items():
+            if one.code is not None:
+                return Handle(number)
+        if flags & TMNOWAIT:
+            return Handle(next((number for number, one in mine.items() if one.ready), next(iter(mine))))
+        waiting = {one.pending: number for number, one in mine.items() if one.pending is not None}
+        return Handle(waiting[self.driver.first(list(waiting))])
+
+    # --- work -------------------------------------------------------------------------------------------------
+    def session(self, rmid: int) -> Any:
+        thread = self._enter("session", rmid, 0)
+        association = thread.current
+        if association is None and self._dialect is STATIC:
+            raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
+        work = association.work if association is not None else None
+        return self.driver.session(work, _Context[W](self, thread))
+
+    def _current_work(self, thread: Thread[W]) -> W | None:
+        """As `SessionContext.current`."""
+        if self._enter("work", self._rmid, 0) is not thread:
+            raise xa_error(Code.XAER_PROTO, "work: this session belongs to another thread of control")
+        association = thread.current
+        if association is None:
+            if self._dialect is STATIC:
+                raise xa_error(Code.XAER_PROTO, "work: this thread is associated with no branch; its work has ended")
+            return None
+        if self._busy and association.xid in self._busy:
+            raise xa_error(Code.XAER_PROTO, "work: an operation on this branch waits for complete", association.xid)
+        return association.work
+
+    def _register(self, thread: Thread[W]) -> W | None:
+        """As `SessionContext.register`."""
+        assert self._registrar is not None  # noqa: S101 — checked by the constructor
+        answer, xid = self._registrar.ax_reg(self._rmid)
+        _check_answer(answer, "ax_reg")
+        if xid.is_null:
+            thread.registration = advance(REGISTRATION, thread.registration, RegistrationVerb.REGISTER_NULL)
+            return None
+        self._check_branch("work", xid, 0)
+        try:
+            self._start(thread, xid, _AX_STARTS[answer])
+        except XaError as error:
+            self._heard(thread, error)
+            raise
+        return self._current_work(thread)
+
+    def _unregister(self, thread: Thread[W]) -> None:
+        """As `SessionContext.unregister`."""
+        assert self._registrar is not None  # noqa: S101 — checked by the constructor
+        if thread.registration is D3:
+            thread.registration = advance(REGISTRATION, thread.registration, RegistrationVerb.UNREGISTER)
+        _check_answer(self._registrar.ax_unreg(self._rmid), "ax_unreg")
+
+    def _failed(self, thread: Thread[W], error: XaError) -> XaError:
+        """As `SessionContext.failed`."""
+        self._heard(thread, error)
+        return error
+
+
+class _Context(Generic[W]):
+    """A `SessionContext`, of one thread of control."""
+
+    __slots__ = ("_switch", "_thread")
+
+    def __init__(self, switch: Switch[W], thread: Thread[W]) -> None:
+        self._switch = switch
+        self._thread = thread
+
+    def current(self) -> W | None:
+        return self._switch._current_work(self._thread)  # noqa: SLF001 — it is the switch's own
+
+    def register(self) -> W | None:
+        return self._switch._register(self._thread)  # noqa: SLF001
+
+    def unregister(self) -> None:
+        self._switch._unregister(self._thread)  # noqa: SLF001
+
+    def failed(self, error: XaError) -> XaError:
+        return self._switch._failed(self._thread, error)  # noqa: SLF001
+
+
+def _result(answer: Code | Pending) -> Code:
+    return answer if isinstance(answer, Code) else answer.result()
+
+
+def _check_answer(answer: AxCode, call: str) -> None:
+    """The transaction manager's refusal is the resource manager's."""
+    if answer in _AX_ERRORS:
+        raise xa_error(_AX_ERRORS[answer], f"{call} answered {answer.name}")
+
+
+_SWITCHES: Final[WeakSet[Switch[Any]]] = WeakSet()
+"""Every instance of this process, for what happens when it is forked."""
+
+
+def _forked() -> None:
+    for switch in list(_SWITCHES):
+        switch.forked()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class LateEndingSwitch(Switch[W]):
+    """A switch whose driver has `end_and_prepare`: an `xa.LateEnding`."""
+
+    def end_late(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
+        thread = self._enter("end", rmid, flags)
+        self._check_branch("end", xid, flags)
+        association = thread.current
+        if (
+            flags != TMSUCCESS
+            or self._dialect is DYNAMIC
+            or association is None
+            or association.xid != xid
+            or self.driver.is_lost(association.work)
+        ):
+            return self.end(xid, rmid, flags)
+        thread.current, thread.late = None, association
+        return OK
+
+    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        thread = self._enter("prepare", rmid, flags)
+        late = thread.late
+        if late is None or late.xid != xid:
+            return super().prepare(xid, rmid, flags)
+        self._check_branch("prepare", xid, flags)
+        driver = self.driver
+
+        def ended() -> None:
+            late.state = late.dialect.none
+            thread.drop(late)
+
+        def ask(*, later: bool) -> Code | Pending:
+            return _answered(lambda: driver.end_and_prepare(late.work, later=later), ended)
+
+        if flags & TMASYNC:
+            return self._promise(thread, "prepare", xid, lambda: ask(later=True))
+        try:
+            return _result(ask(later=False))
+        except XaError as error:
+            self._heard(thread, error)
+            raise
+
+    def _end_now(self, thread: Thread[W], *, fail: bool = False) -> None:
+        association = thread.late
+        if association is None or association.xid in self._busy:
+            return
+        dialect = association.dialect
+        verb = dialect.end_fail if fail else dialect.end
+        try:
+            self._moved(thread, association, verb, self.driver.end(association.work, fail=fail))
+        except XaError as error:
+            if error.code is Code.XAER_RMFAIL:
+                self._lose(thread, error)
+                raise
+            self._moved(thread, association, verb, error.code)
+            thread.drop(association)
+
+
+class _EndedWithVote:
+    """The vote that a late end rides with: whatever it is but XAER_RMFAIL, the association has ended."""
+
+    def __init__(self, pending: Pending, ended: Callable[[], None]) -> None:
+        self._pending = pending
+        self._ended = ended
+
+    def ready(self) -> bool:
+        return self._pending.ready()
+
+    def result(self) -> Code:
+        answer = _answered(self._pending.result, self._ended)
+        assert isinstance(answer, Code)  # noqa: S101 — a result is one
+        return answer
+
+
+def _answered(ask: Callable[[], Code | Pending], ended: Callable[[], None]) -> Code | Pending:
+    """What `ask` comes to; `ended` is called when that is known and not XAER_RMFAIL."""
+    try:
+        answer = ask()
+    except XaError as error:
+        if error.code is not Code.XAER_RMFAIL:
+            ended()
+        raise
+    if not isinstance(answer, Code):
+        return _EndedWithVote(answer, ended)
+    ended()
+    return answer
+
+
+class DecidingSwitch(Switch[W]):
+    """A switch whose driver can decide: an `xa.DecidingResource`."""
+
+    driver: DecidingDriver[W]
+
+    @property
+    def decider_id(self) -> bytes:
+        if self._state is R0:
+            raise xa_error(Code.XAER_PROTO, "decider_id: the resource manager is not open")
+        return self.driver.decider_id
+
+    def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        self._enter("prepare", rmid, flags)
+        raise xa_error(Code.XAER_PROTO, "prepare: a branch of the one that decides is not prepared", xid)
+
+    def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
+        if not flags & TMONEPHASE:
+            self._enter("commit", rmid, flags)
+            told = "commit: the one that decides commits by decide, or with TMONEPHASE"
+            raise xa_error(Code.XAER_PROTO, told, xid)
+        return super().commit(xid, rmid, flags)
+
+    def hold(self, owner: Owner, lease_s: float, rmid: int) -> None:
+        self.call("hold", rmid, lambda: self.driver.hold(owner, lease_s))
+
+    def owners(self, rmid: int) -> Sequence[Owner]:
+        return self.call("owners", rmid, self.driver.owners)
+
+    def decide(self, xid: Xid, rmid: int, record: bytes) -> Code:
+        self._calling("decide", rmid)
+        self._check_branch("decide", xid, 0)
+        return self.call("decide", rmid, lambda: self.driver.decide(xid, record))
+
+    def settle(self, gtrid: bytes, rmid: int) -> bytes | None:
+        return self.call("settle", rmid, lambda: self.driver.settle(gtrid))
+
+    def decisions(self, rmid: int, after: bytes = b"", count: int = 1000) -> Sequence[DecisionRecord]:
+        self._calling("decisions", rmid)
+        if count < 1:
+            raise xa_error(Code.XAER_INVAL, f"decisions: count {count} is below 1")
+        return self.call("decisions", rmid, lambda: self.driver.decisions(after, count))
+
+    def end_decisions(self, gtrids: Sequence[bytes], rmid: int) -> None:
+        self.call("end_decisions", rmid, lambda: self.driver.end_decisions(gtrids))

@@ -1,0 +1,382 @@
+"""ReferenceDriver: the client's side of the connection to a ReferenceStore, behind `xa.switch.Switch`.
+
+One lock, the store's, covers both sides, and is taken once per verb. Where nothing is scripted and the server can be
+reached, a verb is one call into the store. Everything else goes through `_send`, where a request and its reply may be
+lost or late.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import ref
+
+from xa.association import DYNAMIC, STATIC
+from xa.codes import MEANING, Code
+from xa.control import thread_of_control
+from xa.driver import Driver
+from xa.errors import EXCEPTIONS, xa_error
+from xa.flags import TMREGISTER, TMUSEASYNC
+from xabridge.testing.reference.branch import BRANCH_NONE, Association, Branch
+from xabridge.testing.reference.script import Fate
+from xabridge.testing.reference.server import LOST, OK
+from xabridge.testing.reference.session import ReferenceSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from xa.driver import Pending, SessionContext
+    from xa.errors import XaError
+    from xa.holdings import InDoubtBranch
+    from xa.xid import Xid
+    from xabridge.testing.reference.branch import Control
+    from xabridge.testing.reference.store import ReferenceStore
+
+T = TypeVar("T")
+
+
+def _calling() -> Control:
+    """The calling thread of control, which this reference does not keep alive. There is one reference to each."""
+    return ref(thread_of_control())
+
+
+class Effect(Protocol):
+    """A request at the server, with the scripted answer or, with None, its own."""
+
+    def __call__(self, *, answer: Code | None) -> Code: ...
+
+
+def answer_only(*, answer: Code | None) -> Code:
+    """An effect that changes nothing."""
+    return OK if answer is None else answer
+
+
+class Flight:
+    """A request that was sent and has not arrived. `code` is its answer, which may have nobody to hear it.
+
+    `associations` are those of the connection that was lost behind it: they are lost after its effect."""
+
+    __slots__ = ("associations", "client", "code", "control", "effect", "verb", "xid")
+
+    def __init__(
+        self,
+        client: ReferenceDriver,
+        control: Control,
+        verb: str,
+        xid: Xid | None,
+        effect: Callable[[], Code],
+        associations: Sequence[Association] = (),
+    ) -> None:
+        self.client = client
+        self.control = control
+        self.verb = verb
+        self.xid = xid
+        self.effect = effect
+        self.associations = associations
+        self.code: Code | None = None
+
+    def held(self) -> list[Association]:
+        """Those of `associations` that are still of the lost connection, and did not migrate."""
+        return [held for held in self.associations if held.client is self.client and held.control is self.control]
+
+
+class Reply:
+    """The answer to an asynchronous request: it is here already, or the request is still in flight."""
+
+    __slots__ = ("_branch", "_driver", "_verb", "control", "outcome")
+
+    def __init__(
+        self,
+        driver: ReferenceDriver,
+        control: Control,
+        verb: str,
+        branch: Branch,
+        outcome: Code | Flight,
+    ) -> None:
+        self._driver = driver
+        self._verb = verb
+        self._branch = branch
+        self.control = control
+        self.outcome = outcome
+
+    def ready(self) -> bool:
+        outcome = self.outcome
+        return not isinstance(outcome, Flight) or outcome.code is not None
+
+    def result(self) -> Code:
+        return self._driver.collect(self, self._verb, self._branch)
+
+
+class ReferenceDriver(Driver[Association]):
+    """One client of `store`. `flags` are the switch's: any of TMREGISTER, TMNOMIGRATE, TMUSEASYNC."""
+
+    name = "xabridge reference"
+
+    def __init__(self, store: ReferenceStore, flags: int = TMUSEASYNC) -> None:
+        self.flags = flags
+        self._store = store
+        self._dialect = DYNAMIC if flags & TMREGISTER else STATIC
+        self._replies: set[Reply] = set()
+
+    @property
+    def identity(self) -> str:
+        return self._store.url
+
+    @property
+    def max_outstanding(self) -> int:
+        return self._store.room
+
+    # --- open and close ---------------------------------------------------------------------------------------
+    def open(self, open_string: str) -> None:
+        if open_string != self._store.url:
+            raise xa_error(Code.XAER_INVAL, f"open: {open_string!r} is not this store's, {self._store.url!r} is")
+        with self._store.lock:
+            self._send("open", None, answer_only)
+
+    def close(self, works: Sequence[Association]) -> None:
+        def effect(*, answer: Code | None) -> Code:
+            if answer is None:
+                self._store.lose(works)
+            return OK if answer is None else answer
+
+        with self._store.lock:
+            self._send("close", None, effect)
+
+    def drop(self) -> None:
+        self._replies.clear()
+
+    # --- associations -----------------------------------------------------------------------------------------
+    def begin(self, xid: Xid, beside: Sequence[Association], *, wait: bool) -> Association:  # noqa: ARG002 — room for all
+        store = self._store
+        association = Association(self, _calling(), Branch(xid), self._dialect)
+        with store.lock:
+            if store.script.plans or not store.reachable:
+                self._send("start", association.branch, partial(store.start, association), association)
+                return association
+            code = store.start(association)
+            if code is not OK:
+                raise self._error("start", code, store.find(xid))
+        return association
+
+    def join(self, xid: Xid, beside: Sequence[Association], *, wait: bool) -> Association:  # noqa: ARG002 — room for all
+        store = self._store
+        with store.lock:
+            association = Association(self, _calling(), store.find(xid), self._dialect)
+            self._send("start", association.branch, partial(store.join, association), association)
+        return association
+
+    def resume(self, work: Association, *, wait: bool) -> Association:  # noqa: ARG002 — nobody is waited for
+        with self._store.lock:
+            effect = partial(self._store.resume, work, self, _calling())
+            self._send("start", work.branch, effect, work)
+        return work
+
+    def suspend(self, work: Association, *, migrate: bool) -> Code:
+        with self._store.lock:
+            effect = partial(self._store.end, work, work.dialect.suspend, migrates=migrate)
+            return self._send("end", work.branch, effect, work)
+
+    def end(self, work: Association, *, fail: bool) -> Code:
+        store = self._store
+        verb = work.dialect.end_fail if fail else work.dialect.end
+        with store.lock:
+            if store.script.plans or not store.reachable:
+                return self._send("end", work.branch, partial(store.end, work, verb), work)
+            code = store.end(work, verb)
+            if code is not OK:
+                raise self._failed("end", code, work.branch)
+        return code
+
+    def is_lost(self, work: Association) -> bool:
+        return work.lost
+
+    def lose(self, works: Sequence[Association], why: XaError) -> None:
+        if why.code is not LOST:  # the store has noticed that, or will
+            with self._store.lock:
+                self._store.lose([work for work in works if work.client is self])
+
+    def migrant(self, xid: Xid) -> Association | None:
+        with self._store.lock:
+            return self._store.migrant(xid)
+
+    def has_migrated(self, work: Association) -> bool:
+        return work.client is not self
+
+    def knows(self, xid: Xid) -> bool:
+        with self._store.lock:
+            return self._store.find(xid).state is not BRANCH_NONE
+
+    # --- completion -------------------------------------------------------------------------------------------
+    def prepare(self, xid: Xid, *, later: bool) -> Code | Pending:
+        return self._complete("prepare", xid, self._store.prepare, later=later)
+
+    def commit(self, xid: Xid, *, one_phase: bool, later: bool) -> Code | Pending:
+        effect = self._store.commit_one_phase if one_phase else self._store.commit
+        return self._complete("commit", xid, effect, later=later)
+
+    def rollback(self, xid: Xid, *, later: bool) -> Code | Pending:
+        return self._complete("rollback", xid, self._store.rollback, later=later)
+
+    def forget(self, xid: Xid, *, later: bool) -> Code | Pending:
+        return self._complete("forget", xid, self._store.forget, later=later)
+
+    def _complete(
+        self, verb: str, xid: Xid, effect: Callable[[Branch, Code | None], Code], *, later: bool
+    ) -> Code | Pending:
+        store = self._store
+        outcome: Code | Flight
+        with store.lock:
+            branch = store.known.get(xid) or Branch(xid)
+            if store.script.plans or not store.reachable:
+                # by the xid, which is looked up again when the request arrives
+                outcome = self._disturbed(
+                    verb, branch, lambda *, answer: effect(store.find(xid), answer), None, later=later
+                )
+            else:
+                outcome = effect(branch, None)
+            if later:
+                reply = Reply(self, _calling(), verb, branch, outcome)
+                self._replies.add(reply)
+                return reply
+            if outcome is OK:
+                return outcome
+            return self._told(verb, branch, outcome)
+
+    def collect(self, reply: Reply, verb: str, branch: Branch) -> Code:
+        """The answer of an asynchronous request: one that is delayed arrives while somebody waits, unless the server
+        can't be reached."""
+        with self._store.lock:
+            outcome = reply.outcome
+            if isinstance(outcome, Flight):
+                if outcome.code is None:
+                    self._store.arrive(outcome)
+                outcome = LOST if outcome.code is None else outcome.code
+            self._replies.discard(reply)
+            if outcome is not OK and outcome in EXCEPTIONS:
+                raise self._failed(verb, outcome, branch, reply.control)
+            return outcome
+
+    def scan(self, page: int) -> Iterator[Xid]:  # noqa: ARG002 — all of them are fetched at once
+        return self._listed(self._store.recoverable)
+
+    def reports(self, page: int) -> Iterator[InDoubtBranch]:  # noqa: ARG002 — all of them are fetched at once
+        """What `HoldingsReporting.in_doubt` tells."""
+        return self._listed(self._store.reports)
+
+    def _listed(self, all_of_them: Callable[[], list[T]]) -> Iterator[T]:
+        with self._store.lock:
+            self._send("recover", None, answer_only)
+            return iter(all_of_them())
+
+    # --- work -------------------------------------------------------------------------------------------------
+    def session(self, work: Association | None, context: SessionContext[Association]) -> ReferenceSession:  # noqa: ARG002
+        return ReferenceSession(self, context)
+
+    def work(
+        self,
+        context: SessionContext[Association],
+        operation: Callable[[ReferenceStore, Branch | None], Any],
+    ) -> Any:
+        """Does one operation of a session."""
+        association = context.current()
+        if association is None:
+            association = context.register()
+        if association is None:
+            return self._work_outside(context, operation)
+        store = self._store
+        branch = association.branch
+        with store.lock:
+            if (
+                store.script.plans
+                or not store.reachable
+                or branch.reason
+                or association.state is not association.dialect.active
+            ):
+                try:
+                    self._send("work", branch, partial(store.work, association))
+                except EXCEPTIONS[LOST] as error:
+                    raise context.failed(error) from None
+            return operation(store, branch)
+
+    def _work_outside(
+        self,
+        context: SessionContext[Association],
+        operation: Callable[[ReferenceStore, Branch | None], Any],
+    ) -> Any:
+        """One operation that is a transaction of its own."""
+        try:
+            with self._store.lock:
+                self._send("work", None, answer_only)
+                return operation(self._store, None)
+        except EXCEPTIONS[LOST] as error:
+            raise context.failed(error) from None
+        finally:
+            context.unregister()
+
+    # --- requests and replies -----------------------------------------------------------------------------------
+    # Everything here is called with the store's lock held.
+
+    def _send(self, verb: str, branch: Branch | None, effect: Effect, association: Association | None = None) -> Code:
+        """The request goes out, with everything that can happen to it; its answer, raised where it is an error."""
+        return self._told(verb, branch, self._disturbed(verb, branch, effect, association, later=False))
+
+    def _told(self, verb: str, branch: Branch | None, outcome: Code | Flight) -> Code:
+        if isinstance(outcome, Flight):  # only a request whose answer may come later is delayed
+            raise TypeError(f"{verb} without TMASYNC can't be in flight")
+        if outcome in EXCEPTIONS:
+            raise self._failed(verb, outcome, branch)
+        return outcome
+
+    def _disturbed(
+        self, verb: str, branch: Branch | None, effect: Effect, association: Association | None, *, later: bool
+    ) -> Code | Flight:
+        """What the store's script and the network make of one request."""
+        store = self._store
+        control = _calling()
+        xid = None if branch is None else branch.xid
+        step = store.script.take(verb, xid)
+        fate = step.fate
+        if not store.reachable:
+            return LOST
+        carried_out = partial(effect, answer=step.answer)
+        if fate is Fate.ARRIVES or (fate is Fate.DELAYED and not later):
+            return carried_out()
+        if fate is Fate.DELAYED:
+            flight = Flight(self, control, verb, xid, carried_out)
+            store.in_flight.append(flight)
+            return flight
+        lost = Flight(self, control, verb, xid, carried_out, self._held_by(control, association))
+        if fate is Fate.IN_FLIGHT:
+            store.in_flight.append(lost)
+            return LOST
+        if fate is Fate.REPLY_LOST:
+            carried_out()
+        store.lose(lost.held())
+        return LOST
+
+    def _held_by(self, control: Control, association: Association | None) -> list[Association]:
+        """The thread's associations, with the one that a request is about."""
+        held = [
+            one
+            for branch in self._store.known.values()
+            for one in branch.associations
+            if one.client is self and one.control is control
+        ]
+        return held if association is None or association in held else [*held, association]
+
+    def lose_replies(self, control: Control | None = None) -> None:
+        """No asynchronous request will be answered, of all or of one thread of control."""
+        for reply in self._replies:
+            if control is None or reply.control is control:
+                reply.outcome = LOST
+
+    def _failed(self, verb: str, code: Code, branch: Branch | None, control: Control | None = None) -> XaError:
+        if code is LOST:
+            self.lose_replies(control or _calling())
+        return self._error(verb, code, branch)
+
+    @staticmethod
+    def _error(verb: str, code: Code, branch: Branch | None) -> XaError:
+        if branch is None:
+            return xa_error(code, f"{verb}: {MEANING[code]}")
+        return xa_error(code, f"{verb}: {MEANING[code]}; the branch is now {branch.state.value}", branch.xid)
