@@ -1,7 +1,7 @@
-"""What a text of SQL does to the transaction around it, as far as its words tell.
+"""What a SQL text does to the transaction around it, as far as its words show.
 
-The words catch mistakes before they are sent; they are no security boundary. What words can't tell (a function that
-writes), the database is asked at the vote.
+This finds mistakes before they are sent; it is no security boundary. What the words do not show, for example that a
+function writes, the database is asked at the vote.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ ENDS: Final = 1
 WRITES: Final = 2
 """Its first statement inserts, updates, deletes or merges; whether any row, its row count tells."""
 NOTIFIES: Final = 4
-"""It speaks of NOTIFY or LISTEN, which leave no trace in the transaction until it is prepared."""
+"""It contains NOTIFY or LISTEN, whose effects can't be seen in the transaction before it is prepared."""
 DEFINES: Final = 8
 """It holds a statement that commits first where such statements do: data definition and control, administration."""
 LINGERS: Final = 16
-"""It leaves something in the session that PostgreSQL's reset does not take back: a named statement, a library."""
+"""It leaves something in the session that our reset of PostgreSQL sessions does not remove: a named statement, a
+library."""
 SETS: Final = 32
 """It sets something in the session, or makes a temporary table there."""
 

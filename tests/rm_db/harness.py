@@ -13,7 +13,8 @@ from sqlalchemy import make_url, text
 from sqlalchemy.exc import OperationalError
 
 from rm_db import DecidingDatabase, PostgresResource
-from rm_db.server import PgServer
+from rm_db.postgres.database import PostgresDatabase
+from rm_db.postgres.resource_manager import PostgresDriver
 from tests.contract.harness import Capabilities
 from tests.rm_db.proxy import Proxy
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-    from rm_db.wire import Wire
+    from rm_db.postgres.libpq import LibpqConnection
     from tests.mariadb import MariaDB
     from tests.postgres import Postgres
     from xa import Code, DecidingResource, Registrar, ResourceManager, Xid
@@ -41,7 +42,6 @@ class _Harness:
         self._clients: list[Any] = []
 
     def write(self, rm: ResourceManager, rmid: int, key: str) -> None:
-        """As `Harness` says."""
         session = rm.session(rmid)
         try:
             session.execute(text("INSERT INTO work VALUES (:key)"), {"key": key})
@@ -51,7 +51,6 @@ class _Harness:
             # SQLAlchemy has told it in its own words; the resource manager tells it at the end
 
     def read(self, rm: ResourceManager, rmid: int) -> None:
-        """As `Harness` says."""
         rm.session(rmid).execute(text("SELECT count(*) FROM work")).scalar_one()
 
     def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
@@ -59,7 +58,6 @@ class _Harness:
         raise NotImplementedError(f"{xid}, commit={commit}")
 
     def narrow(self) -> None:
-        """As `Harness` says."""
         self.open_string += ("&" if "?" in self.open_string else "?") + "xa_pool_size=1&xa_pool_wait_s=1"
 
     def expire(self, xid: Xid) -> None:
@@ -93,13 +91,11 @@ class PostgresHarness(_Harness):
             return cursor.fetchall() if cursor.description else []
 
     def new(self, registrar: Registrar) -> Any:
-        """As `Harness` says."""
         rm = PostgresResource(registrar)
         self._clients.append(rm)
         return rm
 
     def committed(self) -> AbstractSet[str]:
-        """As `Harness` says."""
         return {key for (key,) in self.admin("SELECT key FROM work")}
 
     def crash(self, rm: ResourceManager) -> None:
@@ -109,24 +105,20 @@ class PostgresHarness(_Harness):
         self._clients.remove(rm)
 
     def disconnect(self, rm: ResourceManager) -> None:
-        """As `Harness` says."""
-        pids = [wire.pgconn.backend_pid for wire in wires(rm)]
+        pids = [connection.pgconn.backend_pid for connection in connections(rm)]
         self.admin("SELECT pg_terminate_backend(pid, 60000) FROM unnest(%s::int[]) pid", pids)
 
     def go_down(self) -> None:
-        """As `Harness` says."""
         self._server.stop(immediate=True)
 
     def come_back(self) -> None:
-        """As `Harness` says."""
         self._server.start()
 
     def leaks(self) -> list[str]:
-        """As `Harness` says."""
         prepared = self.admin("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
         left = [f"prepared: {gid}" for (gid,) in prepared]
         for rm in self._clients:
-            left += [f"connection: {wire.pgconn.backend_pid}" for wire in wires(rm)]
+            left += [f"connection: {connection.pgconn.backend_pid}" for connection in connections(rm)]
         at_work = self.admin(
             "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
             " AND state <> 'idle' AND application_name = 'xabridge'"
@@ -140,13 +132,11 @@ class PostgresDeciderHarness(PostgresHarness):
     wrong_open_string = "decider+postgresql://127.0.0.1:1/nowhere?xa_pool_size=0"
 
     def new(self, registrar: Registrar) -> Any:
-        """As `DeciderHarness` says."""
         rm = DecidingDatabase(registrar)
         self._clients.append(rm)
         return rm
 
     def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
-        """As `DeciderHarness` says."""
         if before:
             self.disconnect(rm)
             return rm.decide(xid, rmid, record)
@@ -167,7 +157,6 @@ class PostgresDeciderHarness(PostgresHarness):
         self.proxy.cut()
 
     def leaks(self) -> list[str]:
-        """As `Harness` says."""
         rows = self.admin("SELECT gtrid, state FROM xabridge_decision")
         return super().leaks() + [f"{state}: {gtrid}" for gtrid, state in rows]
 
@@ -222,13 +211,11 @@ class MariaDeciderHarness(_Harness):
             return list(cursor.fetchall())
 
     def new(self, registrar: Registrar) -> Any:
-        """As `DeciderHarness` says."""
         rm = DecidingDatabase(registrar)
         self._clients.append(rm)
         return rm
 
     def committed(self) -> AbstractSet[str]:
-        """As `Harness` says."""
         return {key for (key,) in self.admin("SELECT `key` FROM work")}
 
     def crash(self, rm: ResourceManager) -> None:
@@ -238,12 +225,11 @@ class MariaDeciderHarness(_Harness):
         self._clients.remove(rm)
 
     def _let_go(self, rm: Any) -> None:
-        for branch in rm._branches.all():
-            if branch.work is not None:
-                branch.work.abandon()
-        if rm._place is not None:
-            rm._place._engine.dispose()
-            rm._place.table._engine.dispose()
+        abandon(rm)
+        backend = rm.driver.unit_driver.backend
+        if backend is not None:
+            backend._engine.dispose()
+            backend.table._engine.dispose()
 
     def disconnect(self, rm: ResourceManager) -> None:
         """As `Harness` says: what anybody has connected through the proxy, and the server has rolled it back."""
@@ -259,7 +245,6 @@ class MariaDeciderHarness(_Harness):
         )
 
     def lose_decide(self, rm: DecidingResource, xid: Xid, rmid: int, record: bytes, *, before: bool) -> Code:
-        """As `DeciderHarness` says."""
         if before:
             self.disconnect(rm)
             return rm.decide(xid, rmid, record)
@@ -277,15 +262,12 @@ class MariaDeciderHarness(_Harness):
         self.proxy.cut()
 
     def go_down(self) -> None:
-        """As `Harness` says."""
         self._server.stop(immediate=True)
 
     def come_back(self) -> None:
-        """As `Harness` says."""
         self._server.start()
 
     def leaks(self) -> list[str]:
-        """As `Harness` says."""
         rows = self.admin("SELECT gtrid, state FROM xabridge_decision")
         return [f"{state}: {gtrid}" for gtrid, state in rows]
 
@@ -307,20 +289,17 @@ class SqliteDeciderHarness(_Harness):
             return connection.execute(statement).fetchall()
 
     def new(self, registrar: Registrar) -> DecidingDatabase:
-        """As `DeciderHarness` says."""
         rm = DecidingDatabase(registrar)
         self._clients.append(rm)
         return rm
 
     def committed(self) -> AbstractSet[str]:
-        """As `Harness` says."""
         return {key for (key,) in self.admin("SELECT key FROM work")}
 
     def crash(self, rm: ResourceManager) -> None:
         """As `Harness` says: the operating system closes the files of the process."""
-        for branch in rm._branches.all():  # type: ignore[attr-defined]
-            branch.work.abandon()
-        rm._place.close()  # type: ignore[attr-defined]
+        abandon(rm)
+        rm.driver.unit_driver.backend.close()  # type: ignore[attr-defined]
 
     def disconnect(self, rm: ResourceManager) -> None:
         """There is no connection to a file."""
@@ -339,24 +318,30 @@ class SqliteDeciderHarness(_Harness):
         raise NotImplementedError
 
     def leaks(self) -> list[str]:
-        """As `Harness` says."""
         rows = self.admin("SELECT gtrid, state FROM xabridge_decision")
         return [f"{state}: {gtrid}" for gtrid, state in rows]
 
 
 def let_go(rm: Any) -> None:
     """Closes what a client that is not used any more has connected."""
-    for wire in wires(rm):
-        wire.close()
-    table = getattr(rm._place, "table", None)
-    if table is not None:
-        table._engine.dispose()
+    for connection in connections(rm):
+        connection.close()
+    backend = getattr(rm.driver.unit_driver, "backend", None)
+    if backend is not None:
+        backend.table._engine.dispose()
 
 
-def wires(rm: Any) -> list[Wire]:
+def abandon(rm: Any) -> None:
+    """Gives up the connections of an instance's unprepared branches."""
+    for branch in rm.driver._branches.values():
+        branch.unit.abandon()
+
+
+def connections(rm: Any) -> list[LibpqConnection]:
     """The connections that an instance has to PostgreSQL."""
-    server = getattr(rm._place, "_server", rm._place)
-    if not isinstance(server, PgServer):
+    driver = rm.driver.unit_driver
+    database = driver.database if isinstance(driver, PostgresDriver) else getattr(driver.backend, "_database", None)
+    if not isinstance(database, PostgresDatabase):
         return []
-    working = [branch.work.wire for branch in rm._branches.all() if branch.work is not None]
-    return [*server.pool._idle, *filter(None, working)]
+    working = [branch.unit.connection for branch in rm.driver._branches.values()]
+    return [*database.pool._idle, *filter(None, working)]

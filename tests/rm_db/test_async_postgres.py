@@ -324,7 +324,7 @@ def test_without_greenlet_everything_else_works() -> None:
 import sys
 sys.modules["greenlet"] = None
 import rm_db
-from rm_db.pg_session import PgSession
+from rm_db.sessions.postgres import PostgresSession
 print("imported")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

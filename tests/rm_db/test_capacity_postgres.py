@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 import pytest
 
-from rm_db.operations import Operations
-from rm_db.pool import RESERVE, WirePool
-from rm_db.wire import Wire
+from rm_db.postgres.libpq import LibpqConnection
+from rm_db.postgres.pending import OutstandingSteps
+from rm_db.postgres.pool import RESERVE, ConnectionPool
 from tests.contract.capacity import overlap
 from tests.contract.client import RMID, Client, elsewhere, new_key, refused
 from tests.contract.deciding import RECORD, Decider
@@ -152,20 +152,20 @@ def test_a_decision_of_whose_reply_only_a_part_arrives(postgres: Postgres, datab
 
 # --- the queue of those who wait --------------------------------------------------------------------------------
 @pytest.fixture
-def pool(harness: PostgresHarness) -> Iterator[WirePool]:
+def pool(harness: PostgresHarness) -> Iterator[ConnectionPool]:
     """A pool for one branch at work."""
-    pool = WirePool(
-        lambda: Wire(psycopg.connect(harness.url)),
+    pool = ConnectionPool(
+        lambda: LibpqConnection(psycopg.connect(harness.url)),
         size=1,
         wait_s=PATIENCE_S,
         reply_s=PATIENCE_S,
-        outstanding=Operations(),
+        outstanding=OutstandingSteps(60.0),
     )
     yield pool
     pool.close()
 
 
-def test_who_waits_longest_is_next(pool: WirePool) -> None:
+def test_who_waits_longest_is_next(pool: ConnectionPool) -> None:
     """A thread that asks for a connection again and again leaves the others their turn."""
     held = [pool.acquire(work=False) for _ in range(1 + RESERVE)]
     with ThreadPoolExecutor(1) as threads:
@@ -177,11 +177,11 @@ def test_who_waits_longest_is_next(pool: WirePool) -> None:
             with refused(Code.XA_RETRY):
                 pool.acquire(work=False, wait=False)
             held.append(waiting.result(PATIENCE_S))
-    for wire in held:
-        pool.release(wire)
+    for connection in held:
+        pool.release(connection)
 
 
-def test_work_that_waits_is_not_in_the_way_of_commands(pool: WirePool) -> None:
+def test_work_that_waits_is_not_in_the_way_of_commands(pool: ConnectionPool) -> None:
     work = pool.acquire(work=True)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(pool.acquire, work=True)
@@ -193,7 +193,7 @@ def test_work_that_waits_is_not_in_the_way_of_commands(pool: WirePool) -> None:
         pool.release(waiting.result(PATIENCE_S))
 
 
-def test_closing_ends_the_wait(pool: WirePool) -> None:
+def test_closing_ends_the_wait(pool: ConnectionPool) -> None:
     held = [pool.acquire(work=False) for _ in range(1 + RESERVE)]
     heard: list[XaError] = []
 
@@ -209,5 +209,5 @@ def test_closing_ends_the_wait(pool: WirePool) -> None:
     pool.close()
     waiting.join(PATIENCE_S)
     assert heard
-    for wire in held:
-        pool.release(wire)
+    for connection in held:
+        pool.release(connection)

@@ -20,8 +20,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from rm_db import DecidingDatabase
-from rm_db.decisions import END_BATCH
-from rm_db.sql_server import make_engine
+from rm_db.decider.decision_table import END_BATCH
+from rm_db.decider.engine import make_engine
 from tests.contract.client import RMID, elsewhere, new_key, new_xid, refused
 from tests.contract.deciding import Decider
 from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness
@@ -339,7 +339,7 @@ def test_what_has_ended_is_not_listed_even_when_it_can_not_be_deleted(sqlite_har
     with closing(sqlite3.connect(sqlite_harness._path, isolation_level=None)) as writer:
         client.rm.end_decisions([xid.gtrid], RMID)
         writer.execute("BEGIN IMMEDIATE")
-        client.rm._place.table.flush()  # type: ignore[attr-defined]
+        client.rm.driver.unit_driver.backend.table.flush()  # type: ignore[attr-defined]
         writer.execute("ROLLBACK")
     assert query(sqlite_harness, "SELECT count(*) FROM xabridge_decision") == [(2,)]
     assert client.decided().keys() == {other.gtrid}

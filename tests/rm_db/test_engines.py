@@ -235,7 +235,7 @@ def test_a_resource_of_another_kind_is_refused(postgres: Postgres, tmp_path: Pat
     ledger = ResourceConfig(f"sqlite:///{tmp_path}/ledger.db", "decider")
     with TransactionManager("node-1", resources={"ledger": ledger}, background=False) as manager:
         take_part(engine, manager, "ledger")
-        with pytest.raises(TypeError, match="ledger is SqlConnection"), manager.begin():
+        with pytest.raises(TypeError, match="ledger is SqlBranchConnection"), manager.begin():
             engine.connect()
     engine.dispose()
 

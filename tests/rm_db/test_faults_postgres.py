@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from rm_db.wire import is_ready
+from rm_db.postgres.steps import is_ready
 from tests.contract.client import RMID, Client, new_key, refused
 from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable, XaError, Xid
 
@@ -291,7 +291,7 @@ def test_a_reply_that_came_before_the_connection_broke_counts(harness: PostgresH
     handle = client.send("prepare", xid)
     while not harness.admin("SELECT 1 FROM pg_prepared_xacts WHERE gid = %s", str(xid)):
         pass
-    wait = client.rm._operations._outstanding[handle].wait  # type: ignore[attr-defined]
+    wait = client.rm._operations[handle].pending.pending.wait  # type: ignore[attr-defined]
     if wait is not None:  # None: the reply was there at once, and has been read
         assert is_ready([wait], PATIENCE_S)  # the reply is in the socket
     harness.disconnect(client.rm)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rm_db.gid import decode_gid, encode_gid
+from rm_db.postgres.gid import decode_gid, encode_gid
 from xa import NULL_XID, Code, XaError, Xid
 
 XIDS = st.builds(Xid, st.integers(0, 2**31 - 1), st.binary(min_size=1, max_size=64), st.binary(min_size=0, max_size=64))

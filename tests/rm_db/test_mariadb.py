@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
 from rm_db import DecidingDatabase
-from rm_db.decisions import DecisionTable
-from rm_db.sql_server import make_engine
+from rm_db.decider.decision_table import DecisionTable
+from rm_db.decider.engine import make_engine
 from tm import ConfigurationError, ResourceConfig, RolledBack, TransactionManager
 from tm.resources import find_factory
 from xa import Code, XaError, XaMisuse

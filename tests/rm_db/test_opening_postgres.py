@@ -67,7 +67,7 @@ def test_a_version_that_is_too_old_is_refused(
     manager: type[PostgresResource | DecidingDatabase],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rm_db.server.MIN_VERSION", 99_00_00)
+    monkeypatch.setattr("rm_db.postgres.database.MIN_VERSION", 99_00_00)
     error = failure(harness.url, manager)
     assert isinstance(error, ResourceError)
     assert "is too old, 99 is needed" in error.message

@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from rm_db import PostgresResource
-from rm_db.gid import encode_gid
+from rm_db.postgres.gid import encode_gid
 from tests.contract.client import RMID, Client, new_key, new_xid, refused
 from xa import FORMAT_ID, TMENDRSCAN, TMSTARTRSCAN, Code, Gtrid, Xid
 

@@ -17,7 +17,7 @@ from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUSPEND, Code, XaMisuse, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from rm_db.pg_session import PgConnection
+    from rm_db.sessions.postgres import PostgresBranchConnection
     from tests.rm_db.harness import PostgresHarness
 
 
@@ -44,11 +44,11 @@ def tables(harness: PostgresHarness) -> Iterator[None]:
     harness.admin("DROP TABLE item")
 
 
-def begin(client: Client) -> tuple[Xid, PgConnection]:
+def begin(client: Client) -> tuple[Xid, PostgresBranchConnection]:
     """A branch at work, and its session."""
     xid = new_xid()
     client.start(xid)
-    session: PgConnection = client.rm.session(RMID)
+    session: PostgresBranchConnection = client.rm.session(RMID)
     return xid, session
 
 
@@ -287,7 +287,7 @@ def test_the_message_names_the_transaction_manager(client: Client) -> None:
     client.rollback(xid)
 
 
-RAW: list[Callable[[PgConnection], object]] = [
+RAW: list[Callable[[PostgresBranchConnection], object]] = [
     lambda shop: psycopg.ClientCursor(shop.psycopg).execute("COMMIT"),
     lambda shop: shop.psycopg.pgconn.exec_(b"commit"),
     lambda shop: shop.psycopg.pgconn.exec_params(b"rollback", None),
@@ -298,7 +298,7 @@ RAW: list[Callable[[PgConnection], object]] = [
 @pytest.mark.parametrize("end", RAW)
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_a_raw_end_that_no_guard_sees_is_not_voted_for(
-    client: Client, end: Callable[[PgConnection], object], *, goes_on: bool
+    client: Client, end: Callable[[PostgresBranchConnection], object], *, goes_on: bool
 ) -> None:
     """psycopg's client-side cursors and libpq itself are not ours: the transaction's end is noticed afterwards."""
     xid, shop = begin(client)
@@ -363,7 +363,7 @@ def test_a_joined_session_is_another(client: Client) -> None:
     client.end(xid)
     with elsewhere():
         client.start(xid, TMJOIN)
-        theirs: PgConnection = client.rm.session(RMID)
+        theirs: PostgresBranchConnection = client.rm.session(RMID)
         with pytest.raises(XaMisuse):
             mine.execute(sa.text("SELECT 1"))
         assert theirs.scalar(sa.text("SELECT count(*) FROM item")) == 1
@@ -380,7 +380,7 @@ def test_rows_that_were_read_outlive_the_session(client: Client) -> None:
 
 
 # --- nothing leaks into the next transaction --------------------------------------------------------------------
-def pid(shop: PgConnection) -> int:
+def pid(shop: PostgresBranchConnection) -> int:
     """The server process that works for a session."""
     return shop.psycopg.pgconn.backend_pid
 

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
-from tests.rm_db.harness import wires
+from tests.rm_db.harness import connections
 from xa import TMFAIL, TMJOIN, TMNOWAIT, TMONEPHASE, Code, ThreadOfControl, XaMisuse, entered
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def test_the_pool_has_bounds(harness: PostgresHarness) -> None:
     xid = client.ended(new_key())
     for branch in (xid, *at_work):
         client.rollback(branch)
-    assert len(wires(client.rm)) <= 2 + 4
+    assert len(connections(client.rm)) <= 2 + 4
     client.rm.close("", RMID)
     assert harness.leaks() == []
 

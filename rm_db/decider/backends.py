@@ -1,0 +1,124 @@
+"""What a deciding database uses to do its work: psycopg for PostgreSQL, SQLAlchemy for every other database.
+
+PostgreSQL has the faster way: the work is a `PostgresTransaction`, the same class that `PostgresResource` prepares, and
+the decision is sent in one message with the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sqlalchemy import URL
+
+from rm_db.address import DECIDER_PREFIX, Address
+from rm_db.decider.decision_table import DECIDED, DecisionTable
+from rm_db.decider.engine import TABLE_CONNECTIONS, guard, make_engine, parse_url
+from rm_db.decider.errors import from_dbapi
+from rm_db.decider.transaction import SqlTransaction
+from rm_db.postgres.database import PostgresDatabase
+from xa.sql import mariadb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rm_db.postgres.transaction import PostgresTransaction
+    from xa import Code, Xid
+    from xa.branches import Unit
+    from xa.driver import Pending
+
+
+logger = logging.getLogger("xabridge.rm_db")
+
+
+class DeciderBackend(Protocol):
+    """How the work of a deciding database is done."""
+
+    @property
+    def table(self) -> DecisionTable:
+        """The table of its decisions."""
+        ...
+
+    def reach(self) -> None:
+        """Reaches the database; raises what `open` raises."""
+        ...
+
+    def begin(self, xid: Xid, *, wait: bool) -> Unit:
+        """The local transaction of a new branch. XA_RETRY: no connection is free."""
+        ...
+
+    def decide(self, unit: Any, gtrid: bytes, record: bytes) -> Code:
+        """Commits a transaction that `begin` has begun, with the decision in it."""
+        ...
+
+    def first(self, outstanding: Sequence[Pending]) -> Pending:
+        """As `xa.driver.Driver.first`."""
+        ...
+
+    def close(self) -> None:
+        """Closes every connection."""
+        ...
+
+
+class PostgresBackend:
+    """PostgreSQL through psycopg."""
+
+    def __init__(self, address: Address) -> None:
+        url = address.url.removeprefix(DECIDER_PREFIX)
+        plain = Address(url, address.pool_size, address.pool_wait_s, address.reply_s, address.pooled)
+        self._database = PostgresDatabase(plain)
+        self.table = DecisionTable(
+            make_engine(
+                URL.create("postgresql+psycopg"), TABLE_CONNECTIONS, address.pool_wait_s, creator=self._database.connect
+            )
+        )
+        self.begin = self._database.begin
+        self._into = b""
+
+    def reach(self) -> None:
+        self._database.probe()
+
+    def decide(self, unit: PostgresTransaction, gtrid: bytes, record: bytes) -> Code:
+        if not self._into:
+            self._into = self.table.insert_into().encode()
+        # a literal: calling decode() costs the server as much as the rest of the insertion
+        values = f" VALUES ('{gtrid.hex()}', '{DECIDED}', E'\\\\x{record.hex()}')"
+        return unit.decide(self._into + values.encode("ascii"))
+
+    def first(self, outstanding: Sequence[Any]) -> Pending:
+        return self._database.outstanding.first(outstanding)
+
+    def close(self) -> None:
+        self.table.close()
+        self._database.close()
+
+
+class SqlBackend:
+    """Any other database, through SQLAlchemy."""
+
+    def __init__(self, address: Address) -> None:
+        url = parse_url(address)
+        self._engine = make_engine(url, address.pool_size, address.pool_wait_s)
+        guard(self._engine)
+        options = {"isolation_level": mariadb.ISOLATION} if self._engine.dialect.name in mariadb.DIALECTS else {}
+        self.table = DecisionTable(make_engine(url, TABLE_CONNECTIONS, address.pool_wait_s, **options))
+
+    def reach(self) -> None:
+        """As `DeciderBackend` says: opening the table reaches it, where nothing is to be asked."""
+        if self._engine.dialect.name in mariadb.DIALECTS:
+            with from_dbapi("open"), self._engine.connect() as connection:
+                for weakness, mend in mariadb.weaknesses(connection):
+                    logger.warning("%s: a crash of the server's machine can lose a decision; %s", weakness, mend)
+
+    def begin(self, xid: Xid, *, wait: bool) -> SqlTransaction:
+        return SqlTransaction(xid, self._engine, wait=wait)
+
+    def decide(self, unit: SqlTransaction, gtrid: bytes, record: bytes) -> Code:
+        return unit.decide(self.table.insertion(gtrid, record))
+
+    def first(self, outstanding: Sequence[Pending]) -> Pending:
+        return outstanding[0]  # nothing is answered later here
+
+    def close(self) -> None:
+        self.table.close()
+        self._engine.dispose()

@@ -1,0 +1,381 @@
+"""DecisionTable: where a deciding database keeps its decisions, next to the data that they are about.
+
+There are three tables. The first open makes those that are missing, if the user may create tables:
+
+    xabridge_decider     one row: decider_id (16 hexadecimal digits, random). incarnation is not used any more; former
+                         versions counted their openings in it, others leave it 0
+    xabridge_decision    gtrid (hexadecimal, the primary key), state, record, created
+    xabridge_owner       a row for each transaction manager at work: node, incarnation (hexadecimal), process, and the
+                         time at which its lease ends (seconds since 1970, by this database's clock)
+
+`state` is "decided", with the transaction manager's record, or "rolled back", which is a tombstone without a record. A
+row "decided" is inserted in the business transaction itself. A tombstone is inserted by whoever has to settle a
+transaction that has no row. The primary key lets only one of the two succeed. While the earlier insertion is not
+committed, the database makes the later one wait, so that `settle` waits for a transaction that is deciding.
+
+Rows of former versions say "committed" instead of "decided". The word was changed because a former version ends every
+decision of which it sees no branch, also those of other nodes; it looks for "committed" only.
+
+Hexadecimal text sorts like the octets under every collation, and can be a key in every database.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from contextlib import contextmanager
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Column,
+    DateTime,
+    Delete,
+    Double,
+    Insert,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    any_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects.mysql import LONGBLOB
+from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.schema import CreateTable
+
+from rm_db.decider.errors import from_dbapi, is_loss, is_transient, said
+from rm_db.decider.sqlite import WAIT_OPTION
+from xa import Code, DecisionRecord, Owner, TryAgain, XaError, xa_error
+from xa.sql import mariadb, postgres
+from xa.sql.statements import SECONDS_1970, missing_columns, upsert
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
+
+    from sqlalchemy import Connection, Engine
+
+logger = logging.getLogger("xabridge.rm_db")
+
+DECIDED: Final = "decided"
+COMMITTED: Final = "committed"
+"""The word of former versions for DECIDED."""
+ROLLED_BACK: Final = "rolled back"
+
+SETTLE_WAIT_S: Final = 5
+"""How long `settle` waits for a transaction that is deciding."""
+_SETTLE_TRIES: Final = 5
+_MAKE_TRIES: Final = 5
+_MAKE_PAUSE_S: Final = 0.05
+
+KEEP_OWNERS_S: Final = 3600.0
+"""How long the row of a transaction manager is kept after its lease has run out."""
+
+END_BATCH: Final = 256
+END_AFTER_S: Final = 1.0
+MAX_ENDED: Final = 10_000
+"""Ended decisions are deleted in batches. If more than this many could not be deleted yet, recovery deletes the
+rest."""
+
+
+class DecisionTable:
+    """The tables of one database, reached through an engine that only this object uses."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._pause = pause
+        self._lock = threading.Lock()
+        self._deletes = threading.Lock()
+        self._ended: dict[bytes, None] = {}
+        self._ended_since = 0.0
+        metadata = MetaData()
+        self._decider = Table(
+            "xabridge_decider",
+            metadata,
+            Column("singleton", SmallInteger, primary_key=True, autoincrement=False),
+            Column("decider_id", String(16), nullable=False),
+            Column("incarnation", BigInteger, nullable=False),
+            **_INNODB,
+        )
+        self.decisions = Table(
+            "xabridge_decision",
+            metadata,
+            Column("gtrid", String(128), primary_key=True),
+            Column("state", String(11), nullable=False),
+            Column("record", LargeBinary().with_variant(LONGBLOB(), *mariadb.DIALECTS)),  # a BLOB there ends at 64 KiB
+            Column("created", DateTime(timezone=True), nullable=False, server_default=func.current_timestamp()),
+            **_INNODB,
+        )
+        self._owners = Table(
+            "xabridge_owner",
+            metadata,
+            Column("node", String(32), primary_key=True),
+            Column("incarnation", String(16), primary_key=True),
+            Column("process", String(255), nullable=False),
+            Column("until", Double, nullable=False),
+            **_INNODB,
+        )
+        self._metadata = metadata
+
+    def ddl(self) -> str:
+        """The statements that make the tables, for a message to users who may not create them."""
+        dialect = self._engine.dialect
+        statements = (
+            str(CreateTable(table).compile(dialect=dialect)).strip() for table in self._metadata.tables.values()
+        )
+        return "; ".join(" ".join(statement.split()) for statement in statements)
+
+    # --- open -------------------------------------------------------------------------------------------------
+
+    def open(self) -> bytes:
+        """Makes or checks the tables. Returns the decider's id."""
+        for tries_left in reversed(range(_MAKE_TRIES)):
+            try:
+                self._find_schema()
+                self._make()
+                return self._identify()
+            except DBAPIError as error:  # another process is making them, or we may not
+                if tries_left == 0 or is_loss(error):
+                    raise self._unopened(error) from None
+                self._pause(_MAKE_PAUSE_S)
+            except PoolTimeout as error:
+                raise xa_error(Code.XA_RETRY, f"open: {error}") from None
+        raise AssertionError("the last try returns or raises")
+
+    def _unopened(self, error: DBAPIError) -> XaError:
+        if is_loss(error):
+            return xa_error(Code.XAER_RMFAIL, f"open: {said(error)}")
+        if is_transient(error):
+            return xa_error(Code.XA_RETRY, f"open: {said(error)}")
+        return xa_error(
+            Code.XAER_RMERR,
+            f"open: the tables for decisions can't be made or used: {said(error)}. Let somebody make them who may, "
+            f"and grant SELECT, INSERT, UPDATE and DELETE on them: {self.ddl()}",
+        )
+
+    def _find_schema(self) -> None:
+        with self._engine.connect() as connection:  # the first connection makes a file of SQLite a shared one
+            schema = inspect(connection).default_schema_name
+        for table in self._metadata.tables.values():
+            table.schema = schema
+
+    def _make(self) -> None:
+        for table in self._metadata.tables.values():
+            with self._engine.connect() as connection:
+                present = inspect(connection)
+                if not present.has_table(table.name, schema=table.schema):
+                    table.create(connection)
+                    connection.commit()
+                    continue
+                missing = missing_columns(connection, table)
+                engine = None
+                if connection.dialect.name in mariadb.DIALECTS:
+                    engine = mariadb.other_engine(connection, table.schema or "", table.name)
+            if engine is not None:
+                raise xa_error(
+                    Code.XAER_RMERR,
+                    f"the table {table.name} is in {engine}, which has no transactions: make it InnoDB's with "
+                    f"ALTER TABLE {table.name} ENGINE = InnoDB",
+                )
+            if missing:
+                raise xa_error(
+                    Code.XAER_RMERR,
+                    f"the table {table.name} has no column {missing}: it is not ours; "
+                    f"rename it, or make the right one with: {self.ddl()}",
+                )
+
+    def _identify(self) -> bytes:
+        decider = self._decider
+        find = select(decider.c.decider_id)
+        with self._transaction() as connection:
+            found = connection.execute(find).scalar()
+            if found is None:
+                connection.execute(insert(decider).values(singleton=1, decider_id=secrets.token_hex(8), incarnation=0))
+                found = connection.execute(find).scalar_one()
+        return bytes.fromhex(found)
+
+    # --- owners ---------------------------------------------------------------------------------------------------
+
+    def hold(self, owner: Owner, lease_s: float) -> None:
+        table = self._owners
+        whose = table.c.node == owner.node, table.c.incarnation == owner.incarnation.hex()
+        with from_dbapi("hold"), self._transaction() as connection:
+            if not lease_s:
+                connection.execute(delete(table).where(*whose))
+                return
+            now = _now(connection)
+            renewed = connection.execute(update(table).where(*whose).values(until=now + lease_s))
+            if renewed.rowcount == 0:
+                connection.execute(delete(table).where(table.c.until < now - KEEP_OWNERS_S))
+                connection.execute(
+                    insert(table).values(
+                        node=owner.node,
+                        incarnation=owner.incarnation.hex(),
+                        process=owner.process[:255],
+                        until=now + lease_s,
+                    )
+                )
+
+    def owners(self) -> list[Owner]:
+        table = self._owners
+        with from_dbapi("owners"), self._transaction() as connection:
+            running = select(table.c.node, table.c.incarnation, table.c.process).where(table.c.until > _now(connection))
+            return [Owner(node, bytes.fromhex(at), process) for node, at, process in connection.execute(running)]
+
+    # --- decisions --------------------------------------------------------------------------------------------
+
+    def insert_into(self) -> str:
+        """The beginning of the statement that decides, up to the values of gtrid, state and record."""
+        quote = self._engine.dialect.identifier_preparer.format_table
+        return f"INSERT INTO {quote(self.decisions)} (gtrid, state, record)"
+
+    def insertion(self, gtrid: bytes, record: bytes) -> Insert:
+        """The statement that decides, for the business transaction."""
+        return insert(self.decisions).values(gtrid=gtrid.hex(), state=DECIDED, record=record)
+
+    def settle(self, gtrid: bytes) -> bytes | None:
+        decisions = self.decisions
+        key = gtrid.hex()
+        find = select(decisions.c.state, decisions.c.record).where(decisions.c.gtrid == key)
+        for _ in range(_SETTLE_TRIES):
+            with from_dbapi("settle"):
+                with self._transaction() as connection:
+                    row = connection.execute(find).one_or_none()
+                if row is not None:
+                    return None if row.state == ROLLED_BACK else bytes(row.record)
+                if self._insert_tombstone(key):
+                    return None
+            # somebody else has inserted a row: it is there now, or has been ended since
+        raise xa_error(Code.XA_RETRY, f"settle: the row of {key} comes and goes")
+
+    def _insert_tombstone(self, key: str) -> bool:
+        """True: the tombstone is durable. False: the transaction has a row already."""
+        tombstone = _insert_if_missing(self._engine.dialect.name, self.decisions)
+        try:
+            with self._transaction() as connection:
+                return connection.execute(tombstone.values(gtrid=key, state=ROLLED_BACK)).rowcount == 1
+        except IntegrityError:
+            return False
+
+    def page(self, after: bytes, count: int) -> list[DecisionRecord]:
+        """As `decisions` of `xa.DecidingResource` says."""
+        self.flush()
+        decisions = self.decisions
+        query = select(decisions.c.gtrid, decisions.c.record).where(decisions.c.state.in_((DECIDED, COMMITTED)))
+        if after:
+            query = query.where(decisions.c.gtrid > after.hex())
+        with self._lock:
+            left = set(self._ended)
+        with from_dbapi("decisions"), self._transaction() as connection:
+            rows = connection.execute(query.order_by(decisions.c.gtrid).limit(count + len(left)))
+            found = [DecisionRecord(bytes.fromhex(row.gtrid), bytes(row.record)) for row in rows]
+        return [decision for decision in found if decision.gtrid not in left][:count]
+
+    def end(self, gtrids: Sequence[bytes]) -> bool:
+        """As `end_decisions` of `xa.DecidingResource` says, but for the deletion; whether that is due."""
+        ended = self._ended
+        with self._lock:
+            if not ended:
+                self._ended_since = self._clock()
+            for gtrid in gtrids:
+                if len(ended) < MAX_ENDED:
+                    ended[gtrid] = None
+            return len(ended) >= END_BATCH or (bool(ended) and self._clock() - self._ended_since > END_AFTER_S)
+
+    def delete_due(self) -> None:
+        """Deletes the ended decisions, unless another thread is doing so."""
+        if self._deletes.acquire(blocking=False):
+            try:
+                self._delete()
+            finally:
+                self._deletes.release()
+
+    def flush(self) -> None:
+        """Deletes the ended decisions. If another transaction holds a lock on them, a later call deletes them."""
+        with self._deletes:
+            self._delete()
+
+    def _delete(self) -> None:
+        while True:
+            with self._lock:
+                batch = list(self._ended)[:END_BATCH]
+            if not batch:
+                return
+            try:
+                with from_dbapi("end_decisions"), self._transaction(wait_s=0) as connection:
+                    connection.execute(*self._deletion([gtrid.hex() for gtrid in batch]))
+            except TryAgain:
+                with self._lock:
+                    self._ended_since = self._clock()
+                return
+            with self._lock:
+                for gtrid in batch:
+                    self._ended.pop(gtrid, None)
+
+    def _deletion(self, keys: list[str]) -> tuple[Delete, Any]:
+        """The statement that deletes these rows: with one parameter, where the database has arrays."""
+        key = self.decisions.c.gtrid
+        if self._engine.dialect.name in mariadb.DIALECTS:  # for a list it would lock the whole table
+            return delete(self.decisions).where(key == bindparam("ended")), [{"ended": ended} for ended in keys]
+        if self._engine.dialect.name == "postgresql":
+            return delete(self.decisions).where(key == any_(bindparam("keys", type_=ARRAY(String)))), {"keys": keys}
+        return delete(self.decisions).where(key.in_(keys)), {}
+
+    def close(self) -> None:
+        """Deletes the ended decisions, if possible, and closes the connections."""
+        try:
+            self.flush()
+        except XaError as error:
+            logger.info("ended decisions are left to the next recovery: %s", error)
+        self._engine.dispose()
+
+    @contextmanager
+    def _transaction(self, wait_s: float = SETTLE_WAIT_S) -> Iterator[Connection]:
+        """A transaction whose commit is durable, and which waits for locks at most `wait_s`."""
+        with self._engine.connect().execution_options(**{WAIT_OPTION: wait_s}) as connection, connection.begin():
+            if connection.dialect.name == "postgresql":
+                postgres.force_commit(connection)
+                postgres.limit_lock_waits(connection, wait_s)
+            elif connection.dialect.name in mariadb.DIALECTS:
+                connection.exec_driver_sql(mariadb.lock_timeout(wait_s))
+            yield connection
+
+
+def _now(connection: Connection) -> float:
+    """Seconds since 1970, by the clock of the database. Databases that are not in the table tell the time in the time
+    zone of the session, which has to be the same for all sessions."""
+    seconds = SECONDS_1970.get(connection.dialect.name)
+    if seconds is not None:
+        return float(connection.execute(text(f"SELECT {seconds}")).scalar_one())
+    now: datetime = connection.execute(select(func.current_timestamp())).scalar_one()
+    return now.replace(tzinfo=now.tzinfo or UTC).timestamp()
+
+
+_INNODB: Final[dict[str, Any]] = {f"{dialect}_engine": "InnoDB" for dialect in mariadb.DIALECTS}
+
+
+def _insert_if_missing(dialect: str, table: Table) -> Insert:
+    """An insertion that does nothing where the key is there. Elsewhere than here it raises IntegrityError then."""
+    if dialect in {"postgresql", "sqlite"}:
+        return upsert(dialect, table).on_conflict_do_nothing()
+    return insert(table)

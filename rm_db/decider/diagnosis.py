@@ -1,0 +1,57 @@
+"""The checks of `xabridge doctor` for a database that decides, of any kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from rm_db.address import DECIDER_PREFIX, Address
+from rm_db.decider.engine import make_engine, parse_url
+from rm_db.postgres.database import SCHEMES
+from rm_db.postgres.diagnosis import diagnose_postgres
+from xa import XaError
+from xa.diagnosis import Check, Diagnosis, Health
+from xa.sql import mariadb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy import URL
+
+
+def diagnose_decider(open_string: str) -> Diagnosis:
+    """A database that decides, of any kind."""
+    scheme = open_string.removeprefix(DECIDER_PREFIX).partition("://")[0]
+    if scheme in SCHEMES:
+        return diagnose_postgres(open_string, two_phase=False)
+    try:
+        url = parse_url(Address.parse(open_string))
+        return Diagnosis(tuple(_sql_reached(url)))
+    except XaError as error:
+        return Diagnosis((Check(Health.FAIL, "open string", error.message, "mend the URL in the configuration"),))
+
+
+def _sql_reached(url: URL) -> Iterator[Check]:
+    shown = url.render_as_string(hide_password=True)
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+        folder = Path(url.database or "").absolute().parent
+        if folder.is_dir():
+            yield Check(Health.OK, "reachable", f"{shown}: there is none yet; the first start makes it")
+        else:
+            yield Check(Health.FAIL, "reachable", f"{folder} is not there", f"make it: mkdir -p {folder}")
+        return
+    engine = make_engine(url, 1, 10.0)
+    try:
+        with engine.connect() as connection:
+            yield Check(Health.OK, "reachable", f"{shown}: decides")
+            if engine.dialect.name in mariadb.DIALECTS:
+                for weakness, mend in mariadb.weaknesses(connection):
+                    found = f"{weakness}: a crash of the server's machine can lose a decision"
+                    yield Check(Health.FAIL, "durability", found, mend)
+    except SQLAlchemyError as error:
+        mend = "start it, or mend the URL in the configuration"
+        yield Check(Health.FAIL, "reachable", f"{shown}: {error}", mend)
+    finally:
+        engine.dispose()

@@ -1,0 +1,121 @@
+"""DecidingDatabase: a database as the one that decides. Its work and the decision are committed together, in one
+local transaction, so that it needs no PREPARE TRANSACTION.
+
+`rm_db.decider.backends` does the work, and `DecisionTable` keeps, settles and deletes the decisions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rm_db.address import DECIDER_PREFIX, Address
+from rm_db.decider.backends import DeciderBackend, PostgresBackend, SqlBackend
+from rm_db.decider.diagnosis import diagnose_decider
+from rm_db.decider.engine import any_dialect
+from rm_db.postgres.database import SCHEMES
+from xa import TMUSEASYNC, Code, xa_error
+from xa.branches import DecidingBranches, DecidingUnitDriver, Unit
+from xa.switch import DecidingSwitch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rm_db.decider.decision_table import DecisionTable
+    from xa import DecisionRecord, Owner, Registrar, Xid
+    from xa.diagnosis import Diagnosis
+    from xa.driver import Pending
+
+
+class DeciderDriver(DecidingUnitDriver[Unit]):
+    """One database, behind `xa.switch.DecidingSwitch`."""
+
+    name = "xabridge deciding database"
+    flags = TMUSEASYNC
+
+    def __init__(self) -> None:
+        self.start_over()
+
+    def start_over(self) -> None:
+        self.backend: DeciderBackend | None = None
+        self._url = ""
+        self._decider_id = b""
+
+    def open(self, open_string: str) -> None:
+        if self.backend is not None:
+            if open_string != self._url:
+                raise xa_error(Code.XAER_INVAL, "open: was opened with another open string; close it first")
+            self.backend.reach()
+            return
+        address = Address.parse(open_string)
+        scheme = address.url.removeprefix(DECIDER_PREFIX).partition("://")[0]
+        backend: DeciderBackend = PostgresBackend(address) if scheme in SCHEMES else SqlBackend(address)
+        try:
+            backend.reach()
+            self._decider_id = backend.table.open()
+        except BaseException:
+            backend.close()
+            raise
+        self.backend, self._url = backend, open_string
+
+    def close(self) -> None:
+        self._opened.close()
+        self.start_over()
+
+    @property
+    def _opened(self) -> DeciderBackend:
+        if self.backend is None:
+            raise xa_error(Code.XAER_PROTO, "the resource manager is not open")
+        return self.backend
+
+    @property
+    def _table(self) -> DecisionTable:
+        return self._opened.table
+
+    def begin(self, xid: Xid, *, wait: bool) -> Unit:
+        return self._opened.begin(xid, wait=wait)
+
+    def first(self, outstanding: Sequence[Pending]) -> Pending:
+        return self._opened.first(outstanding)
+
+    # --- decisions ------------------------------------------------------------------------------------------------
+
+    @property
+    def decider_id(self) -> bytes:
+        return self._decider_id
+
+    def decide(self, unit: Unit, xid: Xid, record: bytes) -> Code:
+        return self._opened.decide(unit, xid.gtrid, record)
+
+    def hold(self, owner: Owner, lease_s: float) -> None:
+        self._table.hold(owner, lease_s)
+
+    def owners(self) -> Sequence[Owner]:
+        return self._table.owners()
+
+    def settle(self, gtrid: bytes) -> bytes | None:
+        return self._table.settle(gtrid)
+
+    def decisions(self, after: bytes, count: int) -> Sequence[DecisionRecord]:
+        return self._table.page(after, count)
+
+    def end_decisions(self, gtrids: Sequence[bytes]) -> None:
+        # deleted in batches; what has not been deleted when the process dies is found, and ended again, by recovery
+        if self._table.end(gtrids):
+            self._table.delete_due()
+
+
+class DecidingDatabase(DecidingSwitch[Any]):
+    """One database. Open string: a SQLAlchemy URL, with or without `decider+` before it, see `rm_db.address`."""
+
+    def __init__(self, registrar: Registrar | None = None) -> None:
+        super().__init__(DecidingBranches(DeciderDriver()), registrar)
+
+    def diagnose(self, open_string: str) -> Diagnosis:
+        """As `xa.diagnosis.Diagnosing` says."""
+        return diagnose_decider(open_string)
+
+
+def deciding_database(scheme: str) -> type[DecidingDatabase]:
+    """For `decider+*`: the factory for URLs with any scheme that SQLAlchemy knows; LookupError for others."""
+    any_dialect(scheme)
+    return DecidingDatabase

@@ -1,0 +1,178 @@
+"""PostgresDatabase: one PostgreSQL database, for the two resource managers that use PostgreSQL.
+
+It holds the pool of connections, asks the server at open whether it can be used (`probe`), begins the local
+transactions of branches, and runs single commands that belong to no branch.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from rm_db.postgres.libpq import ConnectionLost, LibpqConnection, Reply, Steps
+from rm_db.postgres.pending import OutstandingSteps
+from rm_db.postgres.pool import ConnectionPool, ServerFull
+from rm_db.postgres.prepared_transactions import PreparedTransactions
+from rm_db.postgres.transaction import EndCommands, PostgresTransaction
+from rm_db.sessions.postgres import PostgresSessionFactory
+from xa import Code, ResourceError, XaError, xa_error
+
+if TYPE_CHECKING:
+    from rm_db.address import Address
+    from xa import Xid
+
+logger = logging.getLogger("xabridge.rm_db")
+
+MIN_VERSION: Final = 13_00_00
+CONNECT_TIMEOUT_S: Final = 10
+SCHEMES: Final = ("postgresql", "postgres", "postgresql+psycopg")
+
+_REACHED: Final = re.compile(r"FATAL|\bauthentication\b|password|SSL|certificate", re.IGNORECASE)
+_FULL: Final = re.compile(r"too many (clients|connections)|connection slots|no more connections", re.IGNORECASE)
+_NOT_NOW: Final = re.compile(r"database system|shutting down|starting up|recovery", re.IGNORECASE)
+
+_PROBE: Final = (
+    b"SELECT current_setting('server_version_num'), current_setting('max_prepared_transactions'),"
+    b" pg_is_in_recovery(), current_setting('default_transaction_read_only'),"
+    b" current_setting('synchronous_commit'), current_setting('fsync'), current_user, current_database()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a server said of itself."""
+
+    version: int
+    max_prepared: int
+    standby: bool
+    read_only: bool
+    synchronous_commit: str
+    fsync: bool
+    user: str
+    database: str
+
+
+class PostgresDatabase:
+    """One database, with the pool of connections to it. `probe` comes first: before it nothing else can be done."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._conninfo = conninfo(address)
+        self.sessions = PostgresSessionFactory(self.connect)
+        self.outstanding = OutstandingSteps(address.reply_s)
+        self.pool = ConnectionPool(
+            self._connect, address.pool_size, address.pool_wait_s, address.reply_s, self.outstanding
+        )
+        self.prepared = PreparedTransactions(self)
+        self._facts: Facts | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """What the server said of itself when it was probed last."""
+        if self._facts is None:
+            raise xa_error(Code.XAER_PROTO, "the database has not been probed")
+        return self._facts
+
+    def probe(self) -> Facts:
+        """Reaches the database and asks what it is; XAER_RMERR where it can't be used for any purpose of ours."""
+        reply = self.outstanding.run(self.command(_PROBE))
+        version, prepared, standby, read_only, synchronous, fsync, user, database = (
+            (octets or b"").decode("utf-8", "replace") for octets in reply.rows()[0]
+        )
+        facts = Facts(
+            int(version), int(prepared), standby == "t", read_only == "on", synchronous, fsync == "on", user, database
+        )
+        if facts.version < MIN_VERSION:
+            raise xa_error(
+                Code.XAER_RMERR, f"PostgreSQL {facts.version // 10000} is too old, {MIN_VERSION // 10000} is needed"
+            )
+        if facts.standby:
+            raise xa_error(Code.XAER_RMERR, "the server is a standby and takes no writes: name the primary")
+        if facts.read_only:
+            raise xa_error(
+                Code.XAER_RMERR,
+                f"default_transaction_read_only is on for {user} in {database}: take it back with "
+                f"ALTER ROLE {user} RESET default_transaction_read_only, or in ALTER DATABASE or postgresql.conf",
+            )
+        if not facts.fsync:
+            logger.warning("fsync is off in %s: a crash of the server's machine loses what was decided", database)
+        self._facts = facts
+        self._end_commands = EndCommands(
+            reset=not self.address.pooled,
+            synchronous_commit="on" if synchronous == "off" else synchronous,
+        )
+        return facts
+
+    def begin(self, xid: Xid, *, wait: bool) -> PostgresTransaction:
+        """The local transaction of a new branch. XA_RETRY: no connection is free."""
+        return PostgresTransaction(xid, self.pool, self._end_commands, self.sessions.make, self.outstanding, wait=wait)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self.pool.close()
+
+    def command(self, sql: bytes) -> Steps[Reply]:
+        """Runs commands outside of any branch. XAER_RMFAIL when the connection is lost over it, XAER_RMERR when the
+        server refuses it."""
+        reply = yield from self.attempt(sql)
+        if reply.failure is not None:
+            raise xa_error(Code.XAER_RMERR, str(reply.failure))
+        return reply
+
+    def attempt(self, sql: bytes) -> Steps[Reply]:
+        """As `command`, with the server's refusal as part of the reply."""
+        connection = self.pool.acquire(work=False)
+        try:
+            return (yield from connection.exchange(sql))
+        except ConnectionLost as lost:
+            raise xa_error(Code.XAER_RMFAIL, f"the connection was lost: {lost}") from None
+        finally:
+            self.pool.release(connection)
+
+    def reserve(self) -> LibpqConnection:
+        """A connection for a command about a branch that is prepared. XA_RETRY, XAER_RMFAIL: there is none; the branch
+        is as it was. (What keeps us from connecting, a password say, is no error in the branch: XAER_RMERR would mean
+        that it was rolled back.)"""
+        try:
+            return self.pool.acquire(work=False)
+        except ResourceError as error:
+            raise xa_error(Code.XA_RETRY, error.message) from None
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """A new psycopg connection."""
+        return psycopg.connect(self._conninfo, prepare_threshold=None if self.address.pooled else 5)
+
+    def _connect(self) -> LibpqConnection:
+        try:
+            return LibpqConnection(self.connect())
+        except psycopg.Error as error:
+            told = unconnected(str(error).strip())
+            raise ServerFull(told) if told.code is Code.XA_RETRY else told from None
+
+
+def conninfo(address: Address) -> str:
+    """What libpq connects with; XAER_INVAL for a URL that is none."""
+    scheme, separator, rest = address.url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        raise xa_error(Code.XAER_INVAL, f"open: a URL that begins with {SCHEMES[0]}:// is expected, not {scheme}://")
+    try:
+        settings = conninfo_to_dict(f"postgresql://{rest}")
+    except psycopg.ProgrammingError as error:
+        raise xa_error(Code.XAER_INVAL, f"open: {str(error).strip()}") from None
+    settings.setdefault("application_name", "xabridge")
+    settings.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
+    return make_conninfo("", **settings)
+
+
+def unconnected(message: str) -> XaError:
+    """A connection that could not be made: was the server there, and is it a matter of waiting? libpq tells that in
+    words only. XA_RETRY: the server has no connection left."""
+    if _FULL.search(message):
+        return xa_error(Code.XA_RETRY, message)
+    code = Code.XAER_RMERR if _REACHED.search(message) and not _NOT_NOW.search(message) else Code.XAER_RMFAIL
+    return xa_error(code, message)

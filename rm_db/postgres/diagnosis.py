@@ -1,0 +1,112 @@
+"""The checks of `xabridge doctor` for a PostgreSQL database: whether it can be reached and used, and what will stand in
+the way.
+
+It opens a connection of its own. It neither needs nor changes a resource manager that is open.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from rm_db.address import DECIDER_PREFIX, Address
+from rm_db.postgres.database import MIN_VERSION, conninfo, unconnected
+from xa import Code, XaError
+from xa.diagnosis import Check, Diagnosis, Health
+from xa.sql.statements import SECONDS_1970
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+FULL: Final = 0.8
+"""From this share of max_prepared_transactions in use there is a warning."""
+
+_SETTINGS: Final = """
+SELECT current_setting('server_version_num')::int AS version, current_setting('max_prepared_transactions')::int AS most,
+       pg_is_in_recovery() AS standby, current_setting('default_transaction_read_only') = 'on' AS read_only,
+       current_setting('fsync') = 'on' AS fsync, current_user AS role, current_database() AS database,
+       (SELECT count(*) FROM pg_prepared_xacts) AS prepared,
+       (SELECT count(*) FROM pg_prepared_xacts p
+         WHERE p.database = current_database() AND NOT pg_has_role(current_user, p.owner, 'MEMBER')) AS of_others
+"""
+_CLOCK: Final = f"SELECT {SECONDS_1970['postgresql']}"
+
+
+def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
+    """A PostgreSQL database; `two_phase` says whether branches are prepared there."""
+    try:
+        address = Address.parse(open_string.removeprefix(DECIDER_PREFIX))
+        connection = psycopg.connect(conninfo(address), autocommit=True, row_factory=psycopg.rows.namedtuple_row)
+    except XaError as error:
+        return Diagnosis((Check(Health.FAIL, "open string", error.message, "mend the URL in the configuration"),))
+    except psycopg.Error as error:
+        return Diagnosis((_not_connected(error),))
+    try:
+        with connection:
+            facts: Any = connection.execute(_SETTINGS).fetchone()
+            checks = (_reached(facts, connection.info), *_usable(facts, address, two_phase=two_phase))
+            return Diagnosis(checks, _clock_ahead_s(connection))
+    except psycopg.Error as error:
+        mend = "look into the server's log"
+        return Diagnosis((Check(Health.FAIL, "reachable", f"it was lost while it was asked: {error}", mend),))
+
+
+def _not_connected(error: psycopg.Error) -> Check:
+    said = str(error).strip()
+    code = unconnected(said).code
+    if code is Code.XA_RETRY:
+        mend = "close other connections, raise max_connections, or ask for fewer with xa_pool_size in the URL"
+        return Check(Health.FAIL, "room", said, mend)
+    if code is Code.XAER_RMFAIL:
+        mend = "start PostgreSQL, or let this machine reach it; its place is the URL in the configuration"
+        return Check(Health.FAIL, "reachable", said, mend)
+    return Check(Health.FAIL, "credentials", said, "mend user, password or database in the URL, or pg_hba.conf")
+
+
+def _reached(facts: Any, info: psycopg.ConnectionInfo) -> Check:
+    version = f"{facts.version // 10000}.{facts.version % 10000}"
+    found = f"PostgreSQL {version} at {info.host}:{info.port}, database {facts.database}, as {facts.role}"
+    if facts.version < MIN_VERSION:
+        return Check(Health.FAIL, "reachable", found, f"{MIN_VERSION // 10000} or newer is needed")
+    return Check(Health.OK, "reachable", found)
+
+
+def _usable(facts: Any, address: Address, *, two_phase: bool) -> Iterator[Check]:
+    if facts.standby:
+        yield Check(Health.FAIL, "writable", "the server is a standby and takes no writes", "name the primary")
+    elif facts.read_only:
+        mend = f"ALTER ROLE {facts.role} RESET default_transaction_read_only, or in ALTER DATABASE, postgresql.conf"
+        yield Check(Health.FAIL, "writable", "default_transaction_read_only is on", mend)
+    if not facts.fsync:
+        mend = "turn it on: a crash of the server's machine loses what was prepared and decided"
+        yield Check(Health.FAIL, "fsync", "fsync is off", mend)
+    if two_phase:
+        yield _prepared(facts, address)
+        if facts.of_others:
+            found = f"{facts.of_others} prepared transactions here belong to roles that {facts.role} is no member of"
+            mend = "as one of those roles, COMMIT PREPARED or ROLLBACK PREPARED them: they block VACUUM"
+            yield Check(Health.WARN, "others", found, mend)
+
+
+def _prepared(facts: Any, address: Address) -> Check:
+    subject = "max_prepared_transactions"
+    enough = 2 * address.pool_size
+    if facts.most == 0:
+        mend = f'set it to at least {enough} (at work, and orphans) and restart PostgreSQL, or use mode = "decider"'
+        return Check(Health.FAIL, subject, f"{subject} is 0", mend)
+    found = f"{subject} is {facts.most}, {facts.prepared} in use"
+    if facts.prepared >= FULL * facts.most:
+        return Check(Health.WARN, subject, found, f"resolve what is in doubt, or set it to at least {enough}")
+    if facts.most < address.pool_size:
+        mend = f"set it to at least {enough}: {address.pool_size} transactions may be at work (xa_pool_size)"
+        return Check(Health.WARN, subject, found, mend)
+    return Check(Health.OK, subject, found)
+
+
+def _clock_ahead_s(connection: psycopg.Connection[Any]) -> float:
+    before = time.time()
+    (there,) = connection.execute(_CLOCK).fetchone() or (before,)
+    return float(there) - (before + time.time()) / 2

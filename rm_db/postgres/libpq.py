@@ -1,0 +1,255 @@
+"""LibpqConnection: one PostgreSQL connection as the XA verbs use it, on libpq's own calls below psycopg's transactions.
+
+Code that talks to the server is a generator, `Steps`. It yields a `Wait` whenever it has to wait for a socket, and
+returns when the replies are complete. `rm_db.postgres.steps` runs such generators.
+
+A request can be sent without waiting for its reply (`send`). The reply is then owed: the next exchange collects it
+first. At most one reply is owed at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import pq
+
+from rm_db.sqlstate import is_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from psycopg.pq.abc import PGconn, PGresult
+
+T = TypeVar("T")
+
+IDLE: Final = pq.TransactionStatus.IDLE
+ACTIVE: Final = pq.TransactionStatus.ACTIVE
+IN_TRANSACTION: Final = pq.TransactionStatus.INTRANS
+IN_ERROR: Final = pq.TransactionStatus.INERROR
+
+_OK: Final = pq.ConnStatus.OK
+_NO_PIPELINE: Final = pq.PipelineStatus.OFF
+_GOOD: Final = frozenset({pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.EMPTY_QUERY})
+_FIELD: Final = pq.DiagnosticField
+
+
+class Wait(NamedTuple):
+    """What a generator waits for: `events` of select.poll on the socket of `connection`."""
+
+    connection: LibpqConnection
+    events: int
+
+
+Steps: TypeAlias = "Generator[Wait, None, T]"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that the server or libpq reported. `sqlstate` is None for errors of libpq itself."""
+
+    sqlstate: str | None
+    message: str
+    constraint: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.sqlstate} {self.message}" if self.sqlstate else self.message
+
+
+class ConnectionLost(Exception):
+    """The connection broke or was closed. Whatever was sent on it may have been carried out."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class Reply(NamedTuple):
+    """The reply to one request of one or more commands: the results of those that were carried out, and the error that
+    stopped the rest."""
+
+    results: tuple[PGresult, ...]
+    failure: Failure | None
+
+    def tag(self, index: int) -> bytes | None:
+        """The tag of the command with this index; None when it was not carried out."""
+        return self.results[index].command_status or b"" if index < len(self.results) else None
+
+    def rows(self, index: int = 0) -> list[tuple[bytes | None, ...]]:
+        """The rows of the command with this index, in the server's text format."""
+        result = self.results[index]
+        columns = range(result.nfields)
+        return [tuple(result.get_value(row, column) for column in columns) for row in range(result.ntuples)]
+
+
+class LibpqConnection:
+    """One connection. `lock` is held by the one thread that talks on it; `reusable` is cleared when the session
+    can't be brought back to where it began, `is_cut` is set when another thread has to close it. `working`, `affinity`
+    and `idle_since` are the pool's."""
+
+    __slots__ = (
+        "_poller",
+        "_psycopg",
+        "_readable",
+        "_writable",
+        "affinity",
+        "idle_since",
+        "is_cut",
+        "lock",
+        "owes",
+        "pgconn",
+        "reusable",
+        "working",
+    )
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._psycopg = connection
+        self.pgconn: PGconn = connection.pgconn
+        self.lock = threading.Lock()
+        self.reusable = True
+        self.is_cut = False
+        self.working = False
+        self.affinity = 0
+        self.idle_since = 0.0
+        self.owes = False
+        """Whether a reply is still to be collected."""
+        self._poller = select.poll()
+        self._poller.register(self.pgconn.socket, select.POLLIN)
+        self._readable = Wait(self, select.POLLIN)
+        self._writable = Wait(self, select.POLLIN | select.POLLOUT)
+
+    @property
+    def psycopg_connection(self) -> psycopg.Connection[Any]:
+        """The psycopg connection that was opened: it keeps what is known of the session's prepared statements."""
+        return self._psycopg
+
+    @property
+    def status(self) -> int:
+        """The session's transaction status (one of pq.TransactionStatus) after the last reply that was collected."""
+        return self.pgconn.transaction_status
+
+    @property
+    def alive(self) -> bool:
+        """False once the connection is known to be broken."""
+        return self.pgconn.status == _OK
+
+    @property
+    def pipelined(self) -> bool:
+        """Whether the application has left the connection in pipeline mode."""
+        return self.pgconn.pipeline_status != _NO_PIPELINE
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is in no transaction, or will be once the reply that it owes is there."""
+        pgconn = self.pgconn
+        if pgconn.status != _OK:
+            return False
+        return self.owes or (pgconn.transaction_status == IDLE and pgconn.pipeline_status == _NO_PIPELINE)
+
+    def went_away(self) -> bool:
+        """Whether the other side has closed an idle connection, as far as is known without asking."""
+        while self.alive:
+            if not self._poller.poll(0):
+                return False
+            try:
+                self.pgconn.consume_input()  # a notice or a changed parameter is no loss, the end of the stream is one
+            except psycopg.Error:
+                return True
+        return True
+
+    def poll(self, events: int, timeout_s: float) -> bool:
+        """Waits until one of `events` can go on; False when none did in time."""
+        if events == select.POLLIN:
+            return bool(self._poller.poll(timeout_s * 1000))
+        poller = select.poll()
+        poller.register(self.pgconn.socket, events)
+        return bool(poller.poll(timeout_s * 1000))
+
+    def close(self) -> None:
+        """Closes the connection, whatever happens on it."""
+        self.owes = False
+        self._psycopg.close()
+
+    def cut(self) -> None:
+        """Shuts the connection down while another thread waits on it: that thread gets an error, and closes it."""
+        self.is_cut = True
+        with socket.socket(fileno=os.dup(self.pgconn.socket)) as duplicate:
+            duplicate.shutdown(socket.SHUT_RDWR)
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    def send(self, commands: bytes) -> None:
+        """Sends commands and does not wait; their reply is owed. ConnectionLost: they were not sent."""
+        if self.owes:
+            raise RuntimeError(f"the reply to an earlier request has not been collected; to be sent was {commands!r}")
+        try:
+            self.pgconn.send_query(commands)
+            self.pgconn.flush()
+        except psycopg.Error as error:
+            raise _lost(error) from None
+        self.owes = True
+
+    def collect(self) -> Steps[Reply]:
+        """The reply that is owed."""
+        pgconn = self.pgconn
+        results: list[PGresult] = []
+        try:
+            while pgconn.flush():
+                yield self._writable
+                pgconn.consume_input()
+            while True:
+                while pgconn.is_busy():
+                    yield self._readable
+                    try:
+                        pgconn.consume_input()
+                    except psycopg.Error:
+                        if not results:
+                            raise
+                        return self._reply(results)  # what came before the connection broke is known all the same
+                result = pgconn.get_result()
+                if result is None:
+                    return self._reply(results)
+                results.append(result)
+        except psycopg.Error as error:
+            raise _lost(error) from None
+
+    def _reply(self, results: list[PGresult]) -> Reply:
+        """The reply that these results are. ConnectionLost: they tell nothing but that."""
+        self.owes = False
+        failure = None
+        for index, result in enumerate(results):
+            if result.status not in _GOOD:
+                failure = failure_of(result)
+                del results[index:]  # an error is the last of what the server says to a request
+                break
+        if failure is not None and not results and (not self.alive or is_lost(failure.sqlstate)):
+            raise ConnectionLost(failure)
+        return Reply(tuple(results), failure)
+
+    def exchange(self, commands: bytes) -> Steps[Reply]:
+        """Sends commands and collects their reply; a reply that was owed is dropped."""
+        if self.owes:
+            yield from self.collect()
+        self.send(commands)
+        return (yield from self.collect())
+
+
+def _lost(error: psycopg.Error) -> ConnectionLost:
+    return ConnectionLost(Failure(None, str(error).strip() or type(error).__name__))
+
+
+def failure_of(result: PGresult) -> Failure:
+    """The error in a result."""
+
+    def field(name: pq.DiagnosticField) -> str | None:
+        octets = result.error_field(name)
+        return octets.decode("utf-8", "replace") if octets is not None else None
+
+    primary = field(_FIELD.MESSAGE_PRIMARY) or result.error_message.decode("utf-8", "replace").strip()
+    more = [text for name in (_FIELD.MESSAGE_DETAIL, _FIELD.MESSAGE_HINT) if (text := field(name))]
+    return Failure(field(_FIELD.SQLSTATE), " · ".join([primary, *more]), field(_FIELD.CONSTRAINT_NAME))

@@ -1,0 +1,215 @@
+"""PostgresAccess: the rules for the use of a branch's connection by the application.
+
+The sessions of one association can reach the same connection in several ways: SQLAlchemy, the ORM, psycopg, each with
+and without asyncio. All of them ask one `PostgresAccess` before and after each operation. It lets one in at a time and
+none after the association has ended, refuses statements that would begin or end a transaction, and notes what the
+vote has to know (errors, rows written). `rm_db.sessions.statement_lock` says who waits for whom.
+
+`ReservedMethods` are the methods of a psycopg connection that belong to the transaction manager and are refused.
+"""
+
+from __future__ import annotations
+
+import select
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import psycopg
+from psycopg.waiting import Wait
+
+from rm_db.postgres.libpq import IDLE, ConnectionLost, Steps
+from rm_db.postgres.steps import drive
+from rm_db.postgres.transaction import ENDED
+from rm_db.sessions.errors import busy_error, expired_error, reserved_error
+from rm_db.sessions.statement_lock import StatementLock, on_event_loop
+from rm_db.statements import ENDS, WRITES, classify
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from psycopg import IsolationLevel
+    from psycopg.abc import PQGen
+
+    from rm_db.postgres.libpq import LibpqConnection
+    from rm_db.postgres.transaction import PostgresTransaction
+    from xa import Xid
+
+BEGIN_S: Final = 60.0
+"""How long the server may take to answer BEGIN."""
+
+_WAITS: Final = {select.POLLIN: Wait.R, select.POLLIN | select.POLLOUT: Wait.RW}
+
+
+class PostgresAccess:
+    """The rules of one association, until it ends."""
+
+    __slots__ = ("_over", "statement_lock", "work")
+
+    def __init__(self, work: PostgresTransaction) -> None:
+        self.work = work
+        self.statement_lock = StatementLock(work.xid)
+        self._over = False
+
+    @property
+    def xid(self) -> Xid:
+        """The branch."""
+        return self.work.xid
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the association has ended."""
+        return self._over
+
+    def expire(self) -> None:
+        """The association has ended."""
+        self._over = True
+
+    def set_rollback_only(self, why: str) -> None:
+        """Makes the branch rollback-only."""
+        self.work.misused = self.work.misused or why
+
+    def note_lost(self, why: str) -> None:
+        """SQLAlchemy considers the connection broken. Whether it is, libpq knows; the work is rolled back in any
+        case."""
+        self.set_rollback_only(why)
+
+    def enter(self) -> LibpqConnection:
+        """Takes the connection for one operation of libpq."""
+        connection = self.work.connection
+        if self._over or connection is None:
+            raise expired_error(self.work.xid)
+        if not connection.lock.acquire(blocking=False):
+            if self.statement_lock.is_ending or on_event_loop():
+                raise busy_error(self.work.xid)
+            connection.lock.acquire()
+        if self._over or self.work.connection is not connection:
+            connection.lock.release()
+            raise expired_error(self.work.xid)
+        return connection
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        with self.statement_lock.hold():
+            yield
+
+    def ensure_begun(self, connection: LibpqConnection, _view: psycopg.Connection[Any]) -> None:
+        """Makes sure that the transaction has begun: collects the reply to BEGIN where that is owed."""
+        drive(self._collect_begin(connection), BEGIN_S)
+
+    async def ensure_begun_async(self, connection: LibpqConnection, view: psycopg.AsyncConnection[Any]) -> None:
+        """The same for asyncio: waits as psycopg waits on `view`. Cancelled, it cancels BEGIN first."""
+        await psycopg.AsyncConnection.wait(view, _for_psycopg(self._collect_begin(connection)))
+
+    def _collect_begin(self, connection: LibpqConnection) -> Steps[None]:
+        work = self.work
+        if connection.owes:
+            reply = yield from connection.collect()
+            if reply.failure is not None:
+                work.misused = f"BEGIN failed: {reply.failure}"
+        if connection.status == IDLE and connection.alive:
+            work.misused = work.misused or ENDED
+            raise xa_error(Code.XAER_PROTO, work.misused, work.xid)
+        work.used = True
+
+    def failed(self, error: psycopg.Error | ConnectionLost) -> psycopg.Error:
+        """Notes the error of an operation; returns the one to raise for it."""
+        if isinstance(error, ConnectionLost):
+            error = psycopg.OperationalError(str(error))
+        self.work.failed(error)
+        return error
+
+    def succeeded(self) -> None:
+        """An operation succeeded after one had failed: a savepoint was rolled back to, and the failure no longer
+        counts."""
+        self.work.failure = None
+
+    def leave(self, connection: LibpqConnection) -> None:
+        """Releases the connection."""
+        if connection.is_cut:
+            connection.close()
+        connection.lock.release()
+
+    def admit(self, query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> int:
+        """The effects of a query (`rm_db.statements`). One that would begin or end a transaction is refused."""
+        effects = classify(_text(query, view))
+        if effects & ENDS:
+            raise reserved_error(f"{_text(query, view).strip()[:60]!r}", self.work.xid)
+        self.work.effects |= effects
+        return effects
+
+    def done(self, effects: int, rowcount: int) -> None:
+        """A query with these effects was carried out."""
+        if effects & WRITES and rowcount > 0:
+            self.work.wrote = True
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raises the error for `what`, which is reserved to the transaction manager."""
+        if self._over:
+            raise expired_error(self.work.xid)
+        raise reserved_error(what, self.work.xid)
+
+
+def _text(query: Any, view: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> str:
+    """The text of a query, in any of the forms that psycopg takes."""
+    if isinstance(query, str):
+        return query
+    if isinstance(query, bytes):
+        return query.decode("latin-1")
+    if isinstance(query, psycopg.sql.Composable):
+        return query.as_string(view)
+    return "".join(getattr(query, "strings", ()))  # a template string
+
+
+def _for_psycopg(steps: Steps[None]) -> PQGen[None]:
+    """Steps of ours as a generator that psycopg waits for."""
+    for wait in steps:
+        while not (yield _WAITS[wait.events]):
+            pass  # psycopg resumes it from time to time although nothing is ready
+
+
+class ReservedMethods:
+    """The methods of psycopg connections that are refused, because only the transaction manager may end the
+    transaction."""
+
+    access: PostgresAccess
+
+    def commit(self) -> NoReturn:
+        self.access.refuse("commit()")
+
+    def rollback(self) -> NoReturn:
+        self.access.refuse("rollback()")
+
+    def close(self) -> NoReturn:
+        self.access.refuse("close()")
+
+    def tpc_begin(self, xid: object) -> NoReturn:  # noqa: ARG002 — psycopg's signature
+        self.access.refuse("tpc_begin()")
+
+    def tpc_prepare(self) -> NoReturn:
+        self.access.refuse("tpc_prepare()")
+
+    def tpc_commit(self, xid: object = None) -> NoReturn:  # noqa: ARG002 — psycopg's signature
+        self.access.refuse("tpc_commit()")
+
+    def tpc_rollback(self, xid: object = None) -> NoReturn:  # noqa: ARG002 — psycopg's signature
+        self.access.refuse("tpc_rollback()")
+
+    def __del__(self, *_: object) -> None:
+        """Neither closes the libpq connection nor warns that it is open: it belongs to the pool."""
+
+
+def isolation_statement(level: IsolationLevel | int) -> bytes:
+    """The statement that sets the isolation level of this transaction, before its first one."""
+    name = psycopg.IsolationLevel(level).name.replace("_", " ")
+    return f"SET TRANSACTION ISOLATION LEVEL {name}".encode("ascii")
+
+
+def access_mode_statement(*, read_only: bool) -> bytes:
+    """The statement that sets whether this transaction may write."""
+    return b"SET TRANSACTION READ ONLY" if read_only else b"SET TRANSACTION READ WRITE"
+
+
+def deferrable_statement(*, deferrable: bool) -> bytes:
+    """The statement that sets whether this transaction may wait for a safe snapshot."""
+    return b"SET TRANSACTION DEFERRABLE" if deferrable else b"SET TRANSACTION NOT DEFERRABLE"

@@ -1,0 +1,50 @@
+"""The errors of sessions: what the application asked for is reserved to the transaction manager, or can't be done
+now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xa import Code, xa_error
+
+if TYPE_CHECKING:
+    from xa import XaError, Xid
+
+
+def reserved_error(what: str, xid: Xid) -> XaError:
+    """`what` would begin, end or leave the transaction, which only the transaction manager may."""
+    return xa_error(
+        Code.XAER_PROTO,
+        f"{what} is not the session's to do: the transaction manager ends this transaction, for all its resources "
+        "together. Leave the block of begin() to commit, raise out of it to roll back; savepoints are allowed",
+        xid,
+    )
+
+
+def busy_error(xid: Xid) -> XaError:
+    """Another thread or task is in a statement, and the caller can't wait for it."""
+    return xa_error(
+        Code.XAER_PROTO,
+        "another thread or task is in a statement of this branch. A branch has one connection: let one task at a time "
+        "work with it, or begin a transaction for each task",
+        xid,
+    )
+
+
+def unfinished_error(xid: Xid) -> XaError:
+    """The caller itself has not finished a statement."""
+    return xa_error(
+        Code.XAER_PROTO,
+        "a stream or COPY of this branch has not been finished: read it to its end, or close it, first",
+        xid,
+    )
+
+
+def expired_error(xid: Xid) -> XaError:
+    """The session is used after its association has ended."""
+    return xa_error(
+        Code.XAER_PROTO,
+        "this session is over: its transaction has ended, was suspended, or took too long and was rolled back. "
+        "Ask the transaction for the resource again",
+        xid,
+    )

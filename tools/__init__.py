@@ -1,0 +1,1 @@
+"""Scripts for who works on this repository; none of it is installed."""
