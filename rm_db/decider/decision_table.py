@@ -335,7 +335,7 @@ class DecisionTable:
     def _deletion(self, keys: list[str]) -> tuple[Delete, Any]:
         """The statement that deletes these rows: with one parameter, where the database has arrays."""
         key = self.decisions.c.gtrid
-        if self._engine.dialect.name in mariadb.DIALECTS:  # for a list it would lock the whole table
+        if self._engine.dialect.name in mariadb.DIALECTS:  # one by one: for a list it reads, and locks, the whole table
             return delete(self.decisions).where(key == bindparam("ended")), [{"ended": ended} for ended in keys]
         if self._engine.dialect.name == "postgresql":
             return delete(self.decisions).where(key == any_(bindparam("keys", type_=ARRAY(String)))), {"keys": keys}
@@ -362,8 +362,8 @@ class DecisionTable:
 
 
 def _now(connection: Connection) -> float:
-    """Seconds since 1970, by the clock of the database. Databases that are not in the table tell the time in the time
-    zone of the session, which has to be the same for all sessions."""
+    """Seconds since 1970, by the clock of the database. One that is not in the table tells the time in its sessions'
+    time zone, which has to be the same for all of them."""
     seconds = SECONDS_1970.get(connection.dialect.name)
     if seconds is not None:
         return float(connection.execute(text(f"SELECT {seconds}")).scalar_one())

@@ -3,7 +3,7 @@
 A transaction takes the write lock when it begins (BEGIN IMMEDIATE). One that takes it later can find that its snapshot
 is old, and then no waiting helps.
 
-How its commits are forced, and what is refused because it can't force them, is in `xa.sql.sqlite`.
+How every commit is forced, and why a database without WAL mode is refused, stands in `xa.sql.sqlite`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def lock_timeout(wait_s: float) -> str:
 
 
 def weaknesses(connection: Connection) -> Iterator[tuple[str, str]]:
-    """Settings of the server with which a crash of its machine can lose a decision, each with the remedy."""
+    """Settings of the server with which a crash of its machine can lose a decision, and what to do about each."""
     flush, log_bin, sync_binlog = connection.execute(_DURABILITY).one()
     if int(flush) != 1:
         yield f"innodb_flush_log_at_trx_commit is {flush}", "set it to 1"
