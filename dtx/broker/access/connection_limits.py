@@ -1,9 +1,10 @@
-"""Whom the broker lets in: how many strangers at a time, how many connections in all and of one user, and how long who
-gave a wrong password waits.
+"""ConnectionLimits: how many connections there may be, in all, of one user and before a user is known; and how long a
+peer waits after a wrong password.
 
-A stranger is a peer that has not opened its connection: it may be in the TLS handshake, in SASL, or silent. Strangers
-don't take the room of those who are in. When there are too many, the oldest of the address that has most of them goes,
-so that nobody is kept out by many that say nothing. Some connections are kept for who may manage the broker.
+A stranger is a peer that has not opened its connection yet: it may be in the TLS handshake, in SASL, or silent.
+Strangers are counted apart, so that they take no room from authenticated connections. When there are too many, the
+oldest one is closed of the address that has most of them; so silent peers of one address can't keep others out. Some
+connections are reserved for users who may manage the broker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LONGEST_S: Final = 5.0
 
 
 class Peer(Protocol):
-    """A peer, as far as this module cares."""
+    """A connected peer."""
 
     @property
     def host(self) -> str:
@@ -33,7 +34,7 @@ class Peer(Protocol):
 
 
 class ConnectionLimits:
-    """Who is here. `first_delay_s` is what the first wrong password costs."""
+    """The peers that are connected. `first_delay_s`: how long a peer waits after its first wrong password."""
 
     def __init__(
         self, limits: Limits, permissions: Permissions, clock: Callable[[], float], first_delay_s: float

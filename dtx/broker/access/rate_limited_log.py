@@ -1,4 +1,7 @@
-"""Lines of the log that strangers cause: not more than a few of a kind in a minute, and nothing of theirs raw."""
+"""RateLimitedLog: warnings that unauthenticated peers cause, at most a few of each kind in a minute.
+
+What a peer chose is written with escapes, so that it can't forge lines or control a terminal.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ MOST: Final = 10
 
 
 class RateLimitedLog:
-    """Writes warnings about peers that nobody knows yet. A kind is its format."""
+    """Writes the warnings. Those of one format are of one kind."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dtx.broker.endpoint.engine import Pointer
     from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.queue import Queue
-    from dtx.broker.transactions.contexts import Gathering
+    from dtx.broker.transactions.contexts import WorkContext
     from dtx.protocol.performatives import Seen
     from dtx.protocol.sasl.mechanisms import Identity
 
@@ -383,7 +383,7 @@ class BrokerConnection:
             self.forget(link)
             self.container.touch(self)
 
-    def released(self, context: Gathering) -> None:
+    def released(self, context: WorkContext) -> None:
         """A txn-id is no longer in use: links acquire no more for it."""
         self.txns.drop(context)
         for link in self.links.values():

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.endpoint.engine import Pointer
     from dtx.broker.endpoint.link import Awaited
-    from dtx.broker.transactions.contexts import Gathering
+    from dtx.broker.transactions.contexts import WorkContext
     from dtx.protocol.commands import Start
     from dtx.protocol.replies import Reply
 
@@ -48,7 +48,7 @@ class ControlLink(ReceivingLink):
     def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
         super().__init__(connection, session, pointer, credit=CREDIT, limit=MAX_COMMAND)
         self._container = connection.container
-        self._declared: dict[Gathering, None] = {}
+        self._declared: dict[WorkContext, None] = {}
         desired = symbols(LIB.pn_terminus_capabilities(LIB.pn_link_remote_target(pointer)))
         select = DISTRIBUTED in desired
         session.demarcation.attach(select=select)
@@ -59,7 +59,7 @@ class ControlLink(ReceivingLink):
         self._rejects = not outcomes or bool(REJECTED_NAMES & set(outcomes))
 
     # -- messages
-    def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
+    def message(self, delivery: Pointer, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         if settled or context is not None:
             told = "no transactional work is allowed here" if context else "a control message is not sent settled"
             self.terminate(Refusal(Condition.NOT_ALLOWED, told, Code.XAER_PROTO))
@@ -91,7 +91,7 @@ class ControlLink(ReceivingLink):
     # -- declare
     def _declare(self, awaited: Awaited, declare: Declare) -> None:
         connection = self.connection
-        context: Gathering
+        context: WorkContext
         if declare.start is None:
             txn_id = connection.txns.new()
             context = LocalTransaction(self._container.resource, txn_id, self, connection.released)
@@ -125,12 +125,12 @@ class ControlLink(ReceivingLink):
             self._dissociate(context, verb)
             self._answer(awaited, None)
 
-    def _dissociate(self, context: Gathering, verb: AssociationVerb) -> None:
+    def _dissociate(self, context: WorkContext, verb: AssociationVerb) -> None:
         if not isinstance(context, DistributedContext):
             raise refused(Code.XAER_PROTO, "a local transaction is discharged, not ended")
         self.session.demarcation.end(context, verb)
 
-    def _discharge_partial(self, awaited: Awaited, context: Gathering, *, fail: bool) -> None:
+    def _discharge_partial(self, awaited: Awaited, context: WorkContext, *, fail: bool) -> None:
         """A delivery of the transaction's work is not complete: it is rolled back, and the link is closed
         with that error. A discharge that asked for the rollback has had it."""
         told = "rolled back: the transaction was discharged with a delivery that is not complete"
@@ -179,7 +179,7 @@ class ControlLink(ReceivingLink):
     def terminate(self, refusal: Refusal) -> None:
         self.detach(refusal)
 
-    def transaction_ended(self, context: Gathering) -> None:
+    def transaction_ended(self, context: WorkContext) -> None:
         # A suspended association stays the link's.
         if not isinstance(context, DistributedContext) or context not in context.branch.associations:
             self._declared.pop(context, None)
@@ -190,7 +190,7 @@ class ControlLink(ReceivingLink):
             self._lose(context)
         self._declared.clear()
 
-    def _lose(self, context: Gathering) -> None:
+    def _lose(self, context: WorkContext) -> None:
         self._declared.pop(context, None)
         if isinstance(context, LocalTransaction):
             context.lose()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dtx.broker.endpoint.engine import Pointer
     from dtx.broker.endpoint.link import Awaited
     from dtx.broker.queues.queue import Queue
-    from dtx.broker.transactions.contexts import Gathering
+    from dtx.broker.transactions.contexts import WorkContext
 
 
 class IncomingLink(ReceivingLink):
@@ -30,7 +30,7 @@ class IncomingLink(ReceivingLink):
         self._resource = connection.container.resource
         self._outside = connection.container.outside
 
-    def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
+    def message(self, delivery: Pointer, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:
             entry = self._entry(octets)
             if context is not None:
@@ -59,7 +59,7 @@ class IncomingLink(ReceivingLink):
         expires_ms = self._resource.now_ms + ttl_ms if ttl_ms else 0
         return Entry(queue, self._resource.number(), len(octets), expires_ms, octets)
 
-    def _refused(self, delivery: Pointer, context: Gathering | None, refusal: Refusal, *, settled: bool) -> None:
+    def _refused(self, delivery: Pointer, context: WorkContext | None, refusal: Refusal, *, settled: bool) -> None:
         """A message can't be taken: who sent it unsettled hears it, and may still discharge the
         transaction; who sent it settled may not."""
         fatal = refusal.condition in FATAL

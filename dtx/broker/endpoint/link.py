@@ -21,7 +21,7 @@ from xa import Code
 
 if TYPE_CHECKING:
     from dtx.broker.endpoint.connection import BrokerConnection, Session
-    from dtx.broker.transactions.contexts import Gathering, TransactionalContext
+    from dtx.broker.transactions.contexts import TransactionalContext, WorkContext
 
 FATAL: Final = frozenset({Condition.UNAUTHORIZED, Condition.INTERNAL_ERROR, Condition.NOT_FOUND})
 """Refusals of a message after which the link is closed; after others (resource limit) it goes on."""
@@ -59,7 +59,7 @@ class Link:
     def continued(self, state: Any) -> None:
         """A frame that continues a delivery carried this state; None: none."""
 
-    def transaction_ended(self, context: Gathering) -> None:
+    def transaction_ended(self, context: WorkContext) -> None:
         """A transaction is discharged, or lost."""
 
     def gone(self) -> None:
@@ -228,7 +228,7 @@ class ReceivingLink(Link, ABC):
             told = f"a message has at most {self._limit} octets here"
             self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
             return
-        context: Gathering | None = None
+        context: WorkContext | None = None
         if LIB.pn_delivery_remote_state(delivery) == TRANSACTIONAL:
             try:
                 txn_id, _ = self._txns.read(remote_state(delivery))
@@ -243,7 +243,7 @@ class ReceivingLink(Link, ABC):
             self.message(delivery, octets, context, settled=settled)
         self._replenish()
 
-    def _break(self, delivery: Pointer, context: Gathering | None, refusal: Refusal, *, settled: bool) -> None:
+    def _break(self, delivery: Pointer, context: WorkContext | None, refusal: Refusal, *, settled: bool) -> None:
         """The delivery's transaction is wrong: it is refused, and where nobody would hear that, the link
         is."""
         if context is not None:
@@ -265,7 +265,7 @@ class ReceivingLink(Link, ABC):
 
     # -- messages
     @abstractmethod
-    def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
+    def message(self, delivery: Pointer, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         """A whole message came, under the transaction `context`, or none. One that was sent `settled` is
         settled already, and its delivery is not used any more."""
 
@@ -296,7 +296,7 @@ class ReceivingLink(Link, ABC):
         LIB.pn_delivery_update(delivery, ACCEPTED)
         self._settle(delivery)
 
-    def refuse(self, delivery: Pointer, refusal: Refusal, context: Gathering | None) -> None:
+    def refuse(self, delivery: Pointer, refusal: Refusal, context: WorkContext | None) -> None:
         """Tells that the message is rejected, in the transaction under which it came."""
         if context is None:
             reject(delivery, REJECTED, refusal)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dtx.broker.endpoint.engine import LIB, send
 from dtx.broker.queues.outcomes import Outcome
 from dtx.broker.queues.queue import State
-from dtx.broker.transactions.contexts import Gathering
+from dtx.broker.transactions.contexts import WorkContext
 from dtx.protocol.messages import read_header, with_header
 from dtx.protocol.replies import MODIFIED
 from dtx.store.contract import CHUNK
@@ -71,7 +71,7 @@ class OutgoingDelivery:
         """It was taken, and not sent: it goes back to its queue."""
         self.gone = True
         self.unload()
-        if self.retirement is not None and isinstance(self.context, Gathering):
+        if self.retirement is not None and isinstance(self.context, WorkContext):
             self.context.work.retired.pop(self.entry.number, None)
             self.context = self.retirement = None
         if self.entry.state is State.HELD:
@@ -85,7 +85,7 @@ class OutgoingDelivery:
         self.link.refuse(self, refusal)
 
     def reverted(self) -> None:
-        if isinstance(self.context, Gathering):
+        if isinstance(self.context, WorkContext):
             self.ended = self.context.txn_id
         self.context = self.retirement = None
 

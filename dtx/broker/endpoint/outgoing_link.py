@@ -16,7 +16,7 @@ from dtx.broker.endpoint.link import Link, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, modified_outcome, with_facts
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN
 from dtx.broker.transactional_resource import fits_one_piece
-from dtx.broker.transactions.contexts import Gathering, unknown_id
+from dtx.broker.transactions.contexts import WorkContext, unknown_id
 from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Condition, Refusal, RefusedError
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
@@ -247,12 +247,12 @@ class OutgoingLink(Link):
             return
         self._acquire_for(context)
 
-    def _acquire_for(self, context: Gathering | None) -> None:
+    def _acquire_for(self, context: WorkContext | None) -> None:
         self._context = self._outside if context is None else context
         self._acquisition = None if context is None else context.acquisition
         self.connection.say_transaction(self.name, None if context is None else context.txn_id)
 
-    def transaction_ended(self, context: Gathering) -> None:
+    def transaction_ended(self, context: WorkContext) -> None:
         if self._context is context:
             self._acquire_for(None)
             if self._credit > 0:
@@ -271,7 +271,7 @@ class OutgoingLink(Link):
         outcome = _SIMPLE.get(code)
         if outcome is None and code == MODIFIED:
             outcome = modified_outcome(delivery)
-        if isinstance(sent.context, Gathering):
+        if isinstance(sent.context, WorkContext):
             if outcome is None and not settled:
                 return
             told = "an outcome outside of the transaction to which the delivery belongs"
@@ -311,7 +311,7 @@ class OutgoingLink(Link):
     def _stale(self, sent: OutgoingDelivery, txn_id: bytes, *, settled: bool) -> None:
         """The state names a transaction that is over. That is what is left of it where the peer only settles;
         otherwise it asks for work that can't be done."""
-        if isinstance(sent.context, Gathering) and sent.context.txn_id == txn_id:
+        if isinstance(sent.context, WorkContext) and sent.context.txn_id == txn_id:
             if settled:  # ended for its branch, which holds the delivery
                 sent.context.retire(sent, None, settled=True)
                 self._forget(sent)
@@ -323,7 +323,7 @@ class OutgoingLink(Link):
         else:
             self.detach(unknown_id(txn_id))
 
-    def _conflict(self, context: Gathering, told: str) -> None:
+    def _conflict(self, context: WorkContext, told: str) -> None:
         context.control.terminate(Refusal(Condition.ROLLBACK, f"rolled back: {told}", Code.XA_RBPROTO))
 
     # -- what becomes of deliveries

@@ -23,7 +23,7 @@ from xa import Code
 if TYPE_CHECKING:
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.endpoint.engine import Pointer
-    from dtx.broker.transactions.contexts import Gathering
+    from dtx.broker.transactions.contexts import WorkContext
     from dtx.protocol.messages import Request
     from dtx.protocol.replies import Reply
 
@@ -38,7 +38,7 @@ class RequestLink(ReceivingLink):
         super().__init__(connection, session, pointer, credit=CREDIT, limit=MAX_REQUEST)
         self._container = connection.container
 
-    def message(self, delivery: Pointer, octets: bytes, context: Gathering | None, *, settled: bool) -> None:
+    def message(self, delivery: Pointer, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:
             if context is not None:
                 raise refused(Code.XAER_PROTO, "a request to a $ node is no transactional work: nothing was done")

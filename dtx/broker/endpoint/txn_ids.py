@@ -12,7 +12,7 @@ from xa import Code
 
 if TYPE_CHECKING:
     from dtx.broker.queues.outcomes import Outcome
-    from dtx.broker.transactions.contexts import Gathering
+    from dtx.broker.transactions.contexts import WorkContext
 
 MAX_STATES: Final = 1000
 
@@ -23,7 +23,7 @@ class TxnIds:
     __slots__ = ("_limit", "_number", "_states", "live")
 
     def __init__(self, limit: int) -> None:
-        self.live: dict[bytes, Gathering] = {}
+        self.live: dict[bytes, WorkContext] = {}
         self._limit = limit
         self._number = 0
         self._states: dict[bytes, tuple[bytes, Outcome | None]] = {}
@@ -39,14 +39,14 @@ class TxnIds:
             if txn_id not in self.live:
                 return txn_id
 
-    def context(self, txn_id: bytes) -> Gathering:
+    def context(self, txn_id: bytes) -> WorkContext:
         """The transaction; RefusedError where there is none."""
         context = self.live.get(txn_id)
         if context is None:
             raise RefusedError(unknown_id(txn_id))
         return context
 
-    def drop(self, context: Gathering) -> None:
+    def drop(self, context: WorkContext) -> None:
         """The txn-id of a transaction is no longer in use."""
         self.live.pop(context.txn_id, None)
 

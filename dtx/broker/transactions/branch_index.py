@@ -1,7 +1,7 @@
-"""BranchIndex: which prepared branches hold messages of which queue, for who asks.
+"""BranchIndex: which prepared branches hold messages of which queue.
 
-What a prepared branch holds does not change any more. It is looked up once, when somebody first asks after it was
-prepared: a transaction pays next to nothing for it, and an answer costs what it tells.
+What a prepared branch holds does not change any more. So it is put into the index only when somebody asks for the first
+time after it was prepared: transactions cost next to nothing more, and a request costs as much as its answer is long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""TransactionalContext: under whose decision work happens. Three flavours: none, local, distributed.
+"""TransactionalContext: the transaction that a link works for: none, a local one, or a distributed one.
 
-Links post, acquire and retire through a context, and never ask which one it is. Without a transaction every
-operation stands for itself. The local and the distributed context gather work; a local transaction decides
-at its discharge, a distributed one never decides anything: that is the coordination's.
+Links post, acquire and retire through a context, and never ask which it is. Without a transaction each operation
+becomes durable by itself. The local and the distributed context collect the work. A local transaction is decided by its
+discharge; a distributed one is never decided here, but by commands (`dtx.broker.transactions.coordination`).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class NoTransaction:
         pass
 
 
-class Gathering:
+class WorkContext:
     """What the local and the distributed context have in common: work is gathered until somebody decides."""
 
     # It is abstract without ABC as its base: links ask of each delivery whether a context is one, and isinstance takes
@@ -210,7 +210,7 @@ class Gathering:
         pass
 
 
-class LocalTransaction(Gathering):
+class LocalTransaction(WorkContext):
     """A transaction of one txn-id, decided by its discharge. `ended` is called when it is over."""
 
     def __init__(
@@ -309,7 +309,7 @@ class LocalTransaction(Gathering):
         self.work.rollback(self.work.write_rollback(batch, stored=False), batch)
 
 
-class DistributedContext(Gathering):
+class DistributedContext(WorkContext):
     """The association of a txn-id with a branch. It gathers for the branch, and decides nothing."""
 
     def __init__(self, resource: TransactionalResource, txn_id: bytes, control: Control, branch: Branch) -> None:

@@ -1,7 +1,7 @@
-"""TwoPhaseCommit: the outcomes of branches, prepare, commit, rollback, an operator's decision, forget.
+"""TwoPhaseCommit: carries out prepare, commit, rollback, an operator's decision and forget on a branch.
 
-Each writes one batch, waits until it is durable, and only then moves the branch and answers. Operations on
-one branch run one after the other, in the order in which they came.
+Each of them writes one batch, waits until it is durable, and only then moves the branch to its next state and answers.
+Operations on one branch run one after the other, in the order in which they came.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def given_back(prepare: Prepare) -> dict[int, Outcome]:
 
 
 class TwoPhaseCommit:
-    """What decides branches."""
+    """The operations that decide branches."""
 
     def __init__(self, resource: TransactionalResource, registry: Registry) -> None:
         self._resource = resource

@@ -1,4 +1,4 @@
-"""Carrying out a group of batches in one transaction, kind by kind: creations, changes, deletions."""
+"""Carries a group of batches out in one transaction: creations first, then changes, then deletions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads on their way out: the thread that reads them for a SQL store, and those still in memory."""
+"""Reader, the thread that reads payloads for a SQL store, and PayloadCache, which has those that were stored last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading back what a SQL store holds: queues, branches with their work, fences, the facts of messages."""
+"""What a SQL store holds, read back at its opening: queues, branches with their work, fences, the facts of messages."""
 
 from __future__ import annotations
 

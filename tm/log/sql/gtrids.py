@@ -1,4 +1,4 @@
-"""The gtrids of a node in a SqlLog: each change one statement, which compares, sets, and looks for the epoch."""
+"""The gtrids of a node in a SqlLog. Each change is one statement, which compares state and epoch, and sets both."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class TakenOver(DecisionRefused):
 
 
 class GtridTable:
-    """The rows of `node`, as seen and changed under `epoch`. Errors are those of SQLAlchemy, before anything else
-    is said. Every change may be made again."""
+    """The rows of `node`, as seen and changed under `epoch`. Errors are SQLAlchemy's, and those that a method names.
+    Every change may be made again."""
 
     def __init__(self, database: Database, node: str, epoch: int) -> None:
         self._database = database

@@ -1,13 +1,14 @@
 """SqlLog: the decision log in a database, for containers without a disk and for more processes than one.
 
-Who opens it takes the node (`tm.log.sql.node`) under a new epoch, and is fenced off when another one does. Further
-processes join by naming the epoch. Each change of a gtrid is one statement: compare and set of its state, on the
-condition that the node is still in this epoch (`tm.log.sql.gtrids`, `tm.log.sql.states`). Tables: `tm.log.sql.tables`.
+A process that opens the log takes the node under a new epoch (`tm.log.sql.node`), and loses it when another process
+does the same. Further processes join by naming the epoch. Each change of a gtrid is one statement: it compares and sets
+the state, on the condition that the node is still in this epoch (`tm.log.sql.gtrids`, `tm.log.sql.states`). The tables
+are in `tm.log.sql.tables`.
 
-When the connection is lost during a change, the same change is tried again for some seconds: it had its effect,
-or has it now, or is refused. Where that can't be found out it is unknown: LogStopped. The gtrid is then settled
-before the log tells anything again: by an abort, which has no effect if it was decided, and else makes it
-impossible that it ever is.
+When the connection is lost during a change, the same change is tried again for some seconds (`tm.log.sql.retry`): it
+had its effect, or has it now, or is refused. When that can't be found out, the outcome is unknown: LogStopped. Before
+the log answers anything again, it then aborts the gtrid: the abort has no effect if the gtrid was decided, and
+otherwise makes it impossible that it ever is.
 """
 
 from __future__ import annotations

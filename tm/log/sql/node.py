@@ -1,9 +1,9 @@
-"""A node id in a SqlLog: who has it, and until when nobody else is to take it.
+"""A node id in a SqlLog: which process holds it, and until when.
 
-Taking a node raises its epoch, which is the incarnation of the log from then on. Every change that depends on
-having the node looks for the epoch in the same statement and locks the row against being changed, so that once a
-node was taken nothing comes from who had it before, however long that one slept. The lease only keeps others
-from taking a node whose holder is at work; nothing depends on clocks for being right.
+A process that takes a node raises the node's epoch. Every change that only the holder may make compares the epoch in
+the same statement, and locks the node's row until it is done. So once a node was taken, no change of the former holder
+has an effect any more, however late it comes. The lease only keeps other processes from taking a node whose holder is
+at work: correctness does not depend on any clock.
 
 Taking a node that another one has:
 
