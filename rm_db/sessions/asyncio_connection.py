@@ -46,21 +46,21 @@ class GreenletPsycopgConnection(PsycopgConnection):
         access: PostgresAccess,
         connection: LibpqConnection,
         adapters: AdaptersMap | None,
-        in_the_loop: PsycopgAsyncConnection,
+        async_psycopg: PsycopgAsyncConnection,
     ) -> None:
         super().__init__(access, connection, adapters)
-        self._in_the_loop = in_the_loop
+        self._async_psycopg = async_psycopg
         self.cursor_factory = GreenletPsycopgCursor
 
     @property
     def driver_connection(self) -> PsycopgAsyncConnection:
         """What SQLAlchemy returns as the asyncio driver's own connection."""
-        return self._in_the_loop
+        return self._async_psycopg
 
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
         if self.access.statement_lock.is_ending or not on_event_loop():
             return super().wait(gen, *args, **kwargs)
-        result: RV = await_only(self._in_the_loop.wait(gen, *args, **kwargs))
+        result: RV = await_only(self._async_psycopg.wait(gen, *args, **kwargs))
         return result
 
 
@@ -79,14 +79,14 @@ class BranchAsyncConnection(AsyncConnection):
     def orm(self) -> AsyncSession:
         """The ORM session on this connection. It is made at the first use, and flushed when the association ends."""
         if self._orm is None:
-            connection = self._session.awaiting
+            connection = self._session.greenlet_connection
             self._orm = AsyncSession(sync_session_class=lambda **_: connection.orm)  # type: ignore[arg-type]  # a callable serves
         return self._orm
 
     @property
     def psycopg(self) -> PsycopgAsyncConnection:
         """The asyncio psycopg connection, with psycopg's own adapters and rows."""
-        return self._session.apsycopg
+        return self._session.async_psycopg
 
 
 class _SessionEngine(AsyncEngine):

@@ -144,10 +144,10 @@ class BranchConnection(Connection):
         self._access = access
         self._orm: BranchSession | None = None
 
-    def _connect(self, engine: Engine, lease: BorrowedConnection) -> None:
+    def _connect(self, engine: Engine, borrowed: BorrowedConnection) -> None:
         """The second step. It can't fail."""
         had_events = self._has_events  # an event handler that was registered before this step
-        super().__init__(engine, lease, _allow_revalidate=False)
+        super().__init__(engine, borrowed, _allow_revalidate=False)
         self._has_events = self._has_events or had_events
         BranchTransaction(self)
 

@@ -79,7 +79,7 @@ class EngineConnection(BorrowedConnection):
     __slots__ = ("_connection_record", "_savepoint")
 
     def __init__(self, connection: PostgresBranchConnection, engine: Engine) -> None:
-        super().__init__(connection.view_for(engine), connection.access)
+        super().__init__(connection.psycopg_for(engine), connection.access)
         self._connection_record = _ConnectionRecord()
         self._savepoint: str | None = None
 

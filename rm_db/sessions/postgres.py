@@ -39,10 +39,12 @@ class PostgresBranchConnection(BranchConnection):
     of it is made when one of its attributes is first needed, so that an application that uses psycopg never pays for
     it."""
 
-    def __init__(self, session: PostgresSession, view: Callable[[AdaptersMap | None], PsycopgConnection]) -> None:
+    def __init__(
+        self, session: PostgresSession, new_psycopg: Callable[[AdaptersMap | None], PsycopgConnection]
+    ) -> None:
         super().__init__(session.access)
         self._session = session
-        self._view = view
+        self._new_psycopg = new_psycopg
         self._making = threading.RLock()
         self._is_made = False
 
@@ -53,9 +55,9 @@ class PostgresBranchConnection(BranchConnection):
                 if self._is_made:
                     raise AttributeError(f"{type(self).__name__} has no attribute {name}")
                 engine, adapters = self._session.engine
-                lease = BorrowedConnection(self._view(adapters), self._access)
+                borrowed = BorrowedConnection(self._new_psycopg(adapters), self._access)
                 self._is_made = True  # after everything that may fail, so that the next use tries again
-                self._connect(engine, lease)
+                self._connect(engine, borrowed)
         return getattr(self, name)
 
     @property
@@ -68,10 +70,10 @@ class PostgresBranchConnection(BranchConnection):
         """The rules for the use of the branch's connection."""
         return self._session.access
 
-    def view_for(self, engine: Engine) -> PsycopgConnection:
+    def psycopg_for(self, engine: Engine) -> PsycopgConnection:
         """A psycopg connection with the adapters that the dialect of another engine needs. It waits in the event loop
         if that engine is under an asyncio one."""
-        return self._session.view_for(engine)
+        return self._session.psycopg_for(engine)
 
     @property
     def asyncio(self) -> BranchAsyncConnection:
@@ -83,14 +85,14 @@ class PostgresBranchConnection(BranchConnection):
 class PostgresSession:
     """One association's session."""
 
-    __slots__ = ("_apsycopg", "_asyncio", "_awaiting", "_engine", "_facade", "_psycopg", "access")
+    __slots__ = ("_async_psycopg", "_asyncio", "_engine", "_facade", "_greenlet_connection", "_psycopg", "access")
 
     def __init__(self, engine: SessionEngine, work: PostgresTransaction) -> None:
         self._engine = engine
         self._facade: PostgresBranchConnection | None = None
         self._psycopg: PsycopgConnection | None = None
-        self._apsycopg: PsycopgAsyncConnection | None = None
-        self._awaiting: PostgresBranchConnection | None = None
+        self._async_psycopg: PsycopgAsyncConnection | None = None
+        self._greenlet_connection: PostgresBranchConnection | None = None
         self._asyncio: BranchAsyncConnection | None = None
         self.access = PostgresAccess(work)
 
@@ -98,29 +100,29 @@ class PostgresSession:
     def psycopg(self) -> PsycopgConnection:
         """A psycopg connection."""
         if self._psycopg is None:
-            self._psycopg = self.view(None)
+            self._psycopg = self.new_psycopg(None)
         return self._psycopg
 
     @property
     def facade(self) -> PostgresBranchConnection:
         """The SQLAlchemy connection."""
         if self._facade is None:
-            self._facade = PostgresBranchConnection(self, self.view)
+            self._facade = PostgresBranchConnection(self, self.new_psycopg)
         return self._facade
 
     @property
-    def apsycopg(self) -> PsycopgAsyncConnection:
+    def async_psycopg(self) -> PsycopgAsyncConnection:
         """An asyncio psycopg connection."""
-        if self._apsycopg is None:
-            self._apsycopg = self._viewed(lambda connection: PsycopgAsyncConnection(self.access, connection))
-        return self._apsycopg
+        if self._async_psycopg is None:
+            self._async_psycopg = self._made_by(lambda connection: PsycopgAsyncConnection(self.access, connection))
+        return self._async_psycopg
 
     @property
-    def awaiting(self) -> PostgresBranchConnection:
+    def greenlet_connection(self) -> PostgresBranchConnection:
         """The SQLAlchemy connection under the asyncio one."""
-        if self._awaiting is None:
-            self._awaiting = PostgresBranchConnection(self, self._awaiting_view)
-        return self._awaiting
+        if self._greenlet_connection is None:
+            self._greenlet_connection = PostgresBranchConnection(self, self.new_greenlet_psycopg)
+        return self._greenlet_connection
 
     @property
     def asyncio(self) -> BranchAsyncConnection:
@@ -134,7 +136,7 @@ class PostgresSession:
                 )
             from rm_db.sessions.asyncio_connection import BranchAsyncConnection  # noqa: PLC0415 — needs greenlet
 
-            self._asyncio = BranchAsyncConnection(self, self.awaiting)
+            self._asyncio = BranchAsyncConnection(self, self.greenlet_connection)
         return self._asyncio
 
     @property
@@ -142,25 +144,25 @@ class PostgresSession:
         """SQLAlchemy's engine, and the adapters that its dialect wants."""
         return self._engine.made
 
-    def view(self, adapters: AdaptersMap | None) -> PsycopgConnection:
+    def new_psycopg(self, adapters: AdaptersMap | None) -> PsycopgConnection:
         """A new psycopg connection; `adapters` are used instead of psycopg's own."""
-        return self._viewed(lambda connection: PsycopgConnection(self.access, connection, adapters))
+        return self._made_by(lambda connection: PsycopgConnection(self.access, connection, adapters))
 
-    def view_for(self, engine: Engine) -> PsycopgConnection:
-        """As `PostgresBranchConnection.view_for`."""
+    def psycopg_for(self, engine: Engine) -> PsycopgConnection:
+        """A psycopg connection as the dialect of another engine needs it."""
         adapters = _adapters(engine)
-        return self._awaiting_view(adapters) if engine.dialect.is_async else self.view(adapters)
+        return self.new_greenlet_psycopg(adapters) if engine.dialect.is_async else self.new_psycopg(adapters)
 
-    def _awaiting_view(self, adapters: AdaptersMap | None) -> PsycopgConnection:
+    def new_greenlet_psycopg(self, adapters: AdaptersMap | None) -> PsycopgConnection:
         from rm_db.sessions.asyncio_connection import GreenletPsycopgConnection  # noqa: PLC0415 — needs greenlet
 
-        in_the_loop = self.apsycopg
-        return self._viewed(
-            lambda connection: GreenletPsycopgConnection(self.access, connection, adapters, in_the_loop)
+        async_psycopg = self.async_psycopg
+        return self._made_by(
+            lambda connection: GreenletPsycopgConnection(self.access, connection, adapters, async_psycopg)
         )
 
-    def _viewed(self, make: Callable[[LibpqConnection], T]) -> T:
-        """A view."""
+    def _made_by(self, make: Callable[[LibpqConnection], T]) -> T:
+        """What `make` makes of the branch's connection, which nobody else uses meanwhile."""
         connection = self.access.enter()
         try:
             return make(connection)
@@ -169,7 +171,7 @@ class PostgresSession:
 
     def finish(self) -> None:
         self.access.statement_lock.is_ending = True
-        for connection in (self._facade, self._awaiting):
+        for connection in (self._facade, self._greenlet_connection):
             if connection is not None:
                 connection.finish()
 
