@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-EXTRAS = ("", "asyncio", "otel", "zope", "demo", "pipeline")
+EXTRAS = ("", "asyncio", "otel", "zope", "testing", "demo", "pipeline")
 """But for pipeline-java, which is a Java runtime and no module."""
 USERS = ("bench", "demo", "pipeline", "testing")
 """Modules that a user may have beside us."""

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_amqp import AmqpResource, DecidingBroker, Message
-from tests.contract.client import ScriptedRegistrar
-from tests.contract.deciding import RECORD, Decider, TestDeciding
 from tests.crash.test_amqp_kill import Site as OtherBroker
 from tests.crash.together import POINTS, Together
 from tests.interop.artemis_broker import Artemis, jars
@@ -24,6 +22,8 @@ from tests.rm_amqp.decider.test_leases import in_doubt
 from tm import OutcomeUnknown, RolledBack, TransactionManager
 from tm.resources import ResourceConfig
 from xa import ResourceError, ResourceUnavailable, XaError
+from xabridge.testing.contract.client import ScriptedRegistrar
+from xabridge.testing.contract.deciding import RECORD, Decider, TestDeciding
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 
 from rm_amqp import AmqpResource, Message, Session
-from tests.contract.client import ScriptedRegistrar
 from xa import TMFAIL, TMNOFLAGS, TMONEPHASE, TMREGISTER, TMSUCCESS, TMUSEASYNC, Code, Handle, Xid
+from xabridge.testing.contract.client import ScriptedRegistrar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_amqp import AmqpResource, Message
-from tests.contract.client import ScriptedRegistrar
-from tests.contract.harness import Capabilities
-from tests.contract.resource_manager import *  # noqa: F403 — the suite
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMREGISTER, TMUSEASYNC
+from xabridge.testing.contract.client import ScriptedRegistrar
+from xabridge.testing.contract.harness import Capabilities
+from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

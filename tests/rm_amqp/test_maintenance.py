@@ -12,11 +12,11 @@ import pytest
 from dtx.broker.settings import Settings
 from rm_amqp import AmqpResource, Environment, Message, NoMessage
 from rm_amqp.connection.connector import connect as connect_line
-from tests.contract.client import ScriptedRegistrar
 from tests.rm_amqp.client import RMID, Client, new_xid
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.network import Network
 from xa import TMONEPHASE, TMSUCCESS, Code, ResourceUnavailable, ThreadOfControl, entered
+from xabridge.testing.contract.client import ScriptedRegistrar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,13 +13,13 @@ from dtx.protocol.conditions import Condition, Refusal
 from rm_amqp import Message
 from rm_amqp.decider.decision_log import DecisionLog
 from rm_amqp.errors import refusal_error
-from tests.contract.client import RMID as DECIDER_RMID
-from tests.contract.client import elsewhere, new_key, refused
-from tests.contract.deciding import RECORD, Decider
 from tests.rm_amqp.client import RMID, Client
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMONEPHASE, Code
+from xabridge.testing.contract.client import RMID as DECIDER_RMID
+from xabridge.testing.contract.client import elsewhere, new_key, refused
+from xabridge.testing.contract.deciding import RECORD, Decider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

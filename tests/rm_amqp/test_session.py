@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_amqp import Message, NoMessage
-from tests.contract.client import elsewhere
 from tests.rm_amqp.client import RMID, Client, new_xid
 from xa import (
     TMFAIL,
@@ -20,6 +19,7 @@ from xa import (
     XaMisuse,
     entered,
 )
+from xabridge.testing.contract.client import elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import RMID, Client
 from tests.mariadb import MariaDB
 from tests.mariadb import installed as mariadb_installed
 from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
 from tests.rm_db.pooler import Pooler, installed
+from xabridge.testing.contract.client import RMID, Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,8 +15,8 @@ from sqlalchemy.exc import OperationalError
 from rm_db import DecidingDatabase, PostgresResource
 from rm_db.postgres.database import PostgresDatabase
 from rm_db.postgres.resource_manager import PostgresDriver
-from tests.contract.harness import Capabilities
 from tests.rm_db.proxy import Proxy
+from xabridge.testing.contract.harness import Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet

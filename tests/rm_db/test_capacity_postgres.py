@@ -12,11 +12,11 @@ import pytest
 from rm_db.postgres.libpq import LibpqConnection
 from rm_db.postgres.pending import OutstandingSteps
 from rm_db.postgres.pool import RESERVE, ConnectionPool
-from tests.contract.capacity import overlap
-from tests.contract.client import RMID, Client, elsewhere, new_key, refused
-from tests.contract.deciding import RECORD, Decider
 from tests.rm_db.harness import PostgresDeciderHarness
 from xa import ROLLBACK_CODES, TMONEPHASE, Code, XaError
+from xabridge.testing.contract.capacity import overlap
+from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, refused
+from xabridge.testing.contract.deciding import RECORD, Decider
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.deciding import TestDeciding
 from tests.rm_db.harness import (
     MariaDeciderHarness,
     PooledDeciderHarness,
     PostgresDeciderHarness,
     SqliteDeciderHarness,
 )
+from xabridge.testing.contract.deciding import TestDeciding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

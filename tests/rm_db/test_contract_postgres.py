@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.resource_manager import *  # noqa: F403 — the suite: pytest finds its classes here
 from tests.postgres import Postgres
 from tests.rm_db.harness import PostgresHarness
+from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite: pytest finds its classes here
 from xabridge.testing.postgres import system_binaries
 
 if TYPE_CHECKING:

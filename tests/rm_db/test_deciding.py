@@ -22,11 +22,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from rm_db import DecidingDatabase
 from rm_db.decider.decision_table import END_BATCH
 from rm_db.decider.engine import make_engine
-from tests.contract.client import RMID, elsewhere, new_key, new_xid, refused
-from tests.contract.deciding import Decider
 from tests.rm_db.harness import PooledDeciderHarness, PostgresDeciderHarness, SqliteDeciderHarness
 from tm import ResourceConfig, RolledBack, TransactionManager
 from xa import FORMAT_ID, TMFAIL, TMONEPHASE, TMSUCCESS, Code, Gtrid, Owner, ThreadOfControl, XaMisuse, Xid, entered
+from xabridge.testing.contract.client import RMID, elsewhere, new_key, new_xid, refused
+from xabridge.testing.contract.deciding import Decider
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

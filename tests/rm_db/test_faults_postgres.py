@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from rm_db.postgres.steps import is_ready
-from tests.contract.client import RMID, Client, new_key, refused
 from xa import TMONEPHASE, BranchRolledBack, Code, ResourceUnavailable, XaError, Xid
+from xabridge.testing.contract.client import RMID, Client, new_key, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

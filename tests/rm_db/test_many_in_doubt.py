@@ -9,11 +9,11 @@ import psycopg
 import pytest
 
 from rm_db import PostgresResource
-from tests.contract.client import ScriptedRegistrar
 from tests.postgres import Postgres
 from tm import ResourceConfig, TransactionManager
 from tm.log import Branch, Decision, FileLog
 from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Xid
+from xabridge.testing.contract.client import ScriptedRegistrar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rm_db import DecidingDatabase, PostgresResource
-from tests.contract.client import RMID, Client, new_key, refused
 from xa import TMONEPHASE, Code, ResourceError, ResourceUnavailable, XaError
+from xabridge.testing.contract.client import RMID, Client, new_key, refused
 
 if TYPE_CHECKING:
     from tests.postgres import Postgres

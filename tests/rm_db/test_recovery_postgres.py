@@ -10,8 +10,8 @@ from psycopg import sql
 
 from rm_db import PostgresResource
 from rm_db.postgres.gid import encode_gid
-from tests.contract.client import RMID, Client, new_key, new_xid, refused
 from xa import FORMAT_ID, TMENDRSCAN, TMSTARTRSCAN, Code, Gtrid, Xid
+from xabridge.testing.contract.client import RMID, Client, new_key, new_xid, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

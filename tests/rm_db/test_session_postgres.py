@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from psycopg.rows import dict_row
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from tests.contract.client import RMID, Client, elsewhere, new_xid, refused
 from xa import TMFAIL, TMJOIN, TMONEPHASE, TMRESUME, TMSUSPEND, Code, XaMisuse, Xid
+from xabridge.testing.contract.client import RMID, Client, elsewhere, new_xid, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 import pytest
 import sqlalchemy as sa
 
-from tests.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 from tests.rm_db.harness import connections
 from xa import TMFAIL, TMJOIN, TMNOWAIT, TMONEPHASE, Code, ThreadOfControl, XaMisuse, entered
+from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,8 +13,8 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from tests.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 from xa import TMFAIL, TMONEPHASE, BranchRolledBack, Code, XaMisuse, Xid
+from xabridge.testing.contract.client import RMID, Client, elsewhere, new_key, new_xid, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,6 @@ from itertools import product
 import pytest
 
 import xa
-from tests.contract.client import case, refused
 from xa import Code, XaError, check_flags, flag_names
 from xa.flags import (
     FLAG_RULES,
@@ -28,6 +27,7 @@ from xa.flags import (
     TMSUSPEND,
     TMUSEASYNC,
 )
+from xabridge.testing.contract.client import case, refused
 
 XA_H = {
     "TMNOFLAGS": 0x00000000,

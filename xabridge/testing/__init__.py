@@ -1,1 +1,4 @@
-"""What tests need: brokers and databases in processes, and the reference resource manager."""
+"""What tests need: a broker and a PostgreSQL in processes, the reference resource manager, and the contract suite.
+
+`xabridge.testing.contract` is run over resource managers; docs/resource-managers.md shows how.
+"""

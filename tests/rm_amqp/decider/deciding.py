@@ -9,10 +9,10 @@ from rm_amqp import DecidingBroker, Environment, Message
 from rm_amqp.connection.connection import SocketConnection
 from rm_amqp.connection.endpoint import wait_until_open
 from rm_amqp.decider.tokens import Token
-from tests.contract.client import ScriptedRegistrar, new_xid
-from tests.contract.harness import Capabilities
 from tests.rm_amqp.embedded import EmbeddedBroker
 from xa import TMSUCCESS, Code
+from xabridge.testing.contract.client import ScriptedRegistrar, new_xid
+from xabridge.testing.contract.harness import Capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.deciding import TestDeciding
 from tests.rm_amqp.decider.deciding import DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
+from xabridge.testing.contract.deciding import TestDeciding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,6 @@ import pytest
 from dtx.broker.settings import QueueSettings, Settings
 from rm_amqp import DecidingBroker, Message, NoMessage
 from rm_amqp.decider.tokens import Founding, Token
-from tests.contract.client import RMID as RMID_OF_SUITE
-from tests.contract.client import new_xid
-from tests.contract.deciding import RECORD, Decider
 from tests.rm_amqp.decider.deciding import DECLARE, DISCHARGE, DecidingBrokerHarness
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.rm_amqp.foreign import foreign_broker
@@ -34,6 +31,9 @@ from xa import (
     XaMisuse,
 )
 from xa.diagnosis import Health
+from xabridge.testing.contract.client import RMID as RMID_OF_SUITE
+from xabridge.testing.contract.client import new_xid
+from xabridge.testing.contract.deciding import RECORD, Decider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,6 @@ import pytest
 
 from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import Founding, Token
-from tests.contract.deciding import RECORD
 from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness
 from tests.rm_amqp.decider.test_deciding import RMID, alien, opened, take, using
 from tests.rm_amqp.decider.test_leases import new_owner
@@ -32,6 +31,7 @@ from xa import (
     TryAgain,
     Xid,
 )
+from xabridge.testing.contract.deciding import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

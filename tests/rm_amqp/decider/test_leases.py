@@ -11,13 +11,13 @@ import pytest
 
 from rm_amqp import DecidingBroker, Message
 from rm_amqp.decider.tokens import MAX_LEASES, MAX_OCTETS, Token
-from tests.contract.client import new_xid
-from tests.contract.deciding import RECORD, Decider
 from tests.rm_amqp.decider.deciding import DISCHARGE, DecidingBrokerHarness
 from tests.rm_amqp.decider.test_deciding import RMID, alien, opened, take, using
 from tm.log import Branch
 from tm.log.decision_record import encode_branches
 from xa import FORMAT_ID, BranchRolledBack, Code, Gtrid, Owner, ResourceError, ResourceUnavailable, TryAgain, Xid
+from xabridge.testing.contract.client import new_xid
+from xabridge.testing.contract.deciding import RECORD, Decider
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

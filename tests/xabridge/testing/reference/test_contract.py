@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.harness import Capabilities
-from tests.contract.resource_manager import *  # noqa: F403 — the suite
 from xa import TMNOMIGRATE, TMREGISTER, TMUSEASYNC, Code
 from xa.machine import IllegalTransition
+from xabridge.testing.contract.harness import Capabilities
+from xabridge.testing.contract.resource_manager import *  # noqa: F403 — the suite
 from xabridge.testing.reference import ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.deciding import TestDeciding
-from tests.contract.harness import Capabilities
 from xa import TMUSEASYNC, Code
+from xabridge.testing.contract.deciding import TestDeciding
+from xabridge.testing.contract.harness import Capabilities
 from xabridge.testing.reference import DecidingStore, Fate, ReferenceDecider
 
 if TYPE_CHECKING:

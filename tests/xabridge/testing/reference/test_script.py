@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.client import case
 from xa import (
     EXCEPTIONS,
     HEURISTIC_CODES,
@@ -27,6 +26,7 @@ from xa import (
 )
 from xa.machine import RESULT_OF, IllegalTransition
 from xa.tables import BRANCH, BranchState, BranchVerb
+from xabridge.testing.contract.client import case
 from xabridge.testing.reference import Fate, ReferenceResource, ReferenceStore
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 To run it over a resource manager, write a `Harness` and a test module like this one:
 
-    from tests.contract import *
+    from xabridge.testing.contract import *
 
     class MyHarness(Harness): ...
 
@@ -14,7 +14,7 @@ To run it over a resource manager, write a `Harness` and a test module like this
 clients of one resource, does small pieces of work through them, and can disturb them; a fixture with `params` runs the
 suite over several variants. What a resource manager can't do is said in the harness's `capabilities`: the suite then
 tests that it is refused in the right way. For one that decides, write a `DeciderHarness` and import `TestDeciding` from
-`tests.contract.deciding` instead.
+`xabridge.testing.contract.deciding` instead.
 
 The page docs/resource-managers.md has an example from beginning to end.
 """

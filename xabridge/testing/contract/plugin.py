@@ -1,6 +1,6 @@
 """A pytest plugin, for whoever runs the contract suite in a project of his own. In the project's conftest.py:
 
-    pytest_plugins = ["tests.contract.plugin"]
+    pytest_plugins = ["xabridge.testing.contract.plugin"]
 
 Asserts of the suite then explain themselves, and the marker that it uses is known to pytest. Tests of the suite that
 may hang carry `timeout`, which takes effect where the plugin pytest-timeout is installed.
