@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BENCHMARKS: Final[dict[str, str]] = {
     "broker": "bench.broker",
+    "calls": "bench.calls",
     "crash": "bench.crash.benchmark",
     "db": "bench.databases",
     "e2e": "bench.e2e",

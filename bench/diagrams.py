@@ -27,14 +27,15 @@ MACHINES: Final = (
     ("xa.tables", "REGISTRATION", "XA specification, table 6-3"),
     ("xa.tables", "BRANCH", "XA specification, table 6-4"),
     ("xa.tables", "ASYNC", "XA specification, table 6-5"),
-    ("tm.states", "GLOBAL", "design: what the branches of one transaction come to together"),
-    ("tm.tx_states", "TX", "TX specification, table 7-1"),
+    ("tm.two_phase.states", "GLOBAL", "design: what the branches of one transaction come to together"),
+    ("tm.resources.states", "RESOURCE", "design: a resource manager under its name in the configuration"),
+    ("tm.tx.states", "TX", "TX specification, table 7-1"),
     ("tm.consumer.states", "CONSUMER", "design: a handler with its workers"),
     ("dtx.broker.transactions.state_tables", "CHANNEL", "the slides' dtx grammar, for one transactional channel"),
     ("dtx.broker.transactions.state_tables", "LOCAL", "AMQP 1.0, transactions: a local transaction"),
     ("tm.log.sql.states", "GTRID", "design: a transaction in the decision log that is a table"),
     ("tm.log.incarnations", "INCARNATION", "design: what a decision log knows of each opening"),
-    ("xabridge.pipeline.core.states", "EPOCH", "design: what one micro-batch of a pipeline reads"),
+    ("xabridge.pipeline.core.epoch_states", "EPOCH", "design: what one micro-batch of a pipeline reads"),
 )
 """Module, name of the machine in it, and whose table it is."""
 

@@ -12,29 +12,27 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from tm.config import Configuration, configuration_from
     from tm.consumer import Consumer, ConsumerSettings, ConsumerState, Counts, Health, HealthServer
-    from tm.manager import TransactionManager
-    from tm.outcome import (
+    from tm.errors import (
         HeuristicCommitted,
         HeuristicHazard,
         HeuristicMixed,
         HeuristicOutcomeError,
         HeuristicRolledBack,
         ManagerUnusable,
-        Outcome,
         OutcomeUnknown,
         ProtocolMisuse,
-        Reason,
         RolledBack,
         TransactionError,
-        Verdict,
     )
+    from tm.manager import TransactionManager
+    from tm.outcome import Outcome, Reason, Verdict
     from tm.propagation import Propagation
     from tm.recovery import Action, Finding, Report
     from tm.resources import ConfigurationError, ResourceConfig
-    from tm.states import GlobalState
     from tm.transaction import Transaction
+    from tm.two_phase.states import GlobalState
     from tm.tx import TxInterface
-    from tm.tx_codes import CommitReturn, TransactionControl, TransactionState, TxCode, TxInfo
+    from tm.tx.codes import CommitReturn, TransactionControl, TransactionState, TxCode, TxInfo
 
 __all__ = [
     "Action",
@@ -77,7 +75,7 @@ __all__ = [
 
 _HOME: Final = {
     "Action": "tm.recovery",
-    "CommitReturn": "tm.tx_codes",
+    "CommitReturn": "tm.tx.codes",
     "Configuration": "tm.config",
     "ConfigurationError": "tm.resources",
     "Consumer": "tm.consumer",
@@ -85,30 +83,30 @@ _HOME: Final = {
     "ConsumerState": "tm.consumer",
     "Counts": "tm.consumer",
     "Finding": "tm.recovery",
-    "GlobalState": "tm.states",
+    "GlobalState": "tm.two_phase.states",
     "Health": "tm.consumer",
     "HealthServer": "tm.consumer",
-    "HeuristicCommitted": "tm.outcome",
-    "HeuristicHazard": "tm.outcome",
-    "HeuristicMixed": "tm.outcome",
-    "HeuristicOutcomeError": "tm.outcome",
-    "HeuristicRolledBack": "tm.outcome",
-    "ManagerUnusable": "tm.outcome",
+    "HeuristicCommitted": "tm.errors",
+    "HeuristicHazard": "tm.errors",
+    "HeuristicMixed": "tm.errors",
+    "HeuristicOutcomeError": "tm.errors",
+    "HeuristicRolledBack": "tm.errors",
+    "ManagerUnusable": "tm.errors",
     "Outcome": "tm.outcome",
-    "OutcomeUnknown": "tm.outcome",
+    "OutcomeUnknown": "tm.errors",
     "Propagation": "tm.propagation",
-    "ProtocolMisuse": "tm.outcome",
+    "ProtocolMisuse": "tm.errors",
     "Reason": "tm.outcome",
     "Report": "tm.recovery",
     "ResourceConfig": "tm.resources",
-    "RolledBack": "tm.outcome",
+    "RolledBack": "tm.errors",
     "Transaction": "tm.transaction",
-    "TransactionControl": "tm.tx_codes",
-    "TransactionError": "tm.outcome",
+    "TransactionControl": "tm.tx.codes",
+    "TransactionError": "tm.errors",
     "TransactionManager": "tm.manager",
-    "TransactionState": "tm.tx_codes",
-    "TxCode": "tm.tx_codes",
-    "TxInfo": "tm.tx_codes",
+    "TransactionState": "tm.tx.codes",
+    "TxCode": "tm.tx.codes",
+    "TxInfo": "tm.tx.codes",
     "TxInterface": "tm.tx",
     "Verdict": "tm.outcome",
     "configuration_from": "tm.config",
@@ -116,12 +114,14 @@ _HOME: Final = {
 """Name → the module that has it."""
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(home), name)
-    return found
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(home), name)
+        return found
 
 
 def __dir__() -> list[str]:

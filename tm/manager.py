@@ -11,27 +11,29 @@ import logging
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 from weakref import WeakSet
 
-from tm.block import Block
+from tm.concurrency.reaper import Reaper
+from tm.concurrency.uninterrupted import UninterruptedCalls, interruptible
+from tm.concurrency.with_block import WithBlock
 from tm.config import Configuration, configuration_from
 from tm.consumer import Consumer
-from tm.driver import Driver
-from tm.lease import Lease, since_boot
+from tm.errors import ManagerUnusable, ProtocolMisuse
 from tm.log import LogError
-from tm.log.opening import open_log
-from tm.outcome import ManagerUnusable, ProtocolMisuse, named
-from tm.performer import Performer
+from tm.log.factory import open_log
+from tm.outcome import named
 from tm.propagation import Propagation, transactional
-from tm.reaper import Reaper
-from tm.recoverer import Recoverer, ownership_of
-from tm.registrar import DynamicRegistrar
+from tm.recovery.lease import Lease, since_boot
+from tm.recovery.ownership import ownership_of
+from tm.recovery.service import RecoveryService
 from tm.resources import ConfigurationError, Resource, ResourceConfig
-from tm.states import FINAL
+from tm.resources.registrar import DynamicRegistrar
 from tm.telemetry import opentelemetry
 from tm.transaction import Transaction
-from tm.uninterrupted import UninterruptedCalls, interruptible
+from tm.two_phase.blocking import BlockingPorts
+from tm.two_phase.executor import Executor
+from tm.two_phase.states import FINAL
 from xa import ThreadOfControl, XaError, check_node, entered, switch_control
 from xa.gtrid import incarnation_prefix
 
@@ -41,26 +43,67 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tm.completion import Completion, Steps
+    from typing_extensions import TypeVar as DefaultTypeVar
+
     from tm.log import DecisionLog
-    from tm.ownership import Ownership
     from tm.recovery import Report
+    from tm.recovery.ownership import Ownership
     from tm.telemetry.recorder import Recorder, Telemetry
+    from tm.two_phase.ports import Ports
 
 logger = logging.getLogger("xabridge.tm")
 _T = TypeVar("_T")
 
 F = TypeVar("F", bound="Callable[..., Any]")
+if TYPE_CHECKING:
+    Tx = DefaultTypeVar("Tx", bound=Transaction, default=Transaction)
+    Tx_co = DefaultTypeVar("Tx_co", bound=Transaction, default=Transaction, covariant=True)
+else:
+    Tx_co = TypeVar("Tx_co", covariant=True)
 
 
-class TransactionManager:
+class TransactionManager(Generic[Tx_co]):
     """A transaction manager of one node. Safe to use from many threads and tasks.
 
     `resources` maps names to open strings (URLs) or ResourceConfigs. `log` is a URL ("file:///folder",
     "sqlite:///file", "postgresql://…") or an open DecisionLog; it is left out when a resource decides.
     `decider` names the resource that decides, where more than one could. `telemetry` is what
-    `tm.telemetry.opentelemetry()` makes.
+    `tm.telemetry.opentelemetry()` makes. `transaction` is a subclass of Transaction that has the types of the
+    resources; `begin` gives one of it.
     """
+
+    @overload
+    def __init__(
+        self: TransactionManager[Transaction],
+        node: str,
+        log: str | DecisionLog | None = None,
+        resources: Mapping[str, str | ResourceConfig] | None = None,
+        *,
+        timeout_s: float = 60.0,
+        decider: str | None = None,
+        recovery_interval_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        background: bool = True,
+        telemetry: Telemetry | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        node: str,
+        log: str | DecisionLog | None = None,
+        resources: Mapping[str, str | ResourceConfig] | None = None,
+        *,
+        transaction: type[Tx_co],
+        timeout_s: float = 60.0,
+        decider: str | None = None,
+        recovery_interval_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        background: bool = True,
+        telemetry: Telemetry | None = None,
+    ) -> None: ...
 
     def __init__(
         self,
@@ -68,6 +111,7 @@ class TransactionManager:
         log: str | DecisionLog | None = None,
         resources: Mapping[str, str | ResourceConfig] | None = None,
         *,
+        transaction: type[Transaction] = Transaction,
         timeout_s: float = 60.0,
         decider: str | None = None,
         recovery_interval_s: float = 10.0,
@@ -87,6 +131,7 @@ class TransactionManager:
         self._current: ContextVar[Transaction | None] = ContextVar(f"xabridge_transaction_{node}")
         self._registrar = DynamicRegistrar(self)
         self._resources = self._configure(resources or {}, clock)
+        self._transaction = self._check_annotated(transaction)
         self._decider = self._choose_decider(decider, log)
         self._log: DecisionLog | None = _configured(open_log, log, node) if isinstance(log, str) else log
         if self._log is not None and self._log.node != node:
@@ -96,42 +141,53 @@ class TransactionManager:
         self._unusable: str | None = None
         self._sequence = itertools.count(1)
         self._lease = self._make_lease(clock)
-        performer = Performer(self._resources, self._log, sleep, self._lease)
-        self._performer = performer
-        if self._recorder is not None:
-            self._performer = self._recorder.performer(self._resources, self._log, sleep, self._lease)
+        ports: Ports = BlockingPorts(self._resources, self._log, sleep, self._lease)
         self._prefix: bytes | None = None
-        self._recoverer = Recoverer(
-            self._resources, self._log, performer, self._live, self._ownership, self._recorder, clock=clock
+        self._recovery = RecoveryService(
+            self._resources, self._log, ports, self._live, self._ownership, self._recorder, clock=clock
         )
-        self._driver = Driver(self._live, self._performer, self._recoverer, self._recorder)
+        if self._recorder is not None:
+            ports = self._recorder.ports(ports)
+        self.executor = Executor(self._live, ports, self._recovery, self._recorder)
         self._reaper = Reaper(self._live, clock)
         self._uninterrupted = UninterruptedCalls()
         try:
             for resource in self._resources.values():
                 try:
-                    resource.mend()
+                    resource.reopen()
                 except XaError as error:
                     logger.warning("%s could not be opened: %s", resource.name, error)
-            self._recoverer.run_once()
+            self._recovery.run_once()
         except BaseException:
             self.close()
             raise
         if background:
-            self._recoverer.start(recovery_interval_s)
+            self._recovery.start(recovery_interval_s)
             self._reaper.start()
             if self._lease is not None:
                 self._lease.keep()
 
+    @overload
     @classmethod
-    def from_config(cls, path: str | Path = "xabridge.toml") -> TransactionManager:
-        """A manager as the configuration file says; ConfigurationError names file, key and mend."""
+    def from_config(cls, path: str | Path = "xabridge.toml") -> TransactionManager[Transaction]: ...
+
+    @overload
+    @classmethod
+    def from_config(cls, path: str | Path = "xabridge.toml", *, transaction: type[Tx]) -> TransactionManager[Tx]: ...
+
+    @classmethod
+    def from_config(
+        cls, path: str | Path = "xabridge.toml", *, transaction: type[Transaction] = Transaction
+    ) -> TransactionManager[Any]:
+        """A manager as the configuration file says; ConfigurationError names the file and the key, and says what to do.
+        `transaction` as in the constructor."""
         configuration: Configuration = configuration_from(path)
         try:
             return cls(
                 configuration.node,
                 configuration.log,
                 configuration.resources,
+                transaction=transaction,
                 timeout_s=configuration.timeout_s,
                 decider=configuration.decider,
                 recovery_interval_s=configuration.recovery_interval_s,
@@ -151,6 +207,15 @@ class TransactionManager:
                 config = ResourceConfig(config)  # noqa: PLW2901 — the short form of the same
             configured[name] = Resource(name, rmid, config, self._registrar, clock, self._recorder)
         return configured
+
+    def _check_annotated(self, transaction: type[Transaction]) -> type[Transaction]:
+        for name in transaction.annotated:
+            if name not in self._resources:
+                known = ", ".join(self._resources) or "none"
+                raise ConfigurationError(
+                    f"{transaction.__qualname__}.{name}: no resource of that name is configured (configured: {known})"
+                )
+        return transaction
 
     def _choose_decider(self, decider: str | None, log: str | DecisionLog | None) -> str | None:
         deciders = [resource.name for resource in self._resources.values() if resource.decides]
@@ -209,10 +274,10 @@ class TransactionManager:
 
     # --- transactions ---------------------------------------------------------------------------------------
 
-    def begin(self, timeout_s: float | None = None, *, waits: bool = False) -> Transaction:
+    def begin(self, timeout_s: float | None = None, *, waits: bool = False) -> Tx_co:
         """A new transaction, the current one of the calling context until it is completed or suspended. With `waits`
         it waits for work, as a consumer does: unless `has_work` is called, its rollback is not told to anybody."""
-        if self._unusable is not None or self._driver.log_stopped:
+        if self._unusable is not None or self.executor.log_stopped:
             self.check_usable()
         outer = self._current.get(None)
         while outer is not None and not outer.suspended:
@@ -228,11 +293,11 @@ class TransactionManager:
             raise ProtocolMisuse(f"timeout_s is {timeout_s}: a transaction has more than 0 seconds")
         prefix = self._prefix or self._uninterrupted.run("begin", self._begin_prefix)
         gtrid = prefix + next(self._sequence).to_bytes(8, "big")
-        transaction = Transaction(self, gtrid, self._clock(), timeout_s, self._decider)
+        transaction = cast("Tx_co", self._transaction(self, gtrid, self._clock(), timeout_s, self._decider))
         transaction.outer = outer
         transaction.waits = waits
         if interruptible():
-            transaction.entered_by(Block())
+            transaction.entered_by(WithBlock())
         try:
             self._live[gtrid] = transaction
             if self._recorder is not None and not waits:
@@ -267,7 +332,7 @@ class TransactionManager:
                 f"the decision log can't decide any more: {error}. Mend its cause, then start this process anew; "
                 "recovery will find out what is decided."
             ) from error
-        self._driver.log_stopped = False
+        self.executor.log_stopped = False
 
     def _begin_prefix(self) -> bytes:
         """What the gtrids of this incarnation begin with: known once the place of the decisions is open, and durably
@@ -294,25 +359,25 @@ class TransactionManager:
         except LogError as error:
             raise ManagerUnusable(f"the decision log can't note this incarnation: {error}. Try again later.") from error
 
-    def get_transaction(self) -> Transaction:
+    def get_transaction(self) -> Tx_co:
         """The calling context's transaction; ProtocolMisuse when it has none."""
         transaction = self.current_or_none()
         if transaction is None:
             raise ProtocolMisuse("no transaction is active in this context: begin one first")
         return transaction
 
-    def current_or_none(self) -> Transaction | None:
+    def current_or_none(self) -> Tx_co | None:
         """The calling context's transaction, if it has one that is neither suspended nor completed."""
         transaction = self._current.get(None)
         if transaction is None or transaction.suspended or transaction.is_over:
             return None
-        return transaction
+        return cast("Tx_co", transaction)
 
     def __getitem__(self, name: str) -> Any:
         """The native interface of the resource `name` in the calling context's transaction."""
         return self.get_transaction()[name]
 
-    def suspend(self) -> Transaction:
+    def suspend(self) -> Tx_co:
         """Takes the current transaction off the calling context, its associations suspended."""
         transaction = self.get_transaction()
         transaction.suspend_associations()
@@ -373,7 +438,7 @@ class TransactionManager:
             retries=retries,
         )
 
-    def consumer(self, queue: str, **settings: Any) -> Callable[[Callable[..., Any]], Consumer]:
+    def consumer(self, queue: str, **settings: Any) -> Callable[[Callable[[Any, Tx_co], object]], Consumer]:
         """Decorates a handler(message, transaction) to run over a queue: see `tm.consumer`."""
         return lambda handler: Consumer(self, queue, handler, **settings)
 
@@ -395,16 +460,12 @@ class TransactionManager:
         """Waits for the end of what somebody left when he was interrupted twice."""
         self._uninterrupted.wait()
 
-    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
-        """For the transaction: as `Driver.drive`."""
-        return self._driver.drive(transaction, completion, steps, early=early)
-
     # --- recovery and shutdown --------------------------------------------------------------------------------
 
     @property
     def last_report(self) -> Report | None:
         """What the latest recovery pass did."""
-        return self._recoverer.last_report
+        return self._recovery.last_report
 
     def recover(self) -> Report:
         """One recovery pass now, over every resource manager, back-off or not; what it did. Transactions whose block
@@ -414,12 +475,12 @@ class TransactionManager:
     def _recover(self) -> Report:
         for transaction in tuple(self._live.values()):
             transaction.end_if_left()
-        return self._recoverer.run_once(now=True)
+        return self._recovery.run_once(now=True)
 
     def forget(self, name: str, xid: Any) -> None:
         """Lets the resource `name` forget a branch that it completed on its own, and drops the note of it."""
         resource = self.resource(name)
-        self._uninterrupted.run("recovery", lambda: self._recoverer.forget(resource, xid))
+        self._uninterrupted.run("recovery", lambda: self._recovery.forget(resource, xid))
 
     def end_decision(self, gtrid: bytes, gone: Iterable[str] = ()) -> Report:
         """For an operator: ends the decision of a transaction that names resources which are not configured any more,
@@ -429,7 +490,7 @@ class TransactionManager:
         branches were committed by hand. ProtocolMisuse, and nothing is ended: one is not named in `gone`, is
         configured, or another branch can't be finished now; the message says which, with the xids.
         """
-        return self._uninterrupted.run(named(gtrid), lambda: self._recoverer.end_decision(gtrid, frozenset(gone)))
+        return self._uninterrupted.run(named(gtrid), lambda: self._recovery.end_decision(gtrid, frozenset(gone)))
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Stops taking transactions, waits for those under way (`timeout_s` at most), then closes resources and
@@ -448,8 +509,8 @@ class TransactionManager:
         idle = threading.Event()
         while self._live and time.monotonic() < deadline:
             idle.wait(0.01)
-        self._driver.stop()
-        self._recoverer.stop()
+        self.executor.stop()
+        self._recovery.stop()
         for transaction in list(self._live.values()):
             logger.warning(
                 "%s: still %s at shutdown; recovery will take care of it",

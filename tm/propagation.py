@@ -10,9 +10,9 @@
 | NEVER         | ProtocolMisuse                    | runs without      |
 
 An exception in `rollback_on` rolls the transaction back: the one begun here at once, the caller's by marking it
-rollback-only. Any other exception lets it commit and is raised behind the commit. `retries` runs the function
-again, in a new transaction, after RolledBack, and after an error of a statement that was in the way of another
-transaction (`tm.retrying`): only where it was begun here, since only then is nothing left of the try before.
+rollback-only. Any other exception lets it commit and is raised behind the commit. `retries` runs the function again, in
+a new transaction, after RolledBack, and after an error of a statement that was in the way of another transaction
+(`tm.resources.transient_errors`): only where it was begun here, since only then is nothing left of the try before.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from tm.outcome import ProtocolMisuse, RolledBack, Verdict
-from tm.retrying import is_transient
-from tm.states import GlobalState
+from tm.errors import ProtocolMisuse, RolledBack
+from tm.outcome import Verdict
+from tm.resources.transient_errors import is_transient
+from tm.two_phase.states import GlobalState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,56 +1,76 @@
 """Transaction: one global transaction as the application holds it.
 
-It belongs to the thread of control that began it. Any thread may use it, but one at a time: a second one that
-comes while the first is inside is refused. Everything here runs under the guard; the state moves by tables only.
+It belongs to the thread of control that began it. Any thread may use it, but only one at a time: a second one is
+refused while the first one is inside (`TransactionLock`). The state moves by `tm.two_phase.states.GLOBAL` only.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+import sys
+from contextlib import nullcontext
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
-from tm.block import Block
-from tm.enlistment import Doomed, Enlistments
-from tm.guard import Guard, finish_in_thread
-from tm.outcome import Outcome, ProtocolMisuse, Reason, RolledBack, Verdict, error_of, named
-from tm.states import FINAL, GLOBAL, GlobalState, GlobalVerb
-from tm.uninterrupted import StillGoingOn, interruptible
+from tm.concurrency.transaction_lock import TransactionLock
+from tm.concurrency.uninterrupted import StillGoingOn, finish_in_thread, interruptible
+from tm.concurrency.with_block import WithBlock
+from tm.errors import ProtocolMisuse, RolledBack, error_of
+from tm.outcome import Outcome, Reason, Verdict, named
+from tm.resources.enlistment import Enlistments, RollbackOnly
+from tm.two_phase.states import FINAL, GLOBAL, GlobalState, GlobalVerb
 from xa import ThreadOfControl, Xid
 from xa.machine import advance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
     from typing import Self
 
-    from tm.completion import Completion, Steps
-    from tm.enlistment import DelistHow, Enlistment
+    from tm.concurrency.uninterrupted import UninterruptedCalls
     from tm.resources import Resource
-    from tm.uninterrupted import UninterruptedCalls
+    from tm.resources.enlistment import DelistHow, Enlistment
+    from tm.two_phase.commit import TwoPhaseCommit
+    from tm.two_phase.executor import Executor, Steps
     from xa.tables import AssociationState
 
 logger = logging.getLogger("xabridge.tm")
 
 _ACTIVE, _MARKED, _COMMITTED = GlobalState.ACTIVE, GlobalState.MARKED, Verdict.COMMITTED  # cheap to look up
 CLOSED_S: Final = 2.0
-"""How long a generator that is closed waits for the rollback of its transaction."""
+"""How long the close of a generator waits for the rollback of its transaction."""
 _OVER: Final = FINAL | {GlobalState.COMMITTING}
-"""The states of a transaction that is no longer the application's."""
+"""The states in which the application can do nothing with a transaction any more."""
 
 
-class Surroundings(Protocol):
+if sys.version_info >= (3, 14):  # annotations are evaluated when they are asked for, and names may be missing then
+    from annotationlib import Format, get_annotations
+
+    def _annotations(of: type) -> Iterable[str]:
+        return get_annotations(of, format=Format.FORWARDREF)
+
+else:
+
+    def _annotations(of: type) -> Iterable[str]:
+        annotations: Mapping[str, object] = vars(of).get("__annotations__", {})
+        return annotations
+
+
+class TransactionHost(Protocol):
     """What a transaction needs of its manager."""
 
     def resource(self, name: str) -> Resource:
         """The resource `name`; ProtocolMisuse when none is configured under it."""
         ...
 
-    def drive(self, transaction: Transaction, completion: Completion, steps: Steps, *, early: bool) -> bool:
-        """As `tm.driver.Driver.drive`."""
+    @property
+    def executor(self) -> Executor:
+        """What runs commits and rollbacks."""
         ...
 
     def detach(self, transaction: Transaction) -> None:
-        """It is completed or suspended, and no longer the calling context's."""
+        """Takes the transaction off the calling context, because it is completed or suspended."""
         ...
 
     @property
@@ -60,13 +80,26 @@ class Surroundings(Protocol):
 
 
 class Transaction:
-    """A global transaction. `with`: commits at the end of the block, rolls back when an exception leaves it."""
+    """A global transaction. `with`: commits at the end of the block, rolls back when an exception leaves it.
+
+    `tx["shop"]` is the native interface of the resource `shop`. An application that wants its types says them in a
+    class of its own, which it gives to its manager (`TransactionManager(…, transaction=Shop)`):
+
+        class Shop(Transaction):
+            shop: Database
+            broker: Session
+
+    `tx.shop` is `tx["shop"]` then, and an editor and a type checker know what it is.
+    """
+
+    annotated: ClassVar[tuple[str, ...]] = ()
+    """The names of the resources that the class has annotations for."""
 
     __slots__ = (
         "_after",
         "_before",
         "_block",
-        "_completion",
+        "_commit",
         "_decider",
         "_enlisted",
         "_guard",
@@ -89,7 +122,7 @@ class Transaction:
 
     def __init__(
         self,
-        manager: Surroundings,
+        manager: TransactionHost,
         gtrid: bytes,
         began_at: float,
         timeout_s: float,
@@ -107,19 +140,32 @@ class Transaction:
         self.suspended = False
         self.expired = False
         self.waits = False
-        """It waits for work and has none: as long as nothing goes wrong, nobody wants to hear of it."""
+        """Whether it waits for work and has none, so that its rollback is not worth a message."""
         self._decider = decider
         self._state = _ACTIVE
         self._waited_for = False
-        """Whether the thread that asked for the completion waits for another one, which carries it out."""
-        self._guard = Guard(gtrid, self.control)
+        """Whether the thread that asked for commit or rollback waits for another one, which carries it out."""
+        self._guard = TransactionLock(gtrid, self.control)
         self._enlisted = Enlistments(gtrid, decider)
-        self._completion: Completion | None = None
-        self._block: Block | None = None
-        """The block that it was entered by, in a thread that may be interrupted."""
+        self._commit: TwoPhaseCommit | None = None
+        """Its commit or rollback, while that is under way."""
+        self._block: WithBlock | None = None
+        """The `with` block that it belongs to, in a thread that may be interrupted."""
         self._reasons: list[Reason] = []
         self._before: list[Callable[[], object]] = []
         self._after: list[Callable[[Outcome], object]] = []
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        names = [name for name in _annotations(cls) if not name.startswith("_") and name not in vars(cls)]
+        for name in names:
+            if hasattr(Transaction, name) or name in Transaction.__slots__:
+                raise TypeError(
+                    f"{cls.__qualname__}.{name}: a transaction has a {name} of its own; use tx[{name!r}], or give the "
+                    "resource another name"
+                )
+            setattr(cls, name, property(itemgetter(name), doc=f"The native interface of the resource {name}."))
+        cls.annotated = (*cls.annotated, *names)
 
     def __repr__(self) -> str:
         return f"<Transaction {self} {self.status.value}>"
@@ -131,14 +177,14 @@ class Transaction:
 
     @property
     def status(self) -> GlobalState:
-        """Where it stands."""
-        completion = self._completion
-        return completion.state if completion is not None else self._state
+        """The state of the transaction."""
+        commit = self._commit
+        return commit.state if commit is not None else self._state
 
     @property
     def is_over(self) -> bool:
-        """Whether it is not the application's any more: it is completed, or being completed."""
-        return self._completion is not None or self._state in _OVER
+        """Whether it is completed or being completed, so that the application can do nothing with it any more."""
+        return self._commit is not None or self._state in _OVER
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -152,7 +198,7 @@ class Transaction:
     # --- resources ------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        """The native interface of the resource `name`, enlisting it where it is not yet."""
+        """The native interface of the resource `name`, which is enlisted if it is not yet."""
         session = self._enlisted.session(name)
         if session is not None and self._state is GlobalState.ACTIVE:
             return session
@@ -161,8 +207,8 @@ class Transaction:
     def enlist(self, name: str) -> Any:
         """Makes the work that is done through the returned native interface part of this transaction.
 
-        Enlisting again resumes a suspended association and joins an ended one. RolledBack: the resource could
-        not take part, and the transaction is rollback-only. ProtocolMisuse: it is not active.
+        To enlist again resumes a suspended association, and joins the branch of an ended one. RolledBack: the resource
+        could not take part, and the transaction is rollback-only. ProtocolMisuse: the transaction is not active.
         """
         if interruptible():
             return self._manager.uninterrupted.run(self, lambda: self._enlist(name))
@@ -174,16 +220,16 @@ class Transaction:
                 self._check_active("enlist", name)
             try:
                 return self._enlisted.enlist(self._manager.resource(name))
-            except Doomed as doomed:
+            except RollbackOnly as doomed:
                 raise self._mark(doomed.reason) from doomed.__cause__
 
     async def aenlist(self, name: str) -> Any:
-        """`enlist`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
+        """`enlist` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
         return await finish_in_thread(lambda: self.enlist(name))
 
     def delist(self, name: str, how: DelistHow = "success") -> None:
-        """Ends ("success", "fail") or suspends the association with a resource. "fail" makes the transaction
-        rollback-only; so does a failure, which is raised (RolledBack) where success was to be."""
+        """Ends the association with a resource ("success", "fail"), or suspends it ("suspend"). "fail" makes the
+        transaction rollback-only. So does an error, which raises RolledBack if `how` is "success"."""
         self._manager.uninterrupted.run(self, lambda: self._delist(name, how))
 
     def _delist(self, name: str, how: DelistHow) -> None:
@@ -191,7 +237,7 @@ class Transaction:
             self._check_active("delist", name)
             try:
                 self._enlisted.delist(name, how)
-            except Doomed as doomed:
+            except RollbackOnly as doomed:
                 self._mark(doomed.reason)
                 if how == "success":
                     raise self._refusal("delist") from doomed.__cause__
@@ -208,7 +254,7 @@ class Transaction:
     # --- suspend and resume -----------------------------------------------------------------------------------
 
     def suspend_associations(self) -> None:
-        """Suspends every association; `TransactionManager.suspend` calls this."""
+        """Suspends every association, for `TransactionManager.suspend`."""
         self._manager.uninterrupted.run(self, self._suspend)
 
     def _suspend(self) -> None:
@@ -231,7 +277,7 @@ class Transaction:
             if self._state is GlobalState.ACTIVE:
                 try:
                     self._enlisted.resume()
-                except Doomed as doomed:
+                except RollbackOnly as doomed:
                     raise self._mark(doomed.reason) from doomed.__cause__
 
     # --- marks and synchronizations ---------------------------------------------------------------------------
@@ -250,8 +296,8 @@ class Transaction:
         before: Callable[[], object] | None = None,
         after: Callable[[Outcome], object] | None = None,
     ) -> None:
-        """`before` is called when commit is asked for, while work is still possible; an exception in it makes the
-        transaction rollback-only. `after` is called with the outcome; an exception in it is logged."""
+        """Calls `before` when commit is asked for, while work is still possible; an exception in it makes the
+        transaction rollback-only. Calls `after` with the outcome; an exception in it is logged."""
         self._check_active("register a synchronization")
         if before is not None:
             self._before.append(before)
@@ -287,77 +333,86 @@ class Transaction:
     # --- completion -------------------------------------------------------------------------------------------
 
     def commit(self, *, wait: Literal["completed", "logged"] = "completed") -> None:
-        """Commits. Returns when it is committed; raises what `tm.outcome` says otherwise.
+        """Commits. Returns when everything is committed; raises one of `tm.errors` otherwise.
 
         `wait="logged"` returns when the decision is durable; the branches are told in the background, or before it
         returns where too many transactions are there already. What comes of that is in the log and in `outcome`.
         """
         if self._before and self._state is _ACTIVE and not self.suspended:
             self._run_before()
-        told = self._ended_by(lambda: self._commit(early=wait == "logged"))
-        if not told:
+        begin = partial(self._begin_commit, stops_at_decision=wait == "logged")
+        run = self._wait_for if interruptible() else partial(self._manager.executor.run, self, self._guard)
+        try:
+            stopped = run(begin)
+        finally:
+            self._leave()
+        if not stopped:
             self._raise_outcome(asked_for=_COMMITTED)
 
-    def _commit(self, *, early: bool) -> bool:
-        """Whether it came past the commit point, where `early`."""
-        with self._guard:
-            if self._state is not _ACTIVE or self.suspended:
-                self._check_completable("commit")
-            if self._decider is not None:
-                self._enlist_decider()
-            completion = self._enlisted.completion(self._state)
-            if self._state is _MARKED:
-                return self._complete(completion, completion.rollback(*self._reasons), early=False)
-            return self._complete(completion, completion.commit(), early=early)
+    def _begin_commit(self, *, stops_at_decision: bool) -> Steps:
+        if self._state is not _ACTIVE or self.suspended:
+            self._check_completable("commit")
+        if self._decider is not None:
+            self._enlist_decider()
+        if self._state is _MARKED:
+            return self._begin_rollback(*self._reasons)
+        ports = self._manager.executor.ports
+        commit = self._enlisted.two_phase_commit(ports, self._state, stops_at_decision=stops_at_decision)
+        self._commit = commit
+        return commit, commit.commit()
+
+    def _begin_rollback(self, *reasons: Reason) -> Steps:
+        commit = self._commit = self._enlisted.two_phase_commit(self._manager.executor.ports, self._state)
+        return commit, commit.rollback(*reasons)
 
     def rollback(self) -> None:
-        """Rolls back, suspended or not; returns when that is done. Raises only where a resource had committed on its
-        own. One that was rolled back because it took too long is as asked."""
-        self._ended_by(self._rollback)
+        """Rolls back, whether suspended or not; returns when that is done. Raises only if a resource has committed on
+        its own. A transaction that was rolled back already because it took too long is as asked."""
+        run = self._wait_for if interruptible() else partial(self._manager.executor.run, self, self._guard)
+        try:
+            run(self._begin_wanted_rollback)
+        finally:
+            self._leave()
         self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
 
-    def _rollback(self) -> bool:
-        with self._guard:
-            if not (self.expired and self._state is GlobalState.ROLLED_BACK):
-                self._check_active("roll back", marked=True, suspended=True)
-                completion = self._enlisted.completion(self._state)
-                self._complete(completion, completion.rollback(*self._reasons), early=False)
-        return False
+    def _begin_wanted_rollback(self) -> Steps | None:
+        if self.expired and self._state is GlobalState.ROLLED_BACK:
+            return None
+        self._check_active("roll back", marked=True, suspended=True)
+        return self._begin_rollback(*self._reasons)
 
-    def _ended_by(self, work: Callable[[], bool]) -> bool:
-        """Carries out `work`, which completes the transaction, uninterrupted. The callbacks are this thread's to call
-        as long as it waits."""
-        if not interruptible():
-            try:
-                return work()
-            finally:
-                if self._state in _OVER:
-                    self._manager.detach(self)
+    def _wait_for(self, begin: Callable[[], Steps | None]) -> bool:
+        """Has what `begin` returns run by a thread that is not interrupted. As long as this thread waits, it calls the
+        callbacks itself."""
         self._waited_for = True
         try:
-            return self._manager.uninterrupted.run(self, work)
+            return self._manager.uninterrupted.run(self, partial(self._manager.executor.run, self, self._guard, begin))
         finally:
             self._waited_for = False
-            if self._state in _OVER:
-                self._call_after()
-                self._manager.detach(self)
+
+    def _leave(self) -> None:
+        """Takes the transaction off the calling context, if it is over."""
+        if self._state in _OVER:
+            self._call_after()
+            self._manager.detach(self)
 
     async def acommit(self) -> None:
-        """`commit`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
+        """`commit` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
         try:
             await finish_in_thread(self.commit)
         finally:
             self._manager.detach(self)
 
     async def arollback(self) -> None:
-        """`rollback`, with its waiting done in a worker thread. Cancelled, it ends its work before it lets go."""
+        """`rollback` for tasks: it waits in a worker thread. If the task is cancelled, it is finished first."""
         try:
             await finish_in_thread(self.rollback)
         finally:
             self._manager.detach(self)
 
     def expire(self, now: float) -> bool:
-        """For the reaper: rolls back when the deadline has passed and nothing is prepared. Whether that is over."""
+        """For the reaper: rolls back if the deadline has passed and nothing is prepared. Whether nothing is left to
+        do."""
         if now < self.deadline:
             return False
         if not self._guard.enter_as_reaper():
@@ -368,50 +423,50 @@ class Transaction:
             reason = Reason(None, f"it took longer than its {self.timeout_s:g} s")
             logger.warning("%s: %s; rolling back", self, reason)
             self.expired = True
-            completion = self._enlisted.completion(self._state)
-            self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
+            self._manager.executor.run(self, nullcontext(), partial(self._begin_rollback, *self._reasons, reason))
         finally:
             self._guard.__exit__()
         return True
 
-    def entered_by(self, block: Block | None) -> None:
-        """For whoever begins it: it ends with this block, which may be left by an interruption."""
+    def entered_by(self, block: WithBlock | None) -> None:
+        """For `begin`: the transaction ends with this `with` block, which an interruption may leave."""
         self._block = block
 
     def end_if_left(self) -> bool:
-        """Rolls back a transaction whose block was left by an interruption, before its end could begin; whether it did.
-        It is nobody's."""
+        """Rolls back a transaction whose `with` block an interruption has left before `__exit__` could begin; whether
+        it did. Nobody else ends such a transaction."""
         block = self._block
         if block is None or self.is_over or not block.was_left():
             return False
         try:
-            self._manager.uninterrupted.run(self, self._end_left)
+            executor = self._manager.executor
+            self._manager.uninterrupted.run(
+                self, partial(executor.run, self, self._guard, self._begin_rollback_of_left)
+            )
         except ProtocolMisuse:  # another thread is inside
             return False
         return True
 
-    def _end_left(self) -> None:
-        with self._guard:
-            if self._state in (_ACTIVE, _MARKED):
-                reason = Reason(None, "its block was left by an interruption")
-                completion = self._enlisted.completion(self._state)
-                self._complete(completion, completion.rollback(*self._reasons, reason), early=False)
+    def _begin_rollback_of_left(self) -> Steps | None:
+        if self._state not in (_ACTIVE, _MARKED):
+            return None
+        return self._begin_rollback(*self._reasons, Reason(None, "its block was left by an interruption"))
 
     def _enlist_decider(self) -> None:
-        """The decision lives in the decider: it takes part, with the decision alone, where others need one."""
+        """The resource that decides takes part, if only with the decision, when two other branches need one."""
         name = self._decider
         if name is None or name in self._enlisted or self._state is not GlobalState.ACTIVE:
             return
         if self._enlisted.branches > 1:
             try:
                 self._enlisted.enlist(self._manager.resource(name))
-            except Doomed as doomed:
+            except RollbackOnly as doomed:
                 self._mark(doomed.reason)
 
     def _run_before(self) -> None:
         while self._before:
             try:
-                self._before.pop(0)()  # once; it may register others, and must not be called by a commit of its own
+                self._before.pop(0)()  # once, because it may register others and may commit itself
             except BaseException as error:
                 reason = Reason(None, f"before completion: {type(error).__name__}: {error}")
                 self._manager.uninterrupted.run(self, lambda: self._mark_if_active(reason))  # noqa: B023 — called at once
@@ -432,20 +487,14 @@ class Transaction:
                 raise error
         self._check_active(what, marked=True)
 
-    def _complete(self, completion: Completion, steps: Steps, *, early: bool) -> bool:
-        """Drives the completion to its end, or, `early`, to its commit point; always under the guard. Whether it came
-        past the commit point, where `early`."""
-        self._completion = completion
-        return self._manager.drive(self, completion, steps, early=early)
-
     def goes_on(self) -> None:
-        """For the manager: the decision is durable, the rest is done in the background."""
+        """For the executor: the decision is durable, and the rest is done in the background."""
         self._state = GlobalState.COMMITTING
 
     def completed(self, outcome: Outcome, state: GlobalState) -> None:
-        """For the manager: the completion has come to its end."""
+        """For the executor: commit or rollback is over."""
         self._state = state
-        self._completion = None
+        self._commit = None
         self.outcome = outcome
         self._enlisted.forget_sessions()
         self._block = None
@@ -453,12 +502,12 @@ class Transaction:
             self._call_after()
 
     def _call_after(self) -> None:
-        """Calls the callbacks that have not been called."""
+        """Calls the callbacks that have not been called yet."""
         outcome = self.outcome
         while self._after and outcome is not None:
             try:
                 callback = self._after.pop(0)
-            except IndexError:  # two threads call them at once, each of them one
+            except IndexError:  # another thread has just called the last one
                 return
             try:
                 callback(outcome)
@@ -476,7 +525,7 @@ class Transaction:
     # --- blocks -----------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        self.entered_by(Block() if interruptible() else None)
+        self.entered_by(WithBlock() if interruptible() else None)
         return self
 
     def __exit__(
@@ -513,7 +562,11 @@ class Transaction:
         collector may close it on any thread, at a moment at which that one holds any lock, so that the rollback is
         not waited for longer than a moment."""
         try:
-            self._manager.uninterrupted.run_for(CLOSED_S, self, self._rollback)
+            self._manager.uninterrupted.run_for(
+                CLOSED_S,
+                self,
+                partial(self._manager.executor.run, self, self._guard, self._begin_wanted_rollback),
+            )
         except StillGoingOn:
             logger.warning("%s: the generator that it was begun in was closed; its rollback goes on", self)
         finally:
@@ -522,7 +575,8 @@ class Transaction:
         self._raise_outcome(asked_for=Verdict.ROLLED_BACK)
 
     def _leave_block(self, error: BaseException | None) -> None:
-        """At the end of the block it is completed already: by the block itself, or because it took too long."""
+        """The end of a block whose transaction is completed already: by the block itself, or because it took too
+        long."""
         self._manager.detach(self)
         if error is None and self.expired:
             self._raise_outcome(asked_for=Verdict.COMMITTED)

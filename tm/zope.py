@@ -22,19 +22,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from tm.outcome import OutcomeUnknown, ProtocolMisuse
-from tm.retrying import is_transient
-from tm.states import FINAL
+from tm.errors import OutcomeUnknown, ProtocolMisuse
+from tm.resources.transient_errors import is_transient
+from tm.two_phase.states import FINAL
 
 if TYPE_CHECKING:
-    from tm.manager import TransactionManager
+    from tm.manager import TransactionManager, Tx
     from tm.transaction import Transaction
 
 LAST: Final = "~~xabridge"
 """Zope's package sorts data managers by name; nothing that people write comes behind this."""
 
 
-def join(manager: TransactionManager, zope_manager: Any = None, *, timeout_s: float | None = None) -> Transaction:
+def join(manager: TransactionManager[Tx], zope_manager: Any = None, *, timeout_s: float | None = None) -> Tx:
     """Begins a transaction of `manager` as part of the current transaction of `zope_manager` (`transaction.manager`
     where it is not given), or returns the one that is part of it already. It ends with Zope's, which commits it and
     rolls it back; a savepoint of Zope's from before, rolled back, ends it too, and the next `join` begins another."""
@@ -48,7 +48,7 @@ def join(manager: TransactionManager, zope_manager: Any = None, *, timeout_s: fl
     except KeyError:
         known = None
     if known is not None:
-        return cast("Transaction", known)
+        return cast("Tx", known)
     joined = manager.begin(timeout_s)
     try:
         current.join(DataManager(zope_manager, manager, joined))

@@ -18,8 +18,8 @@ from dtx.protocol.replies import ACCEPTED, RELEASED
 from rm_amqp import AmqpResource
 from xa import TMREGISTER, TMUSEASYNC
 from xabridge.pipeline.core import Messages
-from xabridge.pipeline.core.decoding import decoded
-from xabridge.pipeline.core.encoding import encoded
+from xabridge.pipeline.core.task.message_decoder import decode_messages
+from xabridge.pipeline.core.task.message_encoder import encode_messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -148,12 +148,12 @@ class LeanClient:
 
         arrived = self._do(steps)
         self._held.extend((queue, batch, each) for each in arrived)
-        for messages in decoded(((queue, each.octets) for each in arrived), CHUNK):
+        for messages in decode_messages(((queue, each.octets) for each in arrived), CHUNK):
             yield messages.body
 
     def send(self, address: str, bodies: Sequence[str]) -> None:
         """As PlainClient says."""
-        octets = encoded(Messages(bodies))
+        octets = encode_messages(Messages(bodies))
 
         def steps(links: MessageLinks, _: object) -> Steps[None]:
             deadline = self._deadline()

@@ -11,7 +11,8 @@ from __future__ import annotations
 import sys
 
 from bench.crash.points import hooked
-from tm import ResourceConfig, TransactionError, TransactionManager, lease
+from tm import ResourceConfig, TransactionError, TransactionManager
+from tm.recovery import lease
 from tm.resources import find_factory
 from xabridge.testing.reference.remote import RemoteReference
 

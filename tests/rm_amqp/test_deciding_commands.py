@@ -13,7 +13,7 @@ from rm_amqp import AmqpResource, DecidingBroker, Message
 from tests.rm_amqp.deciding import bodies
 from tm import TransactionManager
 from tm.log import Branch
-from tm.record import encode_branches
+from tm.log.decision_record import encode_branches
 from xa import TMSUCCESS, Code, Gtrid, Xid
 from xa.gtrid import FORMAT_ID
 from xabridge.cli import main

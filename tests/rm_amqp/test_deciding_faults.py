@@ -25,7 +25,7 @@ from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.network import DELAYS_S, Kind, Network
 from tests.tm.wrapped import DECIDER_VERBS, hooked
 from tm import HeuristicOutcomeError, ManagerUnusable, OutcomeUnknown, RolledBack, TransactionManager
-from tm.lease import LEASE_S
+from tm.recovery.lease import LEASE_S
 from tm.resources import ResourceConfig
 from xa import TMONEPHASE, TMSUCCESS, Owner, XaError
 from xabridge.testing.reference import ReferenceFactory, ReferenceStore

@@ -16,7 +16,7 @@ from tests.contract.deciding import RECORD, Decider
 from tests.rm_amqp.deciding import DISCHARGE, DecidingBrokerHarness
 from tests.rm_amqp.test_deciding import RMID, alien, opened, take, using
 from tm.log import Branch
-from tm.record import encode_branches
+from tm.log.decision_record import encode_branches
 from xa import FORMAT_ID, BranchRolledBack, Code, Gtrid, Owner, ResourceError, ResourceUnavailable, TryAgain, Xid
 
 if TYPE_CHECKING:

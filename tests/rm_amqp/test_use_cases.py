@@ -16,6 +16,7 @@ from tests.rm_amqp.client import RMID, Client, new_xid
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm import RolledBack, TransactionManager
 from tm.resources import ResourceConfig
+from tm.resources.states import ResourceState
 from xa import (
     TMENDRSCAN,
     TMFAIL,
@@ -247,7 +248,7 @@ def test_rm_registration_at_start_up(broker: EmbeddedBroker, tmp_path: Path) -> 
         resource = manager.resources["b"]
         assert isinstance(resource.rm, AmqpResource)
         assert resource.rm.name == "xabridge amqp"
-        assert not resource.down
+        assert resource.state is ResourceState.OPEN
 
 
 def test_the_factory_of_the_entry_point(client: Client) -> None:

@@ -46,7 +46,7 @@ def test_what_is_prepared_stays_prepared(sqlstate: str) -> None:
 
 
 def test_a_gid_of_another_database() -> None:
-    """It is no outcome: no later try helps a commit, whose decision the manager keeps (`tm.verdicts`)."""
+    """It is no outcome: no later try helps a commit, whose decision the manager keeps (`tm.two_phase.return_codes`)."""
     assert lookup(COMMIT_PREPARED, "0A000") is Code.XAER_INVAL
     assert lookup(ROLLBACK_PREPARED, "0A000") is Code.XA_RETRY
 

@@ -1,6 +1,8 @@
-"""Mutants of the completion and of recovery: each makes one classic mistake, by bending what a core asks or hears.
+"""Mutants of the two-phase commit and of recovery: each makes one classic mistake, by bending what a core asks or
+hears.
 
-The checker has to see every one of them; a mistake that no schedule shows would be a hole in the simulation.
+A mutant puts ports of its own between a core and the ports of the world. The checker has to see every mutant, because a
+mistake that no schedule shows would be a hole in the simulation.
 """
 
 from __future__ import annotations
@@ -9,218 +11,266 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from tm.completion import Completion
-from tm.effects import Call, Decide, End, Force, Held, Note
 from tm.log import Branch, LogFull, LogStopped
 from tm.log.incarnations import Incarnations, Standing
-from tm.ownership import Claim, Ownership, Whose
-from tm.recovery import ReadDecisions, ReadLive, Scan, Settle, recover
-from tm.verdicts import Verb
+from tm.recovery.ownership import Claim, Ownership, Whose
+from tm.recovery.recovery_pass import recover
+from tm.two_phase.return_codes import Verb
 from xa import Code, Gtrid, XaError, xa_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Coroutine
 
-    from tm.ownership import AtWork
+    from tm.log import Decision, Heuristic, LogError
+    from tm.recovery.ownership import AtWork
+    from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
+    from tm.recovery.report import Report
+    from tm.two_phase.ports import Answer, Ports
 
-
-def bent(steps: Any, bend: Callable[[Any], Generator[Any, Any, Any]]) -> Generator[Any, Any, Any]:
-    """The steps; every effect goes through `bend`, which yields what is really asked and returns what is heard."""
-    answer: Any = None
-    while True:
-        try:
-            effect = steps.send(answer)
-        except StopIteration as stop:
-            return stop.value
-        answer = yield from bend(effect)
+    Live = tuple[frozenset[bytes], AtWork, Decisions]
 
 
-def completion_bent_by(bend: Callable[[Any], Generator[Any, Any, Any]]) -> type[Completion]:
-    """A Completion whose commit goes through `bend`."""
-
-    class Mutant(Completion):
-        def commit(self) -> Any:
-            return bent(super().commit(), bend)
-
-    return Mutant
-
-
-def recovery_bent_by(bend_of: Callable[[], Callable[[Any], Generator[Any, Any, Any]]]) -> Callable[[Ownership], Any]:
-    """A recovery pass that goes through a bend of its own."""
-    return lambda ownership: bent(recover(ownership), bend_of())
+def _unchanged(ports: Ports) -> Ports:
+    return ports
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A name, and what it puts in the place of the right thing."""
+    """A name, and what it puts in the place of the right thing: between a commit and its ports, or as recovery."""
 
     name: str
-    completion: type[Completion] = Completion
-    recovery: Callable[[Ownership], Any] = recover
+    commit_through: Callable[[Ports], Ports] = _unchanged
+    recovery: Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]] = recover
     leasing: bool = True
     counting: bool = False
 
 
-# --- completion ---------------------------------------------------------------------------------------------
-def _decision_not_forced(effect: Any) -> Generator[Any, Any, Any]:
-    return None if isinstance(effect, Force) else (yield effect)
+class BentPorts:
+    """Ports that change nothing; each mutant overrides what it bends."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        return await self.ports.ask(verb, branches, flags)
+
+    async def force(self, decision: Decision) -> LogError | None:
+        return await self.ports.force(decision)
+
+    async def decide(self, branch: Branch, decision: Decision) -> Answer:
+        return await self.ports.decide(branch, decision)
+
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        return await self.ports.note(heuristic)
+
+    async def end(self, decision: Decision, decider: str | None = None) -> None:
+        await self.ports.end(decision, decider)
+
+    async def pause(self, seconds: float) -> None:
+        await self.ports.pause(seconds)
+
+    async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
+        return await self.ports.is_held(gtrid, decider)
 
 
-def _abort_after_decision(effect: Any) -> Generator[Any, Any, Any]:
-    answers = yield effect
-    if isinstance(effect, Call) and effect.verb in (Verb.COMMIT, Verb.COMMIT_AGAIN):
-        failed = tuple(b for b, a in zip(effect.branches, answers, strict=True) if isinstance(a, XaError))
-        if failed:
-            yield Call(Verb.ROLLBACK, failed)
-    return answers
+class BentRecoveryPorts:
+    """Ports of recovery that change nothing; each mutant overrides what it bends."""
+
+    def __init__(self, ports: RecoveryPorts) -> None:
+        self.ports = ports
+
+    async def read_decisions(self) -> Decisions:
+        return await self.ports.read_decisions()
+
+    async def scan(self) -> Scanned:
+        return await self.ports.scan()
+
+    async def read_live(self) -> Live:
+        return await self.ports.read_live()
+
+    async def settle(self, decider: str, gtrid: bytes) -> Decision | XaError | None:
+        return await self.ports.settle(decider, gtrid)
+
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        return await self.ports.ask(verb, branches, flags)
+
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        return await self.ports.note(heuristic)
+
+    async def end(self, decision: Decision, decider: str | None = None) -> None:
+        await self.ports.end(decision, decider)
 
 
-def _ended_too_early(effect: Any) -> Generator[Any, Any, Any]:
-    answer = yield effect
-    if isinstance(effect, Force) and answer is None:
-        yield End(effect.decision)
-    return answer
+def recovery_through(
+    bent: Callable[[RecoveryPorts], RecoveryPorts],
+) -> Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]]:
+    """A recovery pass through ports of a mutant."""
+    return lambda ports, ownership: recover(bent(ports), ownership)
 
 
-def _lost_vote_counts_as_yes(effect: Any) -> Generator[Any, Any, Any]:
-    answers = yield effect
-    if isinstance(effect, Call) and effect.verb is Verb.PREPARE:
-        return [Code.XA_OK if isinstance(a, XaError) and a.code is Code.XAER_RMFAIL else a for a in answers]
-    return answers
+# --- the two-phase commit -------------------------------------------------------------------------------------
+class _DecisionNotForced(BentPorts):
+    async def force(self, decision: Decision) -> LogError | None:  # noqa: ARG002 — that is the mistake
+        return None
 
 
-def _refusal_counts_as_read_only(effect: Any) -> Generator[Any, Any, Any]:
-    answers = yield effect
-    if isinstance(effect, Call) and effect.verb is Verb.PREPARE:
-        return [Code.XA_RDONLY if isinstance(a, XaError) else a for a in answers]
-    return answers
+class _AbortAfterDecision(BentPorts):
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        answers = await self.ports.ask(verb, branches, flags)
+        if verb in (Verb.COMMIT, Verb.COMMIT_AGAIN):
+            failed = tuple(b for b, a in zip(branches, answers, strict=True) if isinstance(a, XaError))
+            if failed:
+                await self.ports.ask(Verb.ROLLBACK, failed)
+        return answers
 
 
-def _failed_force_counts_as_refused(effect: Any) -> Generator[Any, Any, Any]:
-    answer = yield effect
-    return LogFull("taken for") if isinstance(answer, LogStopped) else answer
+class _EndedTooEarly(BentPorts):
+    async def force(self, decision: Decision) -> LogError | None:
+        refused = await self.ports.force(decision)
+        if refused is None:
+            await self.ports.end(decision)
+        return refused
 
 
-def _heuristic_counts_as_done(effect: Any) -> Generator[Any, Any, Any]:
-    answers = yield effect
-    if isinstance(effect, Call) and effect.verb is Verb.COMMIT:
-        return [Code.XA_OK if isinstance(a, XaError) and a.code.name.startswith("XA_HEUR") else a for a in answers]
-    return answers
+class _LostVoteCountsAsYes(BentPorts):
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        answers = await self.ports.ask(verb, branches, flags)
+        if verb is Verb.PREPARE:
+            return [Code.XA_OK if isinstance(a, XaError) and a.code is Code.XAER_RMFAIL else a for a in answers]
+        return answers
 
 
-def _not_now_counts_as_rolled_back(effect: Any) -> Generator[Any, Any, Any]:
+class _RefusalCountsAsReadOnly(BentPorts):
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        answers = await self.ports.ask(verb, branches, flags)
+        if verb is Verb.PREPARE:
+            return [Code.XA_RDONLY if isinstance(a, XaError) else a for a in answers]
+        return answers
+
+
+class _FailedForceCountsAsRefused(BentPorts):
+    async def force(self, decision: Decision) -> LogError | None:
+        refused = await self.ports.force(decision)
+        return LogFull("taken for") if isinstance(refused, LogStopped) else refused
+
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        refused = await self.ports.note(heuristic)
+        return LogFull("taken for") if isinstance(refused, LogStopped) else refused
+
+
+class _HeuristicCountsAsDone(BentPorts):
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        answers = await self.ports.ask(verb, branches, flags)
+        if verb is Verb.COMMIT:
+            return [Code.XA_OK if isinstance(a, XaError) and a.code.name.startswith("XA_HEUR") else a for a in answers]
+        return answers
+
+
+def _no_room_is_rolled_back(verb: Verb, answers: list[Answer]) -> list[Answer]:
     """What a resource manager says for which "no connection was free" is an error in the branch."""
-    answers = yield effect
-    if isinstance(effect, Call) and effect.verb in (Verb.COMMIT, Verb.COMMIT_AGAIN, Verb.ROLLBACK):
-        return [_rolled_back(answer) for answer in answers]
-    return answers
+    if verb not in (Verb.COMMIT, Verb.COMMIT_AGAIN, Verb.ROLLBACK):
+        return answers
+    return [xa_error(Code.XAER_RMERR) if isinstance(a, XaError) and a.code is Code.XA_RETRY else a for a in answers]
 
 
-def _rolled_back(answer: Any) -> Any:
-    return xa_error(Code.XAER_RMERR) if isinstance(answer, XaError) and answer.code is Code.XA_RETRY else answer
+class _NoRoomCountsAsRolledBack(BentPorts):
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        return _no_room_is_rolled_back(verb, await self.ports.ask(verb, branches, flags))
 
 
-def _lost_decision_counts_as_refused(effect: Any) -> Generator[Any, Any, Any]:
-    answer = yield effect
-    if isinstance(effect, Decide) and isinstance(answer, XaError):
-        return xa_error(Code.XA_RBROLLBACK)
-    return answer
+class _LostDecisionCountsAsRefused(BentPorts):
+    async def decide(self, branch: Branch, decision: Decision) -> Answer:
+        answer = await self.ports.decide(branch, decision)
+        return xa_error(Code.XA_RBROLLBACK) if isinstance(answer, XaError) else answer
 
 
-def _commit_before_the_decider(effect: Any) -> Generator[Any, Any, Any]:
-    if isinstance(effect, Decide):
-        yield Call(Verb.COMMIT, effect.decision.branches)
-    return (yield effect)
+class _CommitBeforeTheDecider(BentPorts):
+    async def decide(self, branch: Branch, decision: Decision) -> Answer:
+        await self.ports.ask(Verb.COMMIT, decision.branches)
+        return await self.ports.decide(branch, decision)
 
 
-def _commit_not_told(effect: Any) -> Generator[Any, Any, Any]:
+class _BranchForgotten(BentPorts):
     """Phase two tells the first branch only, and takes the others for told."""
-    if isinstance(effect, Call) and effect.verb is Verb.COMMIT and len(effect.branches) > 1:
-        answers = yield replace(effect, branches=effect.branches[:1])
-        return answers + [Code.XA_OK] * (len(effect.branches) - 1)
-    return (yield effect)
+
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        if verb is not Verb.COMMIT or len(branches) < 2:
+            return await self.ports.ask(verb, branches, flags)
+        answers = await self.ports.ask(verb, branches[:1], flags)
+        return answers + [Code.XA_OK] * (len(branches) - 1)
+
+
+class _UnknownIsAlwaysAHazard(BentPorts):
+    async def is_held(self, gtrid: bytes, decider: str | None) -> bool:  # noqa: ARG002 — that is the mistake
+        return True
 
 
 # --- recovery -----------------------------------------------------------------------------------------------
-def _log_before_scan_only() -> Callable[[Any], Generator[Any, Any, Any]]:
-    first: list[Any] = []
+class _LogBeforeScanOnly(BentRecoveryPorts):
+    first: Live
 
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        if isinstance(effect, ReadDecisions):
-            first.append((yield ReadLive()))
-            return first[0][2]
-        return first[0] if isinstance(effect, ReadLive) else (yield effect)
+    async def read_decisions(self) -> Decisions:
+        self.first = await self.ports.read_live()
+        return self.first[2]
 
-    return bend
-
-
-def _live_ignored() -> Callable[[Any], Generator[Any, Any, Any]]:
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        answer = yield effect
-        return (frozenset(), *answer[1:]) if isinstance(effect, ReadLive) else answer
-
-    return bend
+    async def read_live(self) -> Live:
+        return self.first
 
 
-def _unreachable_counts_as_clean() -> Callable[[Any], Generator[Any, Any, Any]]:
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        answer = yield effect
-        if isinstance(effect, Scan):
-            return {name: [] if isinstance(xids, XaError) else xids for name, xids in answer.items()}
-        return answer
-
-    return bend
+class _LiveIgnored(BentRecoveryPorts):
+    async def read_live(self) -> Live:
+        _, at_work, now = await self.ports.read_live()
+        return frozenset(), at_work, now
 
 
-def _ended_as_read_after_the_scan() -> Callable[[Any], Generator[Any, Any, Any]]:
+class _UnreachableCountsAsClean(BentRecoveryPorts):
+    async def scan(self) -> Scanned:
+        scanned = await self.ports.scan()
+        return {name: [] if isinstance(xids, XaError) else xids for name, xids in scanned.items()}
+
+
+class _EndedAsReadAfterTheScan(BentRecoveryPorts):
     """Ends decisions that were read behind the scan: a branch may have been prepared between."""
-    scanned: list[Any] = []
 
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        if isinstance(effect, ReadDecisions):
-            scanned.append((yield Scan()))
-            return (yield effect)
-        return scanned[0] if isinstance(effect, Scan) else (yield effect)
+    scanned: Scanned
 
-    return bend
+    async def read_decisions(self) -> Decisions:
+        self.scanned = await self.ports.scan()
+        return await self.ports.read_decisions()
 
-
-def _decider_not_settled() -> Callable[[Any], Generator[Any, Any, Any]]:
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        return None if isinstance(effect, Settle) else (yield effect)
-
-    return bend
+    async def scan(self) -> Scanned:
+        return self.scanned
 
 
-def _finished_counts_as_pending() -> Callable[[Any], Generator[Any, Any, Any]]:
+class _DeciderNotSettled(BentRecoveryPorts):
+    async def settle(self, decider: str, gtrid: bytes) -> Decision | XaError | None:  # noqa: ARG002 — as above
+        return None
+
+
+class _FinishedCountsAsPending(BentRecoveryPorts):
     """An unknown xid is never taken for done, and a branch that can't be told is never gone."""
 
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        answers = yield effect
-        if isinstance(effect, Call) and effect.verb is Verb.COMMIT_AGAIN:
-            return [xa_error(Code.XA_RETRY) for _ in answers]
-        return answers
-
-    return bend
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        answers = await self.ports.ask(verb, branches, flags)
+        return [xa_error(Code.XA_RETRY) for _ in answers] if verb is Verb.COMMIT_AGAIN else answers
 
 
-def _not_now_counts_as_rolled_back_in_recovery() -> Callable[[Any], Generator[Any, Any, Any]]:
-    return _not_now_counts_as_rolled_back
+class _NoRoomCountsAsRolledBackInRecovery(BentRecoveryPorts):
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        return _no_room_is_rolled_back(verb, await self.ports.ask(verb, branches, flags))
 
 
-def _heuristic_dropped() -> Callable[[Any], Generator[Any, Any, Any]]:
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        if isinstance(effect, Note):
-            return None
-        return (yield effect)
-
-    return bend
+class _HeuristicDropped(BentRecoveryPorts):
+    async def note(self, heuristic: Heuristic) -> LogError | None:  # noqa: ARG002 — that is the mistake
+        return None
 
 
 # --- what is somebody else's ----------------------------------------------------------------------------------
-def recovery_by(change: Callable[[Ownership], Ownership]) -> Callable[[Ownership], Any]:
+def recovery_by(
+    change: Callable[[Ownership], Ownership],
+) -> Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]]:
     """A recovery pass with another idea of what is whose."""
-    return lambda ownership: recover(change(ownership))
+    return lambda ports, ownership: recover(ports, change(ownership))
 
 
 class _EndsWhatIsOthers(Ownership):
@@ -254,104 +304,90 @@ def _cut_or_not(own: Ownership) -> Ownership:
     return replace(own, incarnations=Incarnations(dict.fromkeys(own.incarnations.noted, Standing.WHOLE)))
 
 
-def _rolls_back_other_nodes() -> Callable[[Any], Generator[Any, Any, Any]]:
+class _RollsBackOtherNodes(BentRecoveryPorts):
     """Rolls back whatever is prepared and has no decision that it sees, as a node that is alone could."""
-    scanned: dict[str, Any] = {}
 
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        answer = yield effect
-        if isinstance(effect, Scan):
-            scanned.update(answer)
-        if isinstance(effect, ReadLive):
-            live, _, now = answer
-            for resource, xids in scanned.items():
-                found = [] if isinstance(xids, XaError) else xids
-                lost = tuple(
-                    Branch(resource, xid)
-                    for xid in found
-                    if now.find(xid.gtrid) is None and xid.gtrid not in live and Gtrid.decode(xid.gtrid).node == "sim-2"
-                )
-                if lost:
-                    yield Call(Verb.ROLLBACK, lost)
-        return answer
+    scanned: Scanned
 
-    return bend
+    async def scan(self) -> Scanned:
+        self.scanned = await self.ports.scan()
+        return self.scanned
 
-
-def _nobody_else_at_work() -> Callable[[Any], Generator[Any, Any, Any]]:
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        answer = yield effect
-        return (answer[0], {}, answer[2]) if isinstance(effect, ReadLive) else answer
-
-    return bend
+    async def read_live(self) -> Live:
+        live, at_work, now = await self.ports.read_live()
+        for resource, xids in self.scanned.items():
+            found = [] if isinstance(xids, XaError) else xids
+            lost = tuple(
+                Branch(resource, xid)
+                for xid in found
+                if now.find(xid.gtrid) is None and xid.gtrid not in live and Gtrid.decode(xid.gtrid).node == "sim-2"
+            )
+            if lost:
+                await self.ports.ask(Verb.ROLLBACK, lost)
+        return live, at_work, now
 
 
-def _who_is_at_work_can_not_be_told_so_nobody_is() -> Callable[[Any], Generator[Any, Any, Any]]:
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        answer = yield effect
-        if isinstance(effect, ReadLive):
-            return answer[0], {k: v for k, v in answer[1].items() if not isinstance(v, XaError)}, answer[2]
-        return answer
-
-    return bend
+class _NobodyElseAtWork(BentRecoveryPorts):
+    async def read_live(self) -> Live:
+        live, _, now = await self.ports.read_live()
+        return live, {}, now
 
 
-def _who_is_at_work_is_read_before_the_scan() -> Callable[[Any], Generator[Any, Any, Any]]:
-    first: list[Any] = []
-
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        if isinstance(effect, ReadDecisions):
-            first.append((yield ReadLive()))
-            return (yield effect)
-        answer = yield effect
-        return (answer[0], first[0][1], answer[2]) if isinstance(effect, ReadLive) else answer
-
-    return bend
+class _WhoCanNotBeToldIsNotAtWork(BentRecoveryPorts):
+    async def read_live(self) -> Live:
+        live, at_work, now = await self.ports.read_live()
+        return live, {name: told for name, told in at_work.items() if not isinstance(told, XaError)}, now
 
 
-def _unknown_is_always_a_hazard(effect: Any) -> Generator[Any, Any, Any]:
-    return True if isinstance(effect, Held) else (yield effect)
+class _AtWorkReadBeforeTheScan(BentRecoveryPorts):
+    first: Live
+
+    async def read_decisions(self) -> Decisions:
+        self.first = await self.ports.read_live()
+        return await self.ports.read_decisions()
+
+    async def read_live(self) -> Live:
+        live, _, now = await self.ports.read_live()
+        return live, self.first[1], now
 
 
 MUTANTS = (
-    Mutant("the decision is not forced", completion=completion_bent_by(_decision_not_forced)),
-    Mutant("branches are rolled back after the decision", completion=completion_bent_by(_abort_after_decision)),
-    Mutant("the decision is ended before it was told", completion=completion_bent_by(_ended_too_early)),
-    Mutant("a lost vote counts as yes", completion=completion_bent_by(_lost_vote_counts_as_yes)),
-    Mutant("a refusal counts as read-only", completion=completion_bent_by(_refusal_counts_as_read_only)),
-    Mutant("a failed force counts as refused", completion=completion_bent_by(_failed_force_counts_as_refused)),
-    Mutant("a heuristic counts as done", completion=completion_bent_by(_heuristic_counts_as_done)),
-    Mutant(
-        "a lost answer of the decider counts as no", completion=completion_bent_by(_lost_decision_counts_as_refused)
-    ),
-    Mutant('"no room" counts as rolled back', completion=completion_bent_by(_not_now_counts_as_rolled_back)),
-    Mutant("others commit before the decider", completion=completion_bent_by(_commit_before_the_decider)),
-    Mutant("phase two forgets a branch", completion=completion_bent_by(_commit_not_told)),
-    Mutant("recovery reads the log before the scan only", recovery=recovery_bent_by(_log_before_scan_only)),
-    Mutant("recovery ignores live transactions", recovery=recovery_bent_by(_live_ignored)),
-    Mutant("recovery takes the unreachable for clean", recovery=recovery_bent_by(_unreachable_counts_as_clean)),
-    Mutant("recovery scans before it reads what it ends", recovery=recovery_bent_by(_ended_as_read_after_the_scan)),
-    Mutant("recovery presumes without asking the decider", recovery=recovery_bent_by(_decider_not_settled)),
-    Mutant("recovery finishes nothing that is decided", recovery=recovery_bent_by(_finished_counts_as_pending)),
+    Mutant("the decision is not forced", commit_through=_DecisionNotForced),
+    Mutant("branches are rolled back after the decision", commit_through=_AbortAfterDecision),
+    Mutant("the decision is ended before it was told", commit_through=_EndedTooEarly),
+    Mutant("a lost vote counts as yes", commit_through=_LostVoteCountsAsYes),
+    Mutant("a refusal counts as read-only", commit_through=_RefusalCountsAsReadOnly),
+    Mutant("a failed force counts as refused", commit_through=_FailedForceCountsAsRefused),
+    Mutant("a heuristic counts as done", commit_through=_HeuristicCountsAsDone),
+    Mutant("a lost answer of the decider counts as no", commit_through=_LostDecisionCountsAsRefused),
+    Mutant('"no room" counts as rolled back', commit_through=_NoRoomCountsAsRolledBack),
+    Mutant("others commit before the decider", commit_through=_CommitBeforeTheDecider),
+    Mutant("phase two forgets a branch", commit_through=_BranchForgotten),
+    Mutant("recovery reads the log before the scan only", recovery=recovery_through(_LogBeforeScanOnly)),
+    Mutant("recovery ignores live transactions", recovery=recovery_through(_LiveIgnored)),
+    Mutant("recovery takes the unreachable for clean", recovery=recovery_through(_UnreachableCountsAsClean)),
+    Mutant("recovery scans before it reads what it ends", recovery=recovery_through(_EndedAsReadAfterTheScan)),
+    Mutant("recovery presumes without asking the decider", recovery=recovery_through(_DeciderNotSettled)),
+    Mutant("recovery finishes nothing that is decided", recovery=recovery_through(_FinishedCountsAsPending)),
     Mutant(
         'recovery takes "no room" for rolled back',
-        recovery=recovery_bent_by(_not_now_counts_as_rolled_back_in_recovery),
+        recovery=recovery_through(_NoRoomCountsAsRolledBackInRecovery),
     ),
-    Mutant("recovery drops heuristics", recovery=recovery_bent_by(_heuristic_dropped)),
+    Mutant("recovery drops heuristics", recovery=recovery_through(_HeuristicDropped)),
     Mutant("recovery ends what another node decided", recovery=recovery_by(_with(_EndsWhatIsOthers))),
-    Mutant("recovery rolls back another node's branches", recovery=recovery_bent_by(_rolls_back_other_nodes)),
+    Mutant("recovery rolls back another node's branches", recovery=recovery_through(_RollsBackOtherNodes)),
     Mutant("recovery presumes about what is not noted", recovery=recovery_by(_noted_or_not)),
     Mutant("recovery presumes about what a copy lacks", recovery=recovery_by(_cut_or_not)),
     Mutant("incarnations are counted", counting=True),
-    Mutant("recovery takes every other process for dead", recovery=recovery_bent_by(_nobody_else_at_work)),
+    Mutant("recovery takes every other process for dead", recovery=recovery_through(_NobodyElseAtWork)),
     Mutant(
         "recovery takes whom it can't ask about for dead",
-        recovery=recovery_bent_by(_who_is_at_work_can_not_be_told_so_nobody_is),
+        recovery=recovery_through(_WhoCanNotBeToldIsNotAtWork),
     ),
     Mutant(
         "recovery reads who is at work before the scan",
-        recovery=recovery_bent_by(_who_is_at_work_is_read_before_the_scan),
+        recovery=recovery_through(_AtWorkReadBeforeTheScan),
     ),
     Mutant("nobody takes a lease", leasing=False),
-    Mutant("what another process has finished is a hazard", completion=completion_bent_by(_unknown_is_always_a_hazard)),
+    Mutant("what another process has finished is a hazard", commit_through=_UnknownIsAlwaysAHazard),
 )

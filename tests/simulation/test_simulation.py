@@ -52,7 +52,7 @@ def test_the_checker_sees_every_mutant(mutant: Mutant) -> None:
     for seed in range(SEARCH):
         world = World(
             seed,
-            completion=mutant.completion,
+            commit_through=mutant.commit_through,
             recovery=mutant.recovery,
             leasing=mutant.leasing,
             counting=mutant.counting,

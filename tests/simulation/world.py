@@ -18,16 +18,18 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.log import Disk, SimulatedLog
-from tm.completion import Completion
-from tm.effects import Call, Decide, End, Force, Held, Note, Pause
-from tm.lease import LEASE_S, Lease
 from tm.log import Branch, LogError
+from tm.log.decision_record import decode_branches, encode_branches
 from tm.log.incarnations import Incarnations
 from tm.outcome import Outcome, Verdict, named
-from tm.ownership import Ownership
-from tm.record import decode_branches, encode_branches
-from tm.recovery import Action, Decisions, ReadDecisions, ReadLive, Report, Scan, Settle, recover
-from tm.verdicts import Verb
+from tm.recovery.lease import LEASE_S, Lease
+from tm.recovery.ownership import Ownership
+from tm.recovery.ports import Decisions
+from tm.recovery.recovery_pass import recover
+from tm.recovery.report import Action
+from tm.two_phase.commit import TwoPhaseCommit
+from tm.two_phase.driver import suspension
+from tm.two_phase.return_codes import Verb
 from xa import (
     FORMAT_ID,
     HEURISTIC_CODES,
@@ -56,9 +58,13 @@ from xabridge.testing.reference import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Coroutine
 
-    from tm.log import Decision
+    from tm.log import Decision, Heuristic
+    from tm.recovery.ownership import AtWork
+    from tm.recovery.ports import RecoveryPorts, Scanned
+    from tm.recovery.report import Report
+    from tm.two_phase.ports import Answer, Ports
 
 NODES = ("sim", "sim-2")
 LOG_IDS = (b"the log.", b"another.")
@@ -111,11 +117,11 @@ class Place:
         self._control = ThreadOfControl()
         self.decider: Any = process.clients["decider"]
 
-    def mend(self) -> None:
+    def reopen(self) -> None:
         with entered(self._control):
-            self._world.mend(self._process, self._control, self.name)
+            self._world.reopen(self._process, self._control, self.name)
 
-    def heard(self, raised: Exception, _routine: str) -> XaError:
+    def as_xa_error(self, raised: Exception, _routine: str) -> XaError:
         assert isinstance(raised, XaError)
         return self._world.noticed(self._process, self._control, self.name, raised)
 
@@ -157,21 +163,88 @@ class Process:
         self.renew_at = 0
 
 
+class WorldPorts:
+    """The ports of one process in a thread of control, for commits and for recovery passes: each suspends first, so
+    that every call has a crash point in front of it."""
+
+    def __init__(self, world: World, process: Process, control: ThreadOfControl) -> None:
+        self._world = world
+        self._process = process
+        self._control = control
+
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        await suspension()
+        return await self._world.ask_all(self._process, self._control, verb, branches, flags)
+
+    async def force(self, decision: Decision) -> LogError | None:
+        await suspension()
+        return _refusal(lambda: self._process.log.decide(decision))
+
+    async def decide(self, branch: Branch, decision: Decision) -> Answer:
+        await suspension()
+        return self._world.decide(self._process, self._control, branch, decision)
+
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        await suspension()
+        refused = _refusal(lambda: self._process.log.note_heuristic(heuristic))
+        if refused is None:
+            self._world.reported.add(heuristic.branch.xid.gtrid)
+        return refused
+
+    async def end(self, decision: Decision, decider: str | None = None) -> None:
+        await suspension()
+        self._world.end(self._process, self._control, decision, decider)
+
+    async def pause(self, seconds: float) -> None:  # noqa: ARG002 — time passes by steps
+        await suspension()
+
+    async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
+        await suspension()
+        if decider is None:
+            return self._process.log.held()
+        assert self._process.lease is not None
+        return self._process.lease.held(Gtrid.decode(gtrid).sequence)
+
+    async def read_decisions(self) -> Decisions:
+        await suspension()
+        return self._world.decisions(self._process, self._control)
+
+    async def scan(self) -> Scanned:
+        await suspension()
+        return await self._world.scan(self._process, self._control)
+
+    async def read_live(self) -> tuple[frozenset[bytes], AtWork, Decisions]:
+        await suspension()
+        live = frozenset(self._process.live)
+        await suspension()
+        at_work = self._world.at_work(self._process, self._control)
+        await suspension()
+        return live, at_work, self._world.decisions(self._process, self._control)
+
+    async def settle(self, decider: str, gtrid: bytes) -> Decision | XaError | None:
+        await suspension()
+        return self._world.settle(self._process, self._control, decider, gtrid)
+
+
+def _as_they_are(ports: Ports) -> Ports:
+    return ports
+
+
 class World:
-    """One seed's world. With `leasing` off no process takes a lease, with `counting` on incarnations are counted: two
-    mistakes that the checker has to see."""
+    """One seed's world. Commits work through what `commit_through` makes of their ports. With `leasing` off no process
+    takes a lease, with `counting` on incarnations are counted: two mistakes that the checker has to see."""
 
     def __init__(
         self,
         seed: int,
         *,
-        completion: type[Completion] = Completion,
-        recovery: Callable[[Ownership], Any] = recover,
+        commit_through: Callable[[Ports], Ports] = _as_they_are,
+        recovery: Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]] = recover,
         leasing: bool = True,
         counting: bool = False,
     ) -> None:
         self.random = Random(seed)
-        self.completion_class = completion
+        self.commit_through = commit_through
         self.recovery = recovery
         self.leasing = leasing
         self.counting = counting
@@ -220,7 +293,7 @@ class World:
         """Of which a resource manager has completed a branch on its own, or may have said so."""
         self.trace: list[str] = []
         self.processes = [Process(self, node) for node in self.nodes]
-        self.activities: list[tuple[Process, Generator[None, None, None]]] = []
+        self.activities: list[tuple[Process, Coroutine[None, None, None]]] = []
         self.healing = False
 
     def clock(self) -> float:
@@ -251,7 +324,7 @@ class World:
             self._misfortune()
         self._heal()
 
-    def _start(self, process: Process, activity: Generator[None, None, None]) -> None:
+    def _start(self, process: Process, activity: Coroutine[None, None, None]) -> None:
         self.activities.append((process, activity))
 
     def _step(self) -> None:
@@ -267,7 +340,7 @@ class World:
         index = self.running
         _, activity = self.activities[index]
         try:
-            next(activity)
+            activity.send(None)
         except StopIteration:
             self.activities.pop(index)
 
@@ -401,19 +474,20 @@ class World:
         self.now += LEASE_STEPS + 1
         for node in self.nodes:
             self._restart(node)
+        for _, activity in self.activities:
+            activity.close()
         self.activities.clear()
         for _ in range(4):
             for process in self.processes:
-                for _step in self._recovery_pass(process):
-                    pass
+                _to_its_end(self._recovery_pass(process))
 
     # --- a transaction ----------------------------------------------------------------------------------------
 
-    def _transaction(self, process: Process) -> Generator[None, None, None]:
+    async def _transaction(self, process: Process) -> None:
         control = ThreadOfControl()
         if self.decider_mode and self.leasing and not process.holds:
             self._take_lease(process)
-            yield
+            await suspension()
             if process.renew_at < self.now + 4:
                 return  # nothing can begin now
             process.holds = True
@@ -426,23 +500,27 @@ class World:
         branches: list[Branch] = []
         failed = False
         for name in names:
-            yield
+            await suspension()
             branch = Branch(name, Xid(FORMAT_ID, gtrid, name.encode()))
             if isinstance(self._ask(process, control, "start", branch, 0), XaError):
                 failed = True
                 break
             branches.append(branch)
-            yield
+            await suspension()
             if self.random.random() < 0.85 and not self._write(process, control, branch):
                 failed = True
                 break
         decider = next((branch for branch in branches if branch.resource == "decider"), None)
         others = [branch for branch in branches if branch is not decider]
-        completion = self.completion_class(gtrid, others, branches, decider, late=self.random.random() < 0.5)
+        late = self.random.random() < 0.5
         unwanted = failed or self.random.random() < 0.1
-        steps = completion.rollback() if unwanted else completion.commit()
         self.disturbances += unwanted
-        outcome = yield from self._drive(process, control, steps)
+        ports: Ports = WorldPorts(self, process, control)
+        if unwanted:
+            outcome = await TwoPhaseCommit(ports, gtrid, others, branches, decider, late=late).rollback()
+        else:
+            ports = self.commit_through(ports)
+            outcome = await TwoPhaseCommit(ports, gtrid, others, branches, decider, late=late).commit()
         self.trace.append(f"{named(gtrid)} told {outcome.verdict.value}")
         self.told[gtrid] = outcome
         if outcome.heuristics:
@@ -461,85 +539,42 @@ class World:
         self.wrote.setdefault(branch.xid.gtrid, []).append(branch.resource)
         return True
 
-    def _drive(self, process: Process, control: ThreadOfControl, steps: Any) -> Generator[None, None, Any]:
-        answer: Any = None
-        while True:
-            try:
-                effect = steps.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            yield
-            answer = yield from self._perform(process, control, effect)
+    # --- what ports do ----------------------------------------------------------------------------------------
 
-    # --- effects ----------------------------------------------------------------------------------------------
-
-    def _perform(  # noqa: C901, PLR0912 — one case for each effect
-        self, process: Process, control: ThreadOfControl, effect: Any
-    ) -> Generator[None, None, Any]:
-        match effect:
-            case Call():
-                return (yield from self._call(process, control, effect))
-            case Force():
-                return _refusal(lambda: process.log.decide(effect.decision))
-            case Note():
-                refused = _refusal(lambda: process.log.note_heuristic(effect.heuristic))
-                if refused is None:
-                    self.reported.add(effect.heuristic.branch.xid.gtrid)
-                return refused
-            case Decide():
-                self._mischief("decide", effect.branch, 0)
-                return self._decide(process, control, effect)
-            case End():
-                self._end(process, control, effect)
-                return None
-            case Pause():
-                return None
-            case Held():
-                if effect.decider is None:
-                    return process.log.held()
-                assert process.lease is not None
-                return process.lease.held(Gtrid.decode(effect.gtrid).sequence)
-            case ReadDecisions():
-                return self._decisions(process, control)
-            case Scan():
-                return (yield from self._scan(process, control))
-            case ReadLive():
-                live = frozenset(process.live)
-                yield
-                at_work = self._at_work(process, control)
-                yield
-                return live, at_work, self._decisions(process, control)
-            case Settle():
-                return self._settle(process, control, effect)
-        raise AssertionError(effect)
-
-    def _call(self, process: Process, control: ThreadOfControl, effect: Call) -> Generator[None, None, list[Any]]:
-        """As `tm.performer` overlaps: whoever is told to collect first does, and then asks again."""
-        routine = _ROUTINE[effect.verb]
+    async def ask_all(
+        self, process: Process, control: ThreadOfControl, verb: Verb, branches: tuple[Branch, ...], asked_flags: int
+    ) -> list[Any]:
+        """As `tm.two_phase.blocking` overlaps: whoever is told to collect first does, and then asks again."""
+        routine = _ROUTINE[verb]
         answers: list[Any] = []
-        for branch in effect.branches:
-            yield
-            flags = TMASYNC if self.random.random() < 0.5 and len(effect.branches) > 1 else 0
-            answer = self._ask(process, control, routine, branch, effect.flags | flags)
+        for branch in branches:
+            await suspension()
+            flags = TMASYNC if self.random.random() < 0.5 and len(branches) > 1 else 0
+            answer = self._ask(process, control, routine, branch, asked_flags | flags)
             if flags and _is_full(answer):
-                yield from self._collect_all(process, control, effect, answers, branch.resource)
-                answer = self._ask(process, control, routine, branch, effect.flags | flags)
+                await self._collect_all(process, control, branches, answers, branch.resource)
+                answer = self._ask(process, control, routine, branch, asked_flags | flags)
                 if _is_full(answer):  # by operations of others
-                    answer = self._ask_in_vain(process, control, routine, branch, effect.flags)
+                    answer = self._ask_in_vain(process, control, routine, branch, asked_flags)
             answers.append(answer)
-        yield from self._collect_all(process, control, effect, answers)
-        for branch, answer in zip(effect.branches, answers, strict=True):
+        await self._collect_all(process, control, branches, answers)
+        for branch, answer in zip(branches, answers, strict=True):
             self.trace.append(f"{routine} {named(branch.xid.gtrid)} {branch.resource}: {_shown(answer)}")
         return answers
 
-    def _collect_all(
-        self, process: Process, control: ThreadOfControl, effect: Call, answers: list[Any], resource: str = ""
-    ) -> Generator[None, None, None]:
+    async def _collect_all(
+        self,
+        process: Process,
+        control: ThreadOfControl,
+        branches: tuple[Branch, ...],
+        answers: list[Any],
+        resource: str = "",
+    ) -> None:
         """Collects what is outstanding: everywhere, or at one resource."""
         for index, answer in enumerate(answers):
-            branch = effect.branches[index]
+            branch = branches[index]
             if isinstance(answer, Handle) and resource in ("", branch.resource):
-                yield
+                await suspension()
                 answers[index] = self._collect(process, control, branch, answer)
 
     def _ask_in_vain(self, process: Process, control: ThreadOfControl, routine: str, branch: Branch, flags: int) -> Any:
@@ -556,7 +591,7 @@ class World:
         name = branch.resource
         try:
             with entered(control):
-                self.mend(process, control, name)
+                self.reopen(process, control, name)
                 return getattr(process.clients[name], routine)(branch.xid, 1, flags)
         except XaError as error:
             return self.noticed(process, control, name, error)
@@ -573,7 +608,7 @@ class World:
             return self.noticed(process, control, branch.resource, completion.error)
         return completion.code
 
-    def mend(self, process: Process, control: ThreadOfControl, name: str) -> None:
+    def reopen(self, process: Process, control: ThreadOfControl, name: str) -> None:
         if name in process.fresh or control in process.lost[name]:
             process.clients[name].open(self.stores[name].url, 1)
             process.fresh.discard(name)
@@ -622,40 +657,40 @@ class World:
             (at, by, result) == (state, verb, RESULT_OF[answer]) for at, by, result, _, _ in BRANCH.transitions()
         )
 
-    def _decide(self, process: Process, control: ThreadOfControl, effect: Decide) -> Any:
+    def decide(self, process: Process, control: ThreadOfControl, branch: Branch, decision: Decision) -> Answer:
+        self._mischief("decide", branch, 0)
         client = process.clients["decider"]
         assert isinstance(client, ReferenceDecider)
         try:
             with entered(control):
-                self.mend(process, control, "decider")
-                return client.decide(effect.branch.xid, 1, encode_branches(effect.decision.branches))
+                self.reopen(process, control, "decider")
+                return client.decide(branch.xid, 1, encode_branches(decision.branches))
         except XaError as error:
             return self.noticed(process, control, "decider", error)
 
-    def _end(self, process: Process, control: ThreadOfControl, effect: End) -> None:
-        if effect.decider is None:
-            process.log.end(effect.decision.gtrid)
+    def end(self, process: Process, control: ThreadOfControl, decision: Decision, decider: str | None) -> None:
+        if decider is None:
+            process.log.end(decision.gtrid)
             return
-        client = process.clients[effect.decider]
+        client = process.clients[decider]
         assert isinstance(client, ReferenceDecider)
         try:
             with entered(control):
-                self.mend(process, control, effect.decider)
-                client.end_decisions([effect.decision.gtrid], 1)
+                self.reopen(process, control, decider)
+                client.end_decisions([decision.gtrid], 1)
         except XaError as error:
-            self.noticed(process, control, effect.decider, error)
+            self.noticed(process, control, decider, error)
 
     # --- recovery ---------------------------------------------------------------------------------------------
 
-    def _recovery_pass(self, process: Process) -> Generator[None, None, None]:
+    async def _recovery_pass(self, process: Process) -> None:
         process.recovering = True
         control = ThreadOfControl()
         deciders = {DECIDER_ID: "decider"} if self.decider_mode else {}
         try:
             own = process.incarnation if self.decider_mode else b""
             ownership = Ownership(process.node, process.log.log_id, process.log.incarnations, deciders, own)
-            steps = self.recovery(ownership)
-            report: Report = yield from self._drive(process, control, steps)
+            report = await self.recovery(WorldPorts(self, process, control), ownership)
         except LogError:
             return
         finally:
@@ -665,7 +700,7 @@ class World:
             if finding.action is Action.HEURISTIC:
                 self.reported.add(finding.branch.xid.gtrid)
 
-    def _at_work(self, process: Process, control: ThreadOfControl) -> dict[str, Any]:
+    def at_work(self, process: Process, control: ThreadOfControl) -> dict[str, Any]:
         client = process.clients.get("decider")
         if not isinstance(client, ReferenceDecider):
             return {}
@@ -674,7 +709,7 @@ class World:
             self.stores["decider"].script.plan("owners", None, Fate.REQUEST_LOST)
         try:
             with entered(control):
-                self.mend(process, control, "decider")
+                self.reopen(process, control, "decider")
                 owners = client.owners(1)
         except XaError as error:
             return {"decider": self.noticed(process, control, "decider", error)}
@@ -686,13 +721,13 @@ class World:
             )
         }
 
-    def _decisions(self, process: Process, control: ThreadOfControl) -> Decisions:
+    def decisions(self, process: Process, control: ThreadOfControl) -> Decisions:
         by_decider: dict[str, dict[bytes, Decision]] = {}
         client = process.clients.get("decider")
         if isinstance(client, ReferenceDecider):
             try:
                 with entered(control):
-                    self.mend(process, control, "decider")
+                    self.reopen(process, control, "decider")
                     records = client.decisions(1)
                 by_decider["decider"] = {r.gtrid: _decision(r.gtrid, r.record) for r in records}
             except XaError as error:
@@ -700,28 +735,30 @@ class World:
         logged = {decision.gtrid: decision for decision in process.log.decisions()}
         return Decisions(logged, by_decider, frozenset(h.branch.xid for h in process.log.heuristics()))
 
-    def _scan(self, process: Process, control: ThreadOfControl) -> Generator[None, None, dict[str, Any]]:
+    async def scan(self, process: Process, control: ThreadOfControl) -> Scanned:
         scanned: dict[str, Any] = {}
         for name, client in process.clients.items():
-            yield
+            await suspension()
             try:
                 with entered(control):
-                    self.mend(process, control, name)
+                    self.reopen(process, control, name)
                     scanned[name] = client.recover(1, TMSTARTRSCAN) if name != "decider" else []
             except XaError as error:
                 scanned[name] = self.noticed(process, control, name, error)
         return scanned
 
-    def _settle(self, process: Process, control: ThreadOfControl, effect: Settle) -> Any:
-        client = process.clients[effect.decider]
+    def settle(
+        self, process: Process, control: ThreadOfControl, decider: str, gtrid: bytes
+    ) -> Decision | XaError | None:
+        client = process.clients[decider]
         assert isinstance(client, ReferenceDecider)
         try:
             with entered(control):
-                self.mend(process, control, effect.decider)
-                record = client.settle(effect.gtrid, 1)
+                self.reopen(process, control, decider)
+                record = client.settle(gtrid, 1)
         except XaError as error:
-            return self.noticed(process, control, effect.decider, error)
-        return None if record is None else _decision(effect.gtrid, record)
+            return self.noticed(process, control, decider, error)
+        return None if record is None else _decision(gtrid, record)
 
     # --- the checker ------------------------------------------------------------------------------------------
 
@@ -794,6 +831,14 @@ def _decision(gtrid: bytes, record: bytes) -> Decision:
     from tm.log import Decision  # noqa: PLC0415 — the name is a type elsewhere in this module
 
     return Decision(gtrid, decode_branches(record))
+
+
+def _to_its_end(activity: Coroutine[None, None, None]) -> None:
+    try:
+        while True:
+            activity.send(None)
+    except StopIteration:
+        return
 
 
 def _refusal(work: Callable[[], None]) -> LogError | None:

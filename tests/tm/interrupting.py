@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tm.block import handler_at
+from tm.concurrency.with_block import handler_at
 
 if TYPE_CHECKING:
     from collections.abc import Collection

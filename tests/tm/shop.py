@@ -109,7 +109,7 @@ class Shop:
                 store.leases.clear()  # it has run out, since the process is gone
         if self._tm.log is not None:
             self._tm.log.close()
-        self._tm._driver.stop()
+        self._tm.executor.stop()
         self._tm = None
 
     def restart(self, **arguments: Any) -> TransactionManager:
@@ -143,6 +143,6 @@ class Shop:
             assert not client.outstanding, name
         if self._tm is not None:
             assert not self._tm._live
-            assert not self._tm._recoverer.leftovers
+            assert not self._tm._recovery.unfinished
             if self._tm.log is not None:
                 assert not self._tm.log.decisions()

@@ -1,23 +1,23 @@
-"""Drives a Completion by hand: answers its effects from a script, and writes down what it asked."""
+"""Drives a TwoPhaseCommit by hand: its ports answer from a script, and write down what was asked."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tm.completion import Completion
-from tm.effects import Call, Decide, End, Force, Held, Note, Pause
 from tm.log import Branch
-from tm.states import GLOBAL, GlobalState
-from tm.verdicts import Verb
+from tm.two_phase.commit import TwoPhaseCommit
+from tm.two_phase.driver import drive
+from tm.two_phase.return_codes import Verb
+from tm.two_phase.states import GLOBAL, GlobalState
 from xa import FORMAT_ID, Code, Gtrid, Xid, xa_error
 from xa.errors import EXCEPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Coroutine, Iterable, Mapping
 
-    from tm.effects import Answer, Effect
-    from tm.log import LogError
+    from tm.log import Decision, Heuristic, LogError
     from tm.outcome import Outcome
+    from tm.two_phase.ports import Answer
 
 GTRID = Gtrid("orders-1", b"the log.", 1, 1).encode()
 DECIDER = "d"
@@ -38,7 +38,7 @@ def as_answer(code: Code) -> Answer:
 
 
 class Stage:
-    """One completion with its script. `asked` has a line for each effect."""
+    """One commit and its ports, with a script of their answers. `asked` has a line for each call of a port."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Stage:
         branches = [branch(name) for name in names if name != DECIDER]
         decider = branch(DECIDER) if DECIDER in names else None
         associations = [branch(name) for name in (names if associated is None else associated)]
-        self.completion = Completion(GTRID, branches, associations, decider, state, late=late)
+        self.completion = TwoPhaseCommit(self, GTRID, branches, associations, decider, state, late=late)
         self._script: Mapping[tuple[Verb, str], Code | list[Code]] = script or {}
         self._calls: dict[tuple[Verb, str], int] = {}
         self._force = force
@@ -72,22 +72,13 @@ class Stage:
     def rollback(self) -> Outcome:
         return self._run(self.completion.rollback())
 
-    def _run(self, steps: object) -> Outcome:
-        answer: object = None
-        while True:
-            try:
-                effect = steps.send(answer)  # type: ignore[attr-defined]
-            except StopIteration as stop:
-                self.outcome = stop.value
-                break
-            self._see()
-            answer = self._answer(effect)
+    def _run(self, steps: Coroutine[None, None, Outcome]) -> Outcome:
+        self.outcome = drive(steps)
         self._see()
-        assert self.outcome is not None
         return self.outcome
 
     def _see(self) -> None:
-        """The state moved along the table's rows. Between two effects it may take two of them."""
+        """The state moved along the table's rows. Between two port calls it may take two of them."""
         before, now = self.states[-1], self.completion.state
         if now is before:
             return
@@ -95,30 +86,36 @@ class Stage:
         assert now in between or any((middle, now) in _EDGES for middle in between), (before, now)
         self.states.append(now)
 
-    def _answer(self, effect: Effect) -> object:
-        match effect:
-            case Call():
-                who = " ".join(asked.resource for asked in effect.branches)
-                self.asked.append(f"{effect.verb.value}: {who}")
-                return [as_answer(self._code(effect.verb, asked.resource)) for asked in effect.branches]
-            case Force():
-                self.asked.append("force: " + " ".join(b.resource for b in effect.decision.branches))
-                return self._force
-            case Decide():
-                self.asked.append("decide: " + " ".join(b.resource for b in effect.decision.branches))
-                return as_answer(self._code(Verb.DECIDE, effect.branch.resource))
-            case Note():
-                self.asked.append(f"note: {effect.heuristic.branch.resource} {effect.heuristic.code.name}")
-                return self._note
-            case End():
-                self.asked.append("ended" + (f" in {effect.decider}" if effect.decider else ""))
-                return None
-            case Pause():
-                self.asked.append("pause")
-                return None
-            case Held():
-                self.asked.append("held?")
-                return self._held
+    # --- the ports --------------------------------------------------------------------------------------------
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:  # noqa: ARG002
+        self._asks(f"{verb.value}: {_names(branches)}")
+        return [as_answer(self._code(verb, asked.resource)) for asked in branches]
+
+    async def force(self, decision: Decision) -> LogError | None:
+        self._asks(f"force: {_names(decision.branches)}")
+        return self._force
+
+    async def decide(self, branch: Branch, decision: Decision) -> Answer:
+        self._asks(f"decide: {_names(decision.branches)}")
+        return as_answer(self._code(Verb.DECIDE, branch.resource))
+
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        self._asks(f"note: {heuristic.branch.resource} {heuristic.code.name}")
+        return self._note
+
+    async def end(self, decision: Decision, decider: str | None = None) -> None:  # noqa: ARG002
+        self._asks("ended" + (f" in {decider}" if decider else ""))
+
+    async def pause(self, seconds: float) -> None:  # noqa: ARG002
+        self._asks("pause")
+
+    async def is_held(self, gtrid: bytes, decider: str | None) -> bool:  # noqa: ARG002
+        self._asks("held?")
+        return self._held
+
+    def _asks(self, what: str) -> None:
+        self._see()
+        self.asked.append(what)
 
     def _code(self, verb: Verb, name: str) -> Code:
         answers = self._script.get((verb, name), Code.XA_OK)
@@ -126,3 +123,7 @@ class Stage:
             return answers
         count = self._calls[verb, name] = self._calls.get((verb, name), 0) + 1
         return answers[min(count, len(answers)) - 1]
+
+
+def _names(branches: Iterable[Branch]) -> str:
+    return " ".join(branch.resource for branch in branches)

@@ -9,19 +9,19 @@ import pytest
 
 from tests.cases import each
 from tests.tm.staging import DECIDER, Script, Stage, branch
-from tm.log import DecisionRefused, LogFull, LogStopped
-from tm.outcome import (
+from tm.errors import (
     HeuristicCommitted,
     HeuristicHazard,
     HeuristicMixed,
     HeuristicRolledBack,
     OutcomeUnknown,
     RolledBack,
-    Verdict,
     error_of,
 )
-from tm.states import GlobalState
-from tm.verdicts import Verb
+from tm.log import DecisionRefused, LogFull, LogStopped
+from tm.outcome import Verdict
+from tm.two_phase.return_codes import Verb
+from tm.two_phase.states import GlobalState
 from xa import HEURISTIC_CODES, ROLLBACK_CODES, Code
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.tm.wrapped import Wrapped
 from tm import Configuration, ConfigurationError, ResourceConfig, TransactionManager, configuration_from
-from tm.resources import GROUP, find_factory
+from tm.resources.resource import GROUP, find_factory
 from xa.secrets import masked
 from xabridge.testing.reference import DecidingStore, ReferenceDeciderFactory, ReferenceFactory, ReferenceStore
 
@@ -211,7 +211,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def entry_points(*, group: str, **selection: Any) -> Any:
         return importlib.metadata.EntryPoints(ours).select(group=group, **selection)
 
-    monkeypatch.setattr("tm.resources.entry_points", entry_points)
+    monkeypatch.setattr("tm.resources.resource.entry_points", entry_points)
     yield
     STORE.committed.clear()
     DECIDER.committed.clear()

@@ -18,7 +18,7 @@ from tm import (
     RolledBack,
 )
 from tm.log import Branch
-from tm.record import decode_branches, encode_branches
+from tm.log.decision_record import decode_branches, encode_branches
 from tm.recovery import Action
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xabridge.testing.reference import DecidingStore, Fate, ReferenceFactory
@@ -213,7 +213,7 @@ def test_the_reaper_rolls_back_the_deciders_work_too(shop: Shop, store: Deciding
 
 
 def test_many_pages_of_decisions_are_read(shop: Shop, store: DecidingStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tm.recoverer.PAGE", 2)
+    monkeypatch.setattr("tm.recovery.blocking.PAGE", 2)
     gtrids = []
     for number in range(7):
         shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)

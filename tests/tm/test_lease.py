@@ -9,10 +9,10 @@ import pytest
 
 from tests.tm.shop import NODE
 from tests.tm.wrapped import hooked
-from tm import HeuristicHazard, ManagerUnusable, OutcomeUnknown, lease
-from tm.lease import LEASE_S
+from tm import HeuristicHazard, ManagerUnusable, OutcomeUnknown
 from tm.log.sql import SqlLog
-from tm.recovery import Action
+from tm.recovery import Action, lease
+from tm.recovery.lease import LEASE_S
 from xa import Gtrid, Owner
 from xabridge.testing.reference import DecidingStore, Fate
 

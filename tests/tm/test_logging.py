@@ -17,9 +17,10 @@ import pytest
 
 import tm
 from tests.tm.two_resources import TwoResources
-from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, leftovers, transaction
+from tm import ResourceConfig, Transaction, TransactionError, TransactionManager, transaction
+from tm.concurrency.reaper import Reaper
 from tm.log import Branch, Decision
-from tm.reaper import Reaper
+from tm.recovery import unfinished
 from tm.tx import TxInterface
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xabridge.testing.reference import (
@@ -99,7 +100,7 @@ class BrokenTransaction(Transaction):
 
 def attempt(both: TwoResources, **commit: Any) -> Transaction:
     """A transaction with work at both, that ends as it may."""
-    transaction = both.manager.begin()
+    transaction: Transaction = both.manager.begin()
     try:
         both.write()
         transaction.commit(**commit)
@@ -279,7 +280,7 @@ def through_tx(both: TwoResources) -> None:
 def given_up(both: TwoResources) -> None:
     """More is left to roll back than a process remembers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leftovers, "MOST", 1)
+        patch.setattr(unfinished, "MOST", 1)
         for _ in range(2):
             transaction = both.manager.begin()
             both.manager["one"].write("key", "value")

@@ -72,17 +72,17 @@ def test_the_back_off_doubles_up_to_its_bound_and_begins_anew_after_a_success(sh
     for _ in range(14):
         shop.clock.pass_by(1000)
         with pytest.raises(ResourceUnavailable):
-            resource.mend()
+            resource.reopen()
         waits.append(resource._retry_at - shop.clock.now)
     assert waits[:3] == pytest.approx([0.1, 0.2, 0.4], abs=0.01) or waits[0] < waits[1] < waits[2]
     assert waits[-1] == waits[-2] == 30.0
     shop["b"].heal()
     shop.clock.pass_by(30)
-    resource.mend()
+    resource.reopen()
     shop["b"].partition()
     resource.lost("again")
     with pytest.raises(ResourceUnavailable):
-        resource.mend()
+        resource.reopen()
     assert resource._retry_at - shop.clock.now == pytest.approx(0.05)
     shop["b"].heal()
 
@@ -276,7 +276,7 @@ def test_an_exception_at_start_or_shutdown_keeps_nobody_from_anything(
 
 @pytest.mark.parametrize("branches", [0, 1, 2, 3, 4])
 def test_a_scan_is_read_to_its_end_and_closed(shop: Shop, monkeypatch: pytest.MonkeyPatch, branches: int) -> None:
-    monkeypatch.setattr("tm.recoverer.PAGE", 2)
+    monkeypatch.setattr("tm.recovery.blocking.PAGE", 2)
     for number in range(branches):
         shop["a"].script.plan("commit", None, Fate.REQUEST_LOST, times=3)
         with pytest.raises(OutcomeUnknown), shop.tm.begin() as tx:
@@ -285,7 +285,7 @@ def test_a_scan_is_read_to_its_end_and_closed(shop: Shop, monkeypatch: pytest.Mo
     assert len(shop["a"].in_doubt) == branches
     assert len(shop.tm.recover().ended) == branches
     shop.assert_nothing_left()
-    with entered(shop.tm._recoverer._control), pytest.raises(XaError, match="no scan is open"):
+    with entered(shop.tm._recovery._control), pytest.raises(XaError, match="no scan is open"):
         shop.clients["a"].recover(shop.tm.resource("a").rmid)
 
 
@@ -547,16 +547,16 @@ def test_the_recovery_thread_survives_what_it_does_not_expect(
 ) -> None:
     tm = shop.open(background=True, recovery_interval_s=0.01)
     passes = threading.Semaphore(0)
-    genuine = tm._recoverer.run_once
+    genuine = tm._recovery.run_once
 
     def run_once() -> Any:
         passes.release()
         raise Broken("unheard of")
 
-    monkeypatch.setattr(tm._recoverer, "run_once", run_once)
+    monkeypatch.setattr(tm._recovery, "run_once", run_once)
     for _ in range(3):
         assert passes.acquire(timeout=30)
-    monkeypatch.setattr(tm._recoverer, "run_once", genuine)
+    monkeypatch.setattr(tm._recovery, "run_once", genuine)
     tm.close()
     assert "unheard of" in caplog.text
 

@@ -11,12 +11,12 @@ import pytest
 
 from tests.tm.two_resources import Clock, TwoResources
 from tm import OutcomeUnknown
+from tm.consumer.job import Job
 from tm.consumer.settings import ConsumerSettings
-from tm.consumer.tally import Tally
-from tm.consumer.worker import Crew
+from tm.consumer.statistics import Statistics
 from tm.log import LogStopped
-from tm.recovery_log import RecoveryLog
-from tm.reminders import Reminders
+from tm.recovery.messages import RecoveryMessages
+from tm.throttle import WarningThrottle
 from xabridge.testing.reference import Fate
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_a_night_with_branches_in_doubt(both: TwoResources, caplog: pytest.LogCa
 
 def test_a_log_that_can_not_be_read(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    told = RecoveryLog(clock)
+    told = RecoveryMessages(clock)
     for _ in range(NIGHT_S // EVERY_S):
         told.log_unreadable(LogStopped("the disk is gone"))
         told.failed(ValueError("a bug"))
@@ -107,22 +107,22 @@ def test_a_log_that_can_not_be_read(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_consumer_that_can_not_receive(both: TwoResources, caplog: pytest.LogCaptureFixture) -> None:
     """One line for all of its workers."""
     clock = Clock()
-    crew = Crew(both.manager, ConsumerSettings("orders", resource="one"), print, Tally("orders", None, clock))
+    job = Job(both.manager, ConsumerSettings("orders", resource="one"), print, Statistics("orders", None, clock))
     for _ in range(NIGHT_S // EVERY_S):
         for worker in range(4):
-            crew.failed_to_receive(worker, ConnectionError("refused"))
+            job.failed_to_receive(worker, ConnectionError("refused"))
         clock.now += EVERY_S
     assert len(lines(caplog, "orders: nothing can be received")) <= REMINDERS + 1
     for worker in range(4):
         assert not lines(caplog, "can be received again", logging.INFO)
-        crew.received(worker, None)
+        job.received(worker, None)
     assert lines(caplog, "orders: messages can be received again, after 28800 s", logging.INFO)
-    crew.failed_to_receive(0, ConnectionError("refused"))
+    job.failed_to_receive(0, ConnectionError("refused"))
     assert "for" not in lines(caplog, "orders: nothing can be received")[-1].partition("received")[2].partition(":")[0]
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    reminders = Reminders(Clock())
+    reminders = WarningThrottle(Clock())
     for number in range(20_000):
         assert reminders.due(number) == ""
     assert reminders.due(19_999) is None

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tm.process import is_gone, this_process
+from tm.recovery.process import is_gone, this_process
 
-CHILD = "import sys; from tm.process import this_process; print(this_process(), flush=True); sys.stdin.readline()"
+CHILD = (
+    "import sys; from tm.recovery.process import this_process; print(this_process(), flush=True); sys.stdin.readline()"
+)
 
 
 def child() -> tuple[subprocess.Popen[str], str]:

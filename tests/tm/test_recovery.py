@@ -8,17 +8,23 @@ import pytest
 
 from tests.cases import each
 from tests.tm.staging import as_answer
-from tm.effects import Call, End, Note
 from tm.log import Branch, Decision, LogFull
 from tm.log.incarnations import Incarnations, Standing
-from tm.ownership import Ownership
-from tm.recoverer import pause_after
-from tm.recovery import Action, Decisions, ReadDecisions, ReadLive, Scan, Settle, recover
-from tm.verdicts import MEANING, Meaning, Verb
+from tm.recovery import Action
+from tm.recovery.ownership import Ownership
+from tm.recovery.ports import Decisions
+from tm.recovery.recovery_pass import recover
+from tm.recovery.service import pause_after
+from tm.two_phase.driver import drive
+from tm.two_phase.return_codes import MEANING, Meaning, Verb
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
 
 if TYPE_CHECKING:
+    from tm.log import Heuristic
     from tm.recovery import Report
+    from tm.recovery.ownership import AtWork
+    from tm.recovery.ports import Scanned
+    from tm.two_phase.ports import Answer
 
 NODE, LOG, DECIDER = "orders-1", b"the log.", b"decider."
 WHOLE, CUT, OWN, SIBLING = b"noted ok", b"it's cut", b"this one", b"another."
@@ -34,7 +40,7 @@ def branch(resource: str, of: bytes) -> Branch:
 
 
 class Pass:
-    """One pass over what is set; `asked` has a line per effect."""
+    """One pass over what is set, and its ports; `asked` has a line for each call of a port."""
 
     def __init__(self, **scanned: list[Branch] | XaError) -> None:
         self.scanned: dict[str, Any] = {
@@ -46,7 +52,7 @@ class Pass:
         self.at_work: dict[str, Any] = {}
         self.words: dict[bytes, Decision | XaError | None] = {}
         self.answers: dict[tuple[Verb, Branch], Code] = {}
-        self.note: LogFull | None = None
+        self.refused: LogFull | None = None
         self.gone: dict[bytes, frozenset[str]] = {}
         self.asked: list[str] = []
 
@@ -59,42 +65,37 @@ class Pass:
         return self
 
     def run(self) -> Report:
-        steps = recover(Ownership(NODE, LOG, KNOWN, self.deciders, OWN), self.gone)
-        answer: Any = None
-        while True:
-            try:
-                effect = steps.send(answer)
-            except StopIteration as stop:
-                report: Report = stop.value
-                return report
-            answer = self._answer(effect)
+        return drive(recover(self, Ownership(NODE, LOG, KNOWN, self.deciders, OWN), self.gone))
 
-    def _answer(self, effect: object) -> Any:
-        match effect:
-            case ReadDecisions():
-                self.asked.append("read decisions")
-                return self.before
-            case Scan():
-                self.asked.append("scan")
-                return self.scanned
-            case ReadLive():
-                self.asked.append("read live and decisions")
-                return self.live, self.at_work, self.now
-            case Settle():
-                self.asked.append(f"settle {Gtrid.decode(effect.gtrid).sequence} in {effect.decider}")
-                return self.words.get(effect.gtrid)
-            case Call():
-                who = " ".join(f"{b.resource}{Gtrid.decode(b.xid.gtrid).sequence}" for b in effect.branches)
-                self.asked.append(f"{effect.verb.value}: {who}")
-                return [as_answer(self.answers.get((effect.verb, b), Code.XA_OK)) for b in effect.branches]
-            case Note():
-                self.asked.append(f"note {effect.heuristic.branch.resource} {effect.heuristic.code.name}")
-                return self.note
-            case End():
-                where = f" in {effect.decider}" if effect.decider else ""
-                self.asked.append(f"ended {Gtrid.decode(effect.decision.gtrid).sequence}{where}")
-                return None
-        raise AssertionError(effect)
+    # --- the ports --------------------------------------------------------------------------------------------
+    async def read_decisions(self) -> Decisions:
+        self.asked.append("read decisions")
+        return self.before
+
+    async def scan(self) -> Scanned:
+        self.asked.append("scan")
+        return self.scanned
+
+    async def read_live(self) -> tuple[frozenset[bytes], AtWork, Decisions]:
+        self.asked.append("read live and decisions")
+        return self.live, self.at_work, self.now
+
+    async def settle(self, decider: str, gtrid: bytes) -> Decision | XaError | None:
+        self.asked.append(f"settle {Gtrid.decode(gtrid).sequence} in {decider}")
+        return self.words.get(gtrid)
+
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:  # noqa: ARG002
+        who = " ".join(f"{b.resource}{Gtrid.decode(b.xid.gtrid).sequence}" for b in branches)
+        self.asked.append(f"{verb.value}: {who}")
+        return [as_answer(self.answers.get((verb, b), Code.XA_OK)) for b in branches]
+
+    async def note(self, heuristic: Heuristic) -> LogFull | None:
+        self.asked.append(f"note {heuristic.branch.resource} {heuristic.code.name}")
+        return self.refused
+
+    async def end(self, decision: Decision, decider: str | None = None) -> None:
+        where = f" in {decider}" if decider else ""
+        self.asked.append(f"ended {Gtrid.decode(decision.gtrid).sequence}{where}")
 
 
 ORDER = ["read decisions", "scan", "read live and decisions"]
@@ -431,7 +432,7 @@ def test_a_decision_whose_last_branch_is_noted_is_ended() -> None:
 def test_a_heuristic_that_can_not_be_noted_stays_pending() -> None:
     one = Pass(a=[A], b=[B]).logged(DECISION)
     one.answers[Verb.COMMIT_AGAIN, A] = Code.XA_HEURRB
-    one.note = LogFull("no space left")
+    one.refused = LogFull("no space left")
     report = one.run()
     assert one.asked == [*ORDER, "commit, again: a1 b1", "note a XA_HEURRB"]
     assert actions(report) == {"a": Action.PENDING, "b": Action.COMMITTED}

@@ -378,7 +378,7 @@ def test_a_missing_extra_is_told() -> None:
 def test_without_telemetry_nothing_stands_between() -> None:
     with TwoResources() as both:
         assert both.manager._recorder is None
-        assert type(both.manager._performer).__module__ == "tm.performer"
+        assert type(both.manager.executor.ports).__module__ == "tm.two_phase.blocking"
         assert {type(r.rm).__module__ for r in both.manager.resources.values()} == {
             "xabridge.testing.reference.resource"
         }

@@ -130,7 +130,7 @@ def crowd_of(folder: Path, each: int, flags: int, *, decider: bool) -> None:
     crowd = Crowd(shop, SEED, each, "".join(shop.stores))
     crowd.run()
     assert not crowd.failed, f"seed {SEED}: {crowd.failed}"
-    tm._driver.stop()
+    tm.executor.stop()
     for store in shop.stores.values():
         store.script.clear()
     shop.clock.pass_by(100)

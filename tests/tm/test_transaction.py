@@ -621,7 +621,7 @@ def test_logged_is_told_at_the_decision_and_the_branches_behind_it(shop: Shop) -
     assert shop.values() == {"a": None, "b": None}
     go_on.set()
     assert told.wait(30)
-    shop.tm._driver.stop()
+    shop.tm.executor.stop()
     assert shop.values() == {"a": 1, "b": 1}
     assert tx.status is GlobalState.COMMITTED
     shop.assert_nothing_left()
@@ -630,7 +630,7 @@ def test_logged_is_told_at_the_decision_and_the_branches_behind_it(shop: Shop) -
 @pytest.fixture
 def backlogged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """One transaction is told in the background, is held there, and leaves no room for another."""
-    monkeypatch.setattr("tm.driver.BACKLOG", 1)
+    monkeypatch.setattr("tm.two_phase.executor.BACKLOG", 1)
     go_on = threading.Event()
 
     class SlowInTheBackground(Wrapped):
@@ -645,7 +645,7 @@ def backlogged(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     assert held.status.value == "committing"
     yield shop
     go_on.set()
-    shop.tm._driver.stop()
+    shop.tm.executor.stop()
     assert held.status is GlobalState.COMMITTED
     assert shop.values() == {"a": 1, "b": 1}
     shop.tm.recover()
@@ -678,7 +678,7 @@ def test_logged_without_room_says_no_more_than_that_it_is_decided(backlogged: Sh
 
 
 def test_logged_has_room_again_when_the_background_is_done(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tm.driver.BACKLOG", 1)
+    monkeypatch.setattr("tm.two_phase.executor.BACKLOG", 1)
     workers: list[str] = []
 
     class Watched(Wrapped):
@@ -691,14 +691,14 @@ def test_logged_has_room_again_when_the_background_is_done(shop: Shop, monkeypat
         with shop.tm.begin() as tx:
             write(tx)
             tx.commit(wait="logged")
-        until(lambda: shop.tm._driver._room._value == 1)
+        until(lambda: shop.tm.executor._room._value == 1)
     assert all(name.startswith("xabridge-completion") for name in workers)
 
 
 def test_logged_after_the_background_has_ended_tells_the_branches_itself(shop: Shop) -> None:
     with shop.tm.begin() as tx:
         write(tx)
-        shop.tm._driver.stop()
+        shop.tm.executor.stop()
         tx.commit(wait="logged")
     assert tx.status is GlobalState.COMMITTED
     assert shop.values() == {"a": 1, "b": 1}

@@ -11,9 +11,10 @@ import pytest
 
 from tests.tm.two_resources import HeldResource, TwoResources
 from tm.outcome import Verdict
-from tm.states import GlobalState
+from tm.resources.states import ResourceState
+from tm.two_phase.states import GlobalState
 from tm.tx import TxInterface
-from tm.tx_codes import (
+from tm.tx.codes import (
     NO_BEGIN,
     OUTCOME_CODES,
     STATE_OF,
@@ -23,7 +24,7 @@ from tm.tx_codes import (
     TxCode,
     TxInfo,
 )
-from tm.tx_states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
+from tm.tx.states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
 from xa import FORMAT_ID, NULL_XID, TMREGISTER, TMUSEASYNC, AxCode, Code, Xid
 from xa.machine import advance
 from xabridge.testing.reference import Fate, ReferenceResource, ReferenceStore
@@ -370,7 +371,7 @@ def test_open_needs_one_resource_manager(both: TwoResources, tx: TxInterface) ->
     for store, resource in ((both.one, "one"), (both.two, "two")):
         store.partition()
         held = both.manager.resource(resource)
-        held.down = held.suspect = True
+        held.state, held.suspect = ResourceState.DOWN, True
     assert tx.tx_open() is TxCode.TX_ERROR
     assert state_of(tx) is TxState.S0
     both.one.heal()

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from tests.cases import each
-from tm.tx_states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
+from tm.tx.states import CHAINED, IN_TRANSACTION, TX, TxState, TxVerb
 from xa import Code
 from xa.machine import IllegalTransition, advance
 

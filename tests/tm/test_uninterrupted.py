@@ -16,7 +16,7 @@ import pytest
 
 from tests.tm.wrapped import VERBS, hooked
 from tm import ProtocolMisuse, RolledBack, Verdict
-from tm.uninterrupted import UninterruptedCalls
+from tm.concurrency.uninterrupted import UninterruptedCalls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -111,6 +111,29 @@ def test_an_enlistment_that_was_left_is_waited_for_by_the_rollback(shop: Shop, o
     held_until = threading.Timer(0.05, held.go_on.set)
     with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
         held_until.start()
+        tx.enlist("a")
+    assert tx.outcome is not None
+    assert tx.outcome.verdict is Verdict.ROLLED_BACK
+    shop.assert_nothing_left()
+
+
+def test_an_enlistment_that_was_left_while_the_first_interruption_was_logged(
+    shop: Shop, on_sigint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(shop, "start", times=1)
+    on_sigint(held)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def hold(when: str, verb: str) -> None:
+        Held._hold(held, when, verb)
+        if (when, verb) == ("before", "start"):
+            time.sleep(0.05)  # the main thread is in its rollback by now
+
+    shop.wrap["a"] = hooked(hold, (*VERBS, "recover"))
+    monkeypatch.setattr("tm.concurrency.uninterrupted.logger.warning", interrupted)
+    with pytest.raises(KeyboardInterrupt), shop.tm.begin() as tx:
         tx.enlist("a")
     assert tx.outcome is not None
     assert tx.outcome.verdict is Verdict.ROLLED_BACK

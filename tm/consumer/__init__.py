@@ -4,6 +4,6 @@ from tm.consumer.consumer import Consumer
 from tm.consumer.health import HealthServer
 from tm.consumer.settings import ConsumerSettings
 from tm.consumer.states import ConsumerState
-from tm.consumer.tally import Counts, Health
+from tm.consumer.statistics import Counts, Health
 
 __all__ = ["Consumer", "ConsumerSettings", "ConsumerState", "Counts", "Health", "HealthServer"]

@@ -8,8 +8,8 @@
     handle.run()        # until SIGTERM or SIGINT; or: with handle: …, async with handle: …, start() and stop()
 
 What the handler does in its transaction is committed with the message's consumption. When it raises, everything is
-rolled back and the message comes again, after a wait; see `tm.consumer.rounds` for what then happens to it. Handlers
-that are coroutine functions run in tasks of one event loop, others in threads.
+rolled back and the message comes again, after a wait; see `tm.consumer.receive_loop` for what then happens to it.
+Handlers that are coroutine functions run in tasks of one event loop, others in threads.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tm.consumer.gangs import Tasks, TasksInThread, Threads
+from tm.consumer.job import Job
+from tm.consumer.pools import TaskPool, TaskPoolInThread, ThreadPool
 from tm.consumer.settings import ConsumerSettings
 from tm.consumer.signals import Stopper
 from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
-from tm.consumer.tally import Counts, Health, Tally
-from tm.consumer.worker import Crew
-from tm.outcome import ProtocolMisuse
+from tm.consumer.statistics import Counts, Health, Statistics
+from tm.errors import ProtocolMisuse
 from xa.machine import IllegalTransition, advance
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from tm.consumer.gangs import Gang
+    from tm.consumer.pools import WorkerPool
     from tm.manager import TransactionManager
 
 logger = logging.getLogger("xabridge.tm.consumer")
@@ -49,12 +49,12 @@ class Consumer:
         self.settings = ConsumerSettings(queue, **settings)
         self._handler = handler
         self._is_async = inspect.iscoroutinefunction(handler)
-        self._tally = Tally(queue, manager.recorder)
-        self._crew = Crew(manager, self.settings, handler, self._tally)
+        self._statistics = Statistics(queue, manager.recorder)
+        self._job = Job(manager, self.settings, handler, self._statistics)
         manager.resource(self.settings.resource)
         self._lock = threading.Lock()
         self._state = ConsumerState.NEW
-        self._gang: Gang | None = None
+        self._pool: WorkerPool | None = None
         self._stopper: Stopper | None = None
         self.failure: BaseException | None = None
         """What a worker ended with, where it was not asked to."""
@@ -75,13 +75,15 @@ class Consumer:
     @property
     def counts(self) -> Counts:
         """What its messages came to."""
-        return self._tally.counts
+        return self._statistics.counts
 
     def health(self) -> Health:
         """How it is, for a probe."""
-        workers = 0 if self._gang is None else self._gang.alive
-        tally = self._tally
-        return Health(self._state, workers, len(tally.busy), tally.counts, (*tally.trouble, *tally.hanging))
+        workers = 0 if self._pool is None else self._pool.alive
+        statistics = self._statistics
+        return Health(
+            self._state, workers, len(statistics.busy), statistics.counts, (*statistics.trouble, *statistics.hanging)
+        )
 
     # --- in threads -----------------------------------------------------------------------------------------
 
@@ -103,9 +105,9 @@ class Consumer:
     def start(self) -> None:
         """Starts the workers, in the background."""
         self._advance(ConsumerVerb.START)
-        self._gang = (TasksInThread if self._is_async else Threads)(self._crew, self._failed)
+        self._pool = (TaskPoolInThread if self._is_async else ThreadPool)(self._job, self._failed)
         if self.failure is not None:  # of a worker that failed before we knew it
-            self._gang.ask()
+            self._pool.ask()
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """Finishes what runs and begins nothing, for `timeout_s` at most (`shutdown_s` where it is None); whether
@@ -113,8 +115,8 @@ class Consumer:
         if self._state is ConsumerState.STOPPED:
             return True
         self._ask_to_stop()
-        gang = self._gang
-        left = gang.stop(self.settings.shutdown_s if timeout_s is None else timeout_s) if gang is not None else 0
+        pool = self._pool
+        left = pool.stop(self.settings.shutdown_s if timeout_s is None else timeout_s) if pool is not None else 0
         self._ended(left)
         return not left
 
@@ -134,18 +136,18 @@ class Consumer:
             self.start()
             return self
         self._advance(ConsumerVerb.START)
-        self._gang = Tasks(self._crew, self._failed)
+        self._pool = TaskPool(self._job, self._failed)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        gang = self._gang
-        if not isinstance(gang, Tasks):
+        pool = self._pool
+        if not isinstance(pool, TaskPool):
             await asyncio.to_thread(self.stop)
             return
         self._ask_to_stop()
-        self._ended(await gang.astop(self.settings.shutdown_s))
+        self._ended(await pool.astop(self.settings.shutdown_s))
 
     # --- states ---------------------------------------------------------------------------------------------
 
@@ -168,9 +170,9 @@ class Consumer:
         """A worker has ended with this."""
         logger.error("%s: a worker failed, the consumer stops", self.settings.queue, exc_info=error)
         self.failure = self.failure or error
-        gang = self._gang
-        if gang is not None:
-            gang.ask()
+        pool = self._pool
+        if pool is not None:
+            pool.ask()
         self._ask_to_stop()
 
     def _ended(self, left: int) -> None:

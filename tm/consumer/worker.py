@@ -1,4 +1,6 @@
-"""Worker: performs the rounds of one worker in a thread.
+"""Worker: receives messages and has them handled, in a thread or in a task of an event loop.
+
+Both run the same code. What differs, that a thread blocks and a task awaits, is in `ThreadCalls` and `TaskCalls`.
 
 What a session for messages has to offer: `receive_batch(address, count, timeout_s)`, `reject(message)`,
 `release(message)` and `dead_letter(message, address, annotations)`, all of which take effect when the branch is
@@ -8,232 +10,231 @@ the message with these annotations to the address and takes it from its queue.
 
 from __future__ import annotations
 
-import logging
-import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tm.consumer.failures import Failures, name_of, place_of
-from tm.consumer.rounds import GiveBack, Handle, Pause, Receive, Refuse, rounds
-from tm.consumer.tally import DEAD_LETTERED, HANDLED, RETURNED, outcome_of
-from tm.outcome import ProtocolMisuse, Verdict
-from tm.reminders import Reminders
+from tm.consumer.receive_loop import receive_loop
+from tm.consumer.statistics import DEAD_LETTERED, HANDLED, RETURNED
+from tm.errors import ProtocolMisuse
+from tm.outcome import Verdict
 from xa import Code, XaError
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
-    from tm.consumer.rounds import Effect
-    from tm.consumer.settings import ConsumerSettings
-    from tm.consumer.tally import Tally
-    from tm.manager import TransactionManager
+    from tm.consumer.job import DeadLetter, Job
     from tm.transaction import Transaction
 
-logger = logging.getLogger("xabridge.tm.consumer")
 
-OUTCOMES: Final = {Handle: HANDLED, Refuse: DEAD_LETTERED, GiveBack: RETURNED}
-"""Effect → what its messages count as, where it succeeds."""
-UNKNOWN_REASON: Final = "not known: it failed in another process, or its process ended"
-FEW: Final = 3
-"""Messages that a line names."""
-_RECEIVING: Final = "receiving"
+class Calls(Protocol):
+    """What a worker does by blocking or by awaiting, according to where it runs."""
 
+    def is_stopping(self) -> bool:
+        """Whether the consumer is to stop."""
+        ...
 
-class DeadLetter(NamedTuple):
-    """Where a message goes that was delivered too often, with what is known of it; without an address it is refused,
-    and the broker puts it away."""
+    async def pause(self, seconds: float) -> None:
+        """Waits, until the consumer is to stop at the longest."""
+        ...
 
-    address: str
-    annotations: dict[str, str | int]
+    async def enlist(self, transaction: Transaction, name: str) -> Any:
+        """The session of the resource `name` in the transaction."""
+        ...
 
+    async def receive(self, session: Any, address: str, count: int, timeout_s: float) -> Sequence[Any]:
+        """A batch of messages."""
+        ...
 
-class Crew:
-    """What the workers of one consumer share, in threads or in tasks."""
+    async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
+        """Sends the message away as a dead letter."""
+        ...
 
-    def __init__(
-        self, manager: TransactionManager, settings: ConsumerSettings, handler: Callable[..., Any], tally: Tally
-    ) -> None:
-        self.manager = manager
-        self.settings = settings
-        self.handler = handler
-        self.tally = tally
-        self.timeout_s = settings.timeout_s or manager.timeout_s
-        self.failures = Failures()
-        self._reminders = Reminders(tally.clock)
+    async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
+        """Calls the handler."""
+        ...
 
-    def session(self, transaction: Transaction) -> Any:
-        """The session of the queue's resource, in a transaction."""
-        return transaction[self.settings.resource]
+    async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
+        """Does `work` in the block of the transaction."""
+        ...
 
-    def calls(self, messages: Sequence[Any]) -> Sequence[Any]:
-        """What the handler is called with, call by call."""
-        return messages if self.settings.takes == "message" else [messages]
+    async def commit(self, transaction: Transaction) -> None:
+        """Commits."""
+        ...
 
-    def told(
-        self,
-        number: int,
-        effect: Handle | Refuse | GiveBack,
-        transaction: Transaction,
-        error: Exception | None,
-        began: float,
-    ) -> None:
-        """Counts, and logs, what came of an effect."""
-        outcome = OUTCOMES[type(effect)] if error is None else outcome_of(error)
-        queue = self.settings.queue
-        self.tally.done(number, outcome, len(effect.messages), began)
-        if error is not None:
-            self._told_failure(effect, transaction, outcome, error)
-            return
-        for message in effect.messages if not isinstance(effect, GiveBack) else ():
-            if isinstance(effect, Refuse):
-                letter = self.dead_letter(message)
-                logger.error(
-                    "%s: message %s of %s was dead-lettered to %s after %d deliveries: %s",
-                    transaction, name_of(message), queue, letter.address or "where the broker puts it",
-                    message.delivery_count, letter.annotations["reason"],
-                )  # fmt: skip
-            self.failures.forget(message)
-
-    def _told_failure(
-        self, effect: Handle | Refuse | GiveBack, transaction: Transaction, outcome: str, error: Exception
-    ) -> None:
-        if not isinstance(effect, GiveBack):
-            for message in effect.messages:
-                self.failures.note(message, error, vain=isinstance(effect, Refuse))
-        place = place_of(error)
-        trace = logger.isEnabledFor(logging.DEBUG) or (bool(place) and self.failures.is_new(f"{type(error)} {place}"))
-        names = ", ".join(name_of(message) for message in effect.messages[:FEW])
-        more = f" and {len(effect.messages) - FEW} more" if len(effect.messages) > FEW else ""
-        logger.warning(
-            "%s: message %s%s of %s: %s: %s: %s%s",
-            transaction, names, more, self.settings.queue, outcome, type(error).__name__, error,
-            f" ({place})" if place else "", exc_info=error if trace else None,
-        )  # fmt: skip
-
-    def dead_letter(self, message: Any) -> DeadLetter:
-        """What becomes of a message that was delivered too often. Where it could not be sent to its queue of dead
-        letters before (there is none, or nobody may), it is left to the broker."""
-        failure = self.failures.known(message)
-        annotations: dict[str, str | int] = {
-            "reason": failure.reason if failure is not None else UNKNOWN_REASON,
-            "place": failure.place if failure is not None else "",
-            "queue": self.settings.queue,
-            "deliveries": int(message.delivery_count),
-            "last-ms": failure.last_ms if failure is not None else int(time.time() * 1000),
-        }
-        if failure is not None:
-            annotations["first-ms"] = failure.first_ms
-        in_vain = failure is not None and failure.vain
-        return DeadLetter("" if in_vain else self.settings.dead_letters, annotations)
-
-    def failed_to_receive(self, number: int, error: Exception) -> None:
-        """A worker can't receive. What keeps all of them from it, say an outage, is logged now and then."""
-        self.tally.troubled(number, error)
-        lasted = self._reminders.due(_RECEIVING)
-        if lasted is not None:
-            queue, kind = self.settings.queue, type(error).__name__
-            logger.warning("%s: nothing can be received%s: %s: %s", queue, lasted, kind, error)
-
-    def received(self, number: int, transaction: Transaction | None) -> None:
-        """A worker could receive: there is something to do in `transaction`, or there was nothing."""
-        if transaction is None:
-            self.tally.idle(number)
-        else:
-            self.manager.has_work(transaction)
-            self.tally.working(number, transaction)
-        if not self.tally.trouble and (lasted := self._reminders.over(_RECEIVING)):
-            logger.info("%s: messages can be received again, after %s", self.settings.queue, lasted)
+    async def rollback(self, transaction: Transaction) -> None:
+        """Rolls back."""
+        ...
 
 
-def unreadable(error: Exception, effect: Receive) -> bool:
-    """Whether the one message that was received may be one that can't be read: what a session refuses when the branch
-    is committed. Where it is something else nothing was received, and nothing is committed."""
-    return effect.count == 1 and isinstance(error, XaError) and error.code is Code.XAER_RMERR
+class ThreadCalls:
+    """`Calls` that block the worker's thread; a coroutine over them is never suspended."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    async def pause(self, seconds: float) -> None:
+        self._stopping.wait(seconds)
+
+    async def enlist(self, transaction: Transaction, name: str) -> Any:
+        return transaction.enlist(name)
+
+    async def receive(self, session: Any, address: str, count: int, timeout_s: float) -> Sequence[Any]:
+        messages: Sequence[Any] = session.receive_batch(address, count, timeout_s)
+        return messages
+
+    async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
+        session.dead_letter(message, *letter)
+
+    async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
+        handler(message, transaction)
+
+    async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
+        with transaction:
+            await work
+
+    async def commit(self, transaction: Transaction) -> None:
+        transaction.commit()
+
+    async def rollback(self, transaction: Transaction) -> None:
+        transaction.rollback()
 
 
-def not_committed(transaction: Transaction) -> Exception | None:
+class TaskCalls:
+    """`Calls` that await the event loop. A worker that is cancelled rolls back what it has in hand."""
+
+    def __init__(self, stopping: asyncio.Event) -> None:
+        self._stopping = stopping
+
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    async def pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+    async def enlist(self, transaction: Transaction, name: str) -> Any:
+        return await transaction.aenlist(name)
+
+    async def receive(self, session: Any, address: str, count: int, timeout_s: float) -> Sequence[Any]:
+        messages: Sequence[Any] = await session.aio.receive_batch(address, count, timeout_s)
+        return messages
+
+    async def dead_letter(self, session: Any, message: Any, letter: DeadLetter) -> None:
+        await session.aio.dead_letter(message, *letter)
+
+    async def handle(self, handler: Callable[..., Any], message: Any, transaction: Transaction) -> None:
+        await handler(message, transaction)
+
+    async def within(self, transaction: Transaction, work: Coroutine[Any, Any, None]) -> None:
+        async with transaction:
+            await work
+
+    async def commit(self, transaction: Transaction) -> None:
+        await transaction.acommit()
+
+    async def rollback(self, transaction: Transaction) -> None:
+        await transaction.arollback()
+
+
+class Worker:
+    """One worker, the ports of its receive loop. `job` is what it shares with the others of its consumer."""
+
+    def __init__(self, number: int, job: Job, calls: Calls) -> None:
+        self._number = number
+        self._job = job
+        self._calls = calls
+        self._transaction: Transaction
+
+    async def run(self) -> None:
+        """Until the consumer is to stop."""
+        await receive_loop(self, self._job.settings, self._job.timeout_s, self._calls.is_stopping)
+
+    async def pause(self, seconds: float) -> None:
+        await self._calls.pause(seconds)
+
+    async def receive(self, count: int, *, check: bool) -> Sequence[Any] | Exception:
+        job, calls, settings = self._job, self._calls, self._job.settings
+        try:
+            transaction = job.manager.begin(settings.timeout_s, waits=True)
+            try:
+                for name in job.statistics.used if check else ():
+                    await calls.enlist(transaction, name)
+                session = await calls.enlist(transaction, settings.resource)
+                messages = await calls.receive(session, settings.queue, count, settings.idle_s)
+            except BaseException as error:
+                if isinstance(error, Exception) and _is_unreadable(error, count):
+                    await calls.commit(transaction)
+                else:
+                    await calls.rollback(transaction)
+                raise
+            if not messages:
+                await calls.rollback(transaction)
+                job.received(self._number, None)
+                return ()
+        except Exception as error:  # noqa: BLE001 — a resource manager of anybody's
+            job.failed_to_receive(self._number, error)
+            return error
+        self._transaction = transaction
+        job.received(self._number, transaction)
+        return messages
+
+    async def handle(self, messages: Sequence[Any]) -> Exception | None:
+        return await self._complete(HANDLED, messages, self._call_handler(messages))
+
+    async def refuse(self, messages: Sequence[Any]) -> Exception | None:
+        return await self._complete(DEAD_LETTERED, messages, self._put_away(messages))
+
+    async def give_back(self, messages: Sequence[Any]) -> Exception | None:
+        return await self._complete(RETURNED, messages, self._release(messages))
+
+    async def _complete(
+        self, wanted: str, messages: Sequence[Any], work: Coroutine[Any, Any, None]
+    ) -> Exception | None:
+        """Does `work` in the transaction in which the messages were received, and commits it."""
+        began = self._job.statistics.clock()
+        error: Exception | None = None
+        transaction = self._transaction
+        try:
+            await self._calls.within(transaction, work)
+            error = _not_committed(transaction)
+        except Exception as raised:  # noqa: BLE001 — a handler of anybody's
+            error = raised
+        self._job.done(self._number, wanted, messages, transaction, error, began)
+        return error
+
+    async def _call_handler(self, messages: Sequence[Any]) -> None:
+        for message in self._job.calls(messages):
+            await self._calls.handle(self._job.handler, message, self._transaction)
+
+    async def _put_away(self, messages: Sequence[Any]) -> None:
+        session = self._job.session(self._transaction)
+        for message in messages:
+            letter = self._job.dead_letter(message)
+            if letter.address:
+                await self._calls.dead_letter(session, message, letter)
+            else:
+                session.reject(message)
+
+    async def _release(self, messages: Sequence[Any]) -> None:
+        session = self._job.session(self._transaction)
+        for message in messages:
+            session.release(message)
+
+
+def _is_unreadable(error: Exception, count: int) -> bool:
+    """Whether the one message of `count` that was received may be one that can't be read: what a session refuses when
+    the branch is committed. Where it is something else nothing was received, and nothing is committed."""
+    return count == 1 and isinstance(error, XaError) and error.code is Code.XAER_RMERR
+
+
+def _not_committed(transaction: Transaction) -> Exception | None:
     """What is wrong where a handler has completed its transaction itself, and otherwise than by commit."""
     outcome = transaction.outcome
     if outcome is not None and outcome.verdict is Verdict.COMMITTED:
         return None
     return ProtocolMisuse(f"the handler has completed transaction {transaction} itself; raise instead")
-
-
-class Worker:
-    """One worker, in a thread. `crew` is what it shares with the others."""
-
-    def __init__(self, number: int, crew: Crew, stopping: threading.Event) -> None:
-        self._number = number
-        self._crew = crew
-        self._stopping = stopping
-        self._transaction: Transaction
-
-    def run(self) -> None:
-        """Until the consumer is to stop."""
-        steps = rounds(self._crew.settings, self._crew.timeout_s, self._stopping.is_set)
-        answer: Any = None
-        while True:
-            try:
-                effect = steps.send(answer)
-            except StopIteration:
-                return
-            answer = self._perform(effect)
-
-    def _perform(self, effect: Effect) -> Any:
-        if isinstance(effect, Pause):
-            self._stopping.wait(effect.seconds)
-            return None
-        if isinstance(effect, Receive):
-            return self._receive(effect)
-        began = self._crew.tally.clock()
-        error: Exception | None = None
-        transaction = self._transaction
-        try:
-            with transaction:
-                self._work(effect, transaction)
-            error = not_committed(transaction)
-        except Exception as raised:  # noqa: BLE001 — a handler of anybody's
-            error = raised
-        self._crew.told(self._number, effect, transaction, error, began)
-        return error
-
-    def _receive(self, effect: Receive) -> Sequence[Any] | Exception:
-        crew, settings = self._crew, self._crew.settings
-        try:
-            transaction = crew.manager.begin(settings.timeout_s, waits=True)
-            try:
-                for name in crew.tally.used if effect.check else ():
-                    transaction.enlist(name)
-                messages: Sequence[Any] = crew.session(transaction).receive_batch(
-                    settings.queue, effect.count, settings.idle_s
-                )
-            except BaseException as error:
-                if isinstance(error, Exception) and unreadable(error, effect):
-                    transaction.commit()
-                else:
-                    transaction.rollback()
-                raise
-            if not messages:
-                transaction.rollback()
-                crew.received(self._number, None)
-                return ()
-        except Exception as error:  # noqa: BLE001 — a resource manager of anybody's
-            crew.failed_to_receive(self._number, error)
-            return error
-        self._transaction = transaction
-        crew.received(self._number, transaction)
-        return messages
-
-    def _work(self, effect: Handle | Refuse | GiveBack, transaction: Transaction) -> None:
-        if not isinstance(effect, Handle):
-            session = self._crew.session(transaction)
-            for message in effect.messages:
-                if isinstance(effect, GiveBack):
-                    session.release(message)
-                elif (letter := self._crew.dead_letter(message)).address:
-                    session.dead_letter(message, *letter)
-                else:
-                    session.reject(message)
-            return
-        for call in self._crew.calls(effect.messages):
-            self._crew.handler(call, transaction)

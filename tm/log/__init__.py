@@ -17,7 +17,7 @@ from tm.log.decision import (
     LogStopped,
 )
 from tm.log.file import FileLog
-from tm.log.reading import LogImage, read_log
+from tm.log.image import LogImage, read_log
 
 __all__ = [
     "Branch",

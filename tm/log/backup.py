@@ -1,6 +1,6 @@
 """A copy of a FileLog, taken beside whoever is at work with it: `back_up` takes no lock, and changes nothing there.
 
-1. Read the current segment as `tm.log.reading` does.
+1. Read the current segment as `tm.log.image` does.
 2. Force it: what was read may not have been forced yet, and a copy must not know of a decision that the log loses.
 3. Write one segment into the folder of the copy: the state that was read, where each incarnation that was not closed is
    cut (`tm.log.incarnations`). So the copy, once it is opened, presumes nothing about what they decided since.
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from tm.log.decision import LogDamaged, LogError, LogMissing
 from tm.log.files import PosixFiles
+from tm.log.image import ATTEMPTS, generations_in
 from tm.log.incarnations import copy_of
 from tm.log.journal import MAKING, MARK_SIZE, is_closed, read_current, segment_name
-from tm.log.reading import ATTEMPTS, generations_in
 from tm.log.segment import HEADER_SIZE, Contents, Header, encode_frame, encode_header
 from tm.log.state import LogState
 

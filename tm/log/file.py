@@ -223,10 +223,37 @@ class FileLog:
     def _settle(self, batch: _Batch) -> _Fate | LogError:
         """Steps 2 to 5: the outcome of `batch`."""
         with batch.gate:
-            if batch.outcome is _Fate.OPEN:
-                with self._disk:
-                    self._write(batch)
-        return batch.outcome
+            if batch.outcome is not _Fate.OPEN:
+                return batch.outcome
+            with self._disk:
+                with self._mutex:
+                    if self._filling is batch:
+                        self._filling = _Batch()
+                    if self._stopped is not None:
+                        batch.outcome = LogStopped(self._stopped)
+                        return batch.outcome
+
+                try:
+                    self._journal.append(b"".join([record for record, _ in batch.records]), self._records)
+                except LogFull as error:
+                    batch.outcome = error
+                    return error
+                except OSError as error:
+                    reason = f"a write or a force failed: {error}"
+                    self._stop(reason)
+                    batch.outcome = LogStopped(self._stopped or reason)
+                    return batch.outcome
+
+                with self._mutex:
+                    for _, change in batch.records:
+                        if change is not None:
+                            table, key, record = change
+                            if record is None:
+                                table.pop(key, None)
+                            else:
+                                table[key] = record
+                    batch.outcome = _Fate.FORCED
+                return batch.outcome
 
     def _settle_interrupted(self, batch: _Batch) -> None:
         """This thread was interrupted by a signal while its record is somewhere on its way. It is settled all
@@ -236,34 +263,6 @@ class FileLog:
         except BaseException as error:
             self._stop(f"a thread was interrupted twice while it forced a record ({type(error).__name__})")
             raise
-
-    def _write(self, batch: _Batch) -> None:
-        """Step 4, with the disk in hand."""
-        with self._mutex:
-            if self._filling is batch:
-                self._filling = _Batch()
-            if self._stopped is not None:
-                batch.outcome = LogStopped(self._stopped)
-                return
-        try:
-            self._journal.append(b"".join([record for record, _ in batch.records]), self._records)
-        except LogFull as error:
-            batch.outcome = error
-            return
-        except OSError as error:
-            reason = f"a write or a force failed: {error}"
-            self._stop(reason)
-            batch.outcome = LogStopped(self._stopped or reason)
-            return
-        with self._mutex:
-            for _, change in batch.records:
-                if change is not None:
-                    table, key, record = change
-                    if record is None:
-                        table.pop(key, None)
-                    else:
-                        table[key] = record
-            batch.outcome = _Fate.FORCED
 
     def _records(self) -> list[bytes]:
         with self._mutex:

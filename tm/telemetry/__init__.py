@@ -6,7 +6,7 @@ Nothing of OpenTelemetry is imported before `opentelemetry` is called, and witho
 more than a look at an attribute that is None. What is measured stands in `tm.telemetry.metrics`.
 """
 
-from tm.telemetry.making import opentelemetry
+from tm.telemetry.factory import opentelemetry
 from tm.telemetry.metrics import METRICS, Metric, metrics_table
 
 __all__ = ["METRICS", "Metric", "metrics_table", "opentelemetry"]

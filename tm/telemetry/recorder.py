@@ -18,22 +18,19 @@ from opentelemetry.trace import Status, StatusCode
 from tm.outcome import Verdict, named
 from tm.recovery import Action
 from tm.telemetry import metrics as table
-from tm.telemetry.observed import RAISED, ObservedPerformer, observed
-from tm.verdicts import MEANING, Meaning, Verb
+from tm.telemetry.proxies import RAISED, MeasuredPorts, observed
+from tm.two_phase.return_codes import MEANING, Meaning, Verb
 from xa import Code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from opentelemetry.metrics import CallbackOptions, MeterProvider
     from opentelemetry.trace import Span, TracerProvider
 
-    from tm.lease import Lease
-    from tm.log import DecisionLog
     from tm.outcome import Outcome
-    from tm.performer import Performer
     from tm.recovery import Report
-    from tm.resources import Resource
+    from tm.two_phase.ports import Ports
     from xa import ResourceManager, Xid
 
 _SCOPE: Final = "xabridge"
@@ -136,15 +133,9 @@ class Recorder:
         """`rm` with its verbs measured."""
         return observed(name, rm, self)
 
-    def performer(
-        self,
-        resources: Mapping[str, Resource],
-        log: DecisionLog | None,
-        sleep: Callable[[float], None],
-        lease: Lease | None,
-    ) -> Performer:
-        """A performer whose phases and forces are measured."""
-        return ObservedPerformer(resources, log, sleep, lease, self)
+    def ports(self, ports: Ports) -> Ports:
+        """`ports` with their phases and forces measured."""
+        return MeasuredPorts(ports, self)
 
     def close(self) -> None:
         """Nothing is observed of this manager any more."""

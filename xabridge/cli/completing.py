@@ -20,18 +20,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from tm.effects import Call, code_of
 from tm.log import Branch, Heuristic
-from tm.recoverer import Recoverer, ownership_of
-from tm.verdicts import HEURISTIC_CODE, MEANING, Meaning, Verb
-from xa import TMNOFLAGS, Code, XaError
+from tm.recovery.ownership import ownership_of
+from tm.recovery.service import RecoveryService
+from tm.two_phase.driver import drive
+from tm.two_phase.ports import code_of
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
+from xa import Code, XaError
 from xabridge.cli.survey import IN_DOUBT, BranchView, Known, State, TransactionView
 from xabridge.cli.text import printable
 
 if TYPE_CHECKING:
-    from tm.effects import Answer
     from tm.log import DecisionLog
-    from tm.performer import Performer
+    from tm.two_phase.blocking import BlockingPorts
+    from tm.two_phase.ports import Answer
     from xabridge.cli.site import Site
 
 
@@ -196,12 +198,12 @@ def explained(planned: Plan) -> list[str]:
 class Hand:
     """Carries plans out, with the log in hand where one is configured and the plan needs it."""
 
-    def __init__(self, site: Site, log: DecisionLog | None, performer: Performer) -> None:
+    def __init__(self, site: Site, log: DecisionLog | None, ports: BlockingPorts) -> None:
         self._site = site
         self._log = log
-        self._performer = performer
-        self._recoverer = Recoverer(
-            site.resources, log, performer, (), lambda: ownership_of(site.configuration.node, log, site.resources)
+        self._ports = ports
+        self._recovery = RecoveryService(
+            site.resources, log, ports, (), lambda: ownership_of(site.configuration.node, log, site.resources)
         )
 
     def carry_out(self, planned: Plan) -> list[Done]:
@@ -227,7 +229,7 @@ class Hand:
 
     def _final_word(self, decider: str, gtrid: bytes) -> Known:
         resource = self._site.resources[decider]
-        resource.mend(now=True)
+        resource.reopen(now=True)
         return Known.NONE if resource.decider.settle(gtrid, resource.rmid) is None else Known.COMMIT
 
     def _do(self, planned: Plan, view: BranchView) -> Done:
@@ -239,7 +241,7 @@ class Hand:
         against = _CONSENT[act, planned.view.decision] is not Consent.PLAIN
         if against and log is not None:
             log.note_heuristic(Heuristic(branch, _HEURISTIC[act]))
-        (answer,) = self._performer.call(Call(_VERB[act], (branch,), TMNOFLAGS))
+        (answer,) = drive(self._ports.ask(_VERB[act], (branch,)))
         meaning = MEANING[_VERB[act]][code_of(answer)]
         if meaning is not Meaning.DONE:
             return Done(view, False, self._not_done(log, branch, answer, meaning, against=against))
@@ -278,7 +280,7 @@ class Hand:
         if resource is None:
             return self._drop_note(view)
         try:
-            self._recoverer.forget(resource, view.xid)
+            self._recovery.forget(resource, view.xid)
         except XaError as error:
             return Done(view, False, f"not done: {error.message}")
         return Done(view, True, "forgotten")

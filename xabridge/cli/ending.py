@@ -14,13 +14,13 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tm.errors import TransactionError
 from tm.log import LogError
-from tm.outcome import TransactionError
 from xabridge.cli import as_json
 from xabridge.cli.acting import confirmed
 from xabridge.cli.exits import Exit
 from xabridge.cli.names import NotFound, find
-from xabridge.cli.recovering import recoverer_of, report_lines
+from xabridge.cli.recovering import recovery_of, report_lines
 from xabridge.cli.survey import Survey, TransactionView, survey
 from xabridge.cli.tables import paragraph, troubles
 from xabridge.cli.text import listed, printable
@@ -152,12 +152,12 @@ def _step(branch: Branch, found_on: str | None) -> str:
 # --- steps 2 to 5 -----------------------------------------------------------------------------------------------------
 def _carry_out(site: Site, ending: Ending, progress: Progress) -> Result:
     with site.holding_the_log() as log:
-        recoverer = recoverer_of(site, log, progress)
+        recovery = recovery_of(site, log, progress)
         try:
             with progress.step("recovering", 1):
-                report = recoverer.end_decision(ending.view.gtrid, ending.gone)
+                report = recovery.end_decision(ending.view.gtrid, ending.gone)
         except (TransactionError, LogError) as error:
-            return Result(recoverer.last_report, str(error))
+            return Result(recovery.last_report, str(error))
     return Result(report, None if _is_written(site, ending.view) else _NOT_WRITTEN)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tm.log import LogDamaged, LogError, LogMissing
 from tm.log.examination import examine_folder
-from tm.log.opening import folder_of, look_at_log
+from tm.log.factory import folder_of, look_at_log
 from xa import Code, XaError
 from xa.diagnosis import Check, Diagnosing, Diagnosis, Health
 from xa.gtrid import incarnation_name
@@ -117,9 +117,9 @@ def _diagnosis(resource: Resource) -> Diagnosis:
     try:
         if isinstance(resource.rm, Diagnosing):
             return resource.rm.diagnose(resource.url)
-        resource.mend(now=True)
+        resource.reopen(now=True)
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-        error = raised if isinstance(raised, XaError) else resource.heard(raised, "diagnose")
+        error = raised if isinstance(raised, XaError) else resource.as_xa_error(raised, "diagnose")
         mend = _MENDS.get(error.code, "mend {key}.url").format(key=key)
         return Diagnosis((Check(Health.FAIL, "opened", masked(error.message), mend),))
     return Diagnosis((Check(Health.OK, "opened", f"{masked(resource.url)}: {resource.rm.name}"),))

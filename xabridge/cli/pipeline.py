@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from xabridge.demo.pipeline import demo
-from xabridge.pipeline import reporting
+from xabridge.pipeline import status_command
 
 if TYPE_CHECKING:
     import argparse
@@ -16,7 +16,7 @@ SUMMARY: Final = "show what a pipeline on Spark is doing, or run a demo"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """As `xabridge.cli.main.Command` says."""
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
-    for name, part in (("status", reporting), ("demo", demo)):
+    for name, part in (("status", status_command), ("demo", demo)):
         added = parts.add_parser(name, help=part.SUMMARY, description=part.SUMMARY)
         part.add_arguments(added)
         added.set_defaults(part_run=part.run)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from tm.config import configuration_from
 from tm.log import LogError, LogLocked
 from tm.log.backup import back_up
-from tm.log.opening import folder_of
+from tm.log.factory import folder_of
 from tm.resources import ConfigurationError
 from xabridge.cli import as_json
 from xabridge.cli.acting import act

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from tm.effects import Call
-from tm.performer import Performer
-from tm.recoverer import Recoverer, ownership_of
-from tm.recovery import Action, ReadDecisions, Report, Scan
-from tm.verdicts import Verb
+from tm.recovery import Action, Report
+from tm.recovery.ownership import ownership_of
+from tm.recovery.service import RecoveryService
+from tm.two_phase.blocking import BlockingPorts
+from tm.two_phase.return_codes import Verb
 from xabridge.cli.exits import Exit
 from xabridge.cli.survey import Known, Survey
 from xabridge.cli.tables import MOST_KINDS, NARROW, paragraph, shortened
 from xabridge.cli.text import ending_command, gtrid_name, listed, printable, several, transaction_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from tm.log import DecisionLog
-    from tm.recovery import Finding, RecoveryEffect
+    from tm.recovery import Finding
     from xabridge.cli.progress import Progress
     from xabridge.cli.site import Site
     from xabridge.cli.survey import TransactionView
@@ -36,34 +36,38 @@ _DOING: Final = {Verb.COMMIT_AGAIN: "committed", Verb.ROLLBACK: "rolled back"}
 
 def one_pass(site: Site, log: DecisionLog | None, progress: Progress) -> Report:
     """One pass with the log in hand."""
-    return recoverer_of(site, log, progress).run_once(now=True)
+    return recovery_of(site, log, progress).run_once(now=True)
 
 
-def recoverer_of(site: Site, log: DecisionLog | None, progress: Progress) -> Recoverer:
+def recovery_of(site: Site, log: DecisionLog | None, progress: Progress) -> RecoveryService:
     """What makes the pass."""
-    return Recoverer(
+    return RecoveryService(
         site.resources,
         log,
-        Performer(site.resources, log),
+        BlockingPorts(site.resources, log),
         (),
         lambda: ownership_of(site.configuration.node, log, site.resources),
-        watch=_told(progress),
+        progress=_PassProgress(progress),
     )
 
 
-def _told(progress: Progress) -> Callable[[RecoveryEffect], None]:
-    told = dict.fromkeys(_DOING, 0)
+class _PassProgress:
+    """Tells `progress` how far a pass has come."""
 
-    def tell(effect: RecoveryEffect) -> None:
-        if isinstance(effect, ReadDecisions):
-            progress.note("reading the decisions …")
-        elif isinstance(effect, Scan):
-            progress.note("asking the resource managers …")
-        elif isinstance(effect, Call) and effect.verb in told:
-            told[effect.verb] += len(effect.branches)
-            progress.note("branches: " + ", ".join(f"{told[verb]} {_DOING[verb]}" for verb in told))
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._asked = dict.fromkeys(_DOING, 0)
 
-    return tell
+    def reads_decisions(self) -> None:
+        self._progress.note("reading the decisions …")
+
+    def scans(self) -> None:
+        self._progress.note("asking the resource managers …")
+
+    def asks(self, verb: Verb, branches: int) -> None:
+        if verb in self._asked:
+            self._asked[verb] += branches
+            self._progress.note("branches: " + ", ".join(f"{self._asked[verb]} {_DOING[verb]}" for verb in self._asked))
 
 
 def report_lines(report: Report, most: int | None = None) -> Iterator[str]:

@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tm.log import LogError, LogMissing
-from tm.log.opening import look_at_log, open_log
-from tm.recoverer import PAGE, at_work_in, decisions_in
+from tm.log.factory import look_at_log, open_log
+from tm.recovery.blocking import PAGE, at_work_in, decisions_in
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from xa import NULL_XID, TMNOFLAGS, TMSTARTRSCAN, AxCode, ThreadOfControl, XaError, entered
 from xa.holdings import HoldingsReporting, InDoubtBranch
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tm.config import Configuration
     from tm.log import Decision, DecisionLog, LogImage
-    from tm.ownership import AtWork
+    from tm.recovery.ownership import AtWork
     from xa import Xid
     from xabridge.cli.origins import Describe
     from xabridge.cli.progress import Progress
@@ -187,7 +187,7 @@ def _checked(check: Callable[[str, str], T], url: str, node: str) -> T:
 def _scan(resource: Resource) -> Scanned | XaError | None:
     """What is in doubt there; None for a decider, where nothing ever is. Runs in a thread of its own."""
     try:
-        resource.mend(now=True)
+        resource.reopen(now=True)
         if resource.decides:
             return None
         rm = resource.rm
@@ -196,7 +196,7 @@ def _scan(resource: Resource) -> Scanned | XaError | None:
         xids = _all_pages(rm.recover, resource.rmid, lambda xid: xid)
         return Scanned(tuple(InDoubtBranch(xid) for xid in xids), tells=False)
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-        return resource.heard(raised, "recover")
+        return resource.as_xa_error(raised, "recover")
 
 
 def _all_pages(page_of: Callable[[int, int, int], Sequence[T]], rmid: int, xid_of: Callable[[T], Xid]) -> tuple[T, ...]:
@@ -217,4 +217,4 @@ def _decided(resource: Resource, node: str) -> dict[bytes, Decision] | str:
     except ValueError as error:
         return f"its decisions can't be read: {error}"
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
-        return resource.heard(raised, "decisions").message
+        return resource.as_xa_error(raised, "decisions").message

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tm.log import LogError
 from tm.log.incarnations import Incarnations
-from tm.ownership import Claim, Ownership
+from tm.recovery.ownership import Claim, Ownership
 from xa import FORMAT_ID, Code, Gtrid, Xid
 from xabridge.cli.origins import origin_of
 from xabridge.cli.text import listed, transaction_name

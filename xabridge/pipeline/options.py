@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from xa import check_node
 from xabridge.pipeline.core import AddressTarget, PipelineError, Settings, Source, TableTarget
-from xabridge.pipeline.core.functions import function_named
+from xabridge.pipeline.core.user_functions import function_named
 from xabridge.pipeline.core.values import OUTAGE_S, ROWS_PER_BATCH
 from xabridge.pipeline.settings import settings_from
 

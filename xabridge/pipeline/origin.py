@@ -1,10 +1,10 @@
-"""What `xabridge recover` says of a pipeline's branches (`xabridge.cli.origins`)."""
+"""What `xabridge recover` says about the branches of a pipeline (`xabridge.cli.origins`)."""
 
 from __future__ import annotations
 
 from xa import Gtrid, Xid
 from xabridge.cli.origins import Origin
-from xabridge.pipeline.core.naming import TRY_BITS, epoch_of, is_sink, is_source, is_upsert, source_epoch, source_index
+from xabridge.pipeline.core.xids import TRY_BITS, epoch_of, is_sink, is_source, is_upsert, source_epoch, source_index
 
 
 def describe(xid: Xid) -> Origin | None:

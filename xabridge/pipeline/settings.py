@@ -1,4 +1,4 @@
-"""Where a pipeline's decisions and resources are: from options, and from xabridge.toml beneath them.
+"""The settings of a pipeline, its decision log and its resources: from options, and otherwise from xabridge.toml.
 
     [resources]
     broker = "amqps://orders@broker:5671/?password_env=BROKER_PASSWORD"
@@ -37,8 +37,8 @@ def settings_from(
     config: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Settings:
-    """The settings of `pipeline`. What is given counts more than what stands in the file `config`, which is
-    ./xabridge.toml where there is one. PipelineError: it can't be found out where decisions are kept."""
+    """The settings of `pipeline`. Arguments override the file `config`, which is ./xabridge.toml by default, if there
+    is one. PipelineError: neither says where decisions are kept."""
     configured_log, configured = _configured(config)
     url = log or configured_log
     if url is None:

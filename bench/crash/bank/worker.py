@@ -22,9 +22,10 @@ from bench.crash.bank.transfers import BROKER, EAST, PLACES, WEST, Account, Deci
 from bench.crash.points import DECIDER_VERBS, VERBS, Gate, GatedLog, hooked, tell
 from bench.crash.worker import NEVER, SEGMENT, GivenUp, Teller, recover_all
 from rm_amqp import Message
-from tm import Consumer, ResourceConfig, TransactionManager, lease
+from tm import Consumer, ResourceConfig, TransactionManager
 from tm.log import FileLog, LogError
 from tm.log.sql import SqlLog
+from tm.recovery import lease
 from tm.resources import find_factory
 
 if TYPE_CHECKING:

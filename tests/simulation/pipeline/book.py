@@ -1,5 +1,6 @@
-"""Book: the ledger and the decision log as a model; tests/xabridge/pipeline/core/test_ledger.py sees it do what they
-do."""
+"""Book: a model of the ledger and the decision log. Its methods are those of `SqlLedger`, `SqlLog` and `LedgerOpener`,
+with the incarnation as first argument; tests/xabridge/pipeline/core/test_ledger.py checks that both give the same
+answers."""
 
 from __future__ import annotations
 
@@ -10,9 +11,16 @@ from tm.log import DecisionRefused
 from tm.log.sql.gtrids import Entry, TakenOver
 from tm.log.sql.states import GtridState
 from xabridge.pipeline.core.errors import PipelineTaken
-from xabridge.pipeline.core.finishing import DECIDED
-from xabridge.pipeline.core.isolation import Isolation
-from xabridge.pipeline.core.ledger import BatchRow, EpochRow, Known, PipelineRow, Planned, QueryRow
+from xabridge.pipeline.core.ledger.rows import (
+    BatchRow,
+    EpochRow,
+    PipelineOwnership,
+    PipelineRow,
+    PlannedEpochs,
+    QueryRow,
+)
+from xabridge.pipeline.core.protocol.isolation import Isolation
+from xabridge.pipeline.core.protocol.recovery import DECIDED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -20,6 +28,8 @@ if TYPE_CHECKING:
     from tm.log import Decision
 
 S = GtridState
+UNCHECKED = frozenset({"epoch", "planned", "later", "waiting", "unlogged", "last_batch", "entry"})
+"""Operations that answer whoever asks, under any incarnation."""
 
 
 @dataclass
@@ -43,14 +53,12 @@ class Book:
 
     # --- who has it -----------------------------------------------------------------------------------------------
     def take(self, driver: str) -> int:
-        """As Entrance.take."""
         self.incarnation += 1
         self.driver = driver
         self.drivers[driver] = self.incarnation
         return self.incarnation
 
     def join(self, driver: str, incarnation: int | None = None, *, takes: bool = False) -> int:
-        """As Entrance.join."""
         if self.driver != driver:
             if not takes or incarnation is not None or driver in self.drivers:
                 raise PipelineTaken("another driver has it")
@@ -65,34 +73,28 @@ class Book:
             raise TakenOver("taken over")
 
     # --- what failed ----------------------------------------------------------------------------------------------
-    def isolate(self, incarnation: int, isolation: Isolation) -> None:
-        """As Ledger.isolate."""
+    def set_isolation(self, incarnation: int, isolation: Isolation) -> None:
         self.check(incarnation)
         self.isolation = isolation
 
-    def failed(self, incarnation: int, gtrid: bytes, messages: int, place: int) -> None:
-        """As Ledger.failed."""
+    def note_failure(self, incarnation: int, gtrid: bytes, messages: int, place: int = -1) -> None:
         self.check(incarnation)
         self.isolation = (self.isolation or Isolation(b"")).after(gtrid, messages, place)
 
     # --- the ledger -----------------------------------------------------------------------------------------------
-    def standing(self, incarnation: int) -> PipelineRow:
-        """As Ledger."""
+    def row(self, incarnation: int) -> PipelineRow:
         self.check(incarnation)
         return PipelineRow(
             "p", self.incarnation, self.driver, "", 0.0, self.epoch_number, 0, self.current, self.again_in
         )
 
     def epoch(self, epoch: int) -> EpochRow | None:
-        """As Ledger."""
         return self.epochs.get(epoch)
 
-    def planned(self, gtrid: bytes) -> Planned:
-        """As Ledger."""
-        return Planned(tuple(row for row in self._sorted() if row.gtrid == gtrid))
+    def planned(self, gtrid: bytes) -> PlannedEpochs:
+        return PlannedEpochs(tuple(row for row in self._sorted() if row.gtrid == gtrid))
 
     def later(self, query: str, place: int, epoch: int) -> Sequence[EpochRow]:
-        """As Ledger."""
         return [
             row
             for row in self._sorted()
@@ -100,24 +102,23 @@ class Book:
         ]
 
     def waiting(self, query: str | None = None) -> Sequence[EpochRow]:
-        """As Ledger."""
         return [row for row in self._sorted() if row.source and not row.logged and query in {None, row.query}]
 
     def _sorted(self) -> list[EpochRow]:
         return [self.epochs[epoch] for epoch in sorted(self.epochs)]
 
-    def known(self, incarnation: int) -> Known:
-        """As Ledger."""
+    def known(self, incarnation: int, query: str = "") -> PipelineOwnership:
+        """As Ledger; there is one pipeline, so that no query has another one."""
+        del query
         self.check(incarnation)
         decided = {
             query: row
             for query, row in self.batches.items()
             if row.gtrid in self.gtrids and self.gtrids[row.gtrid].state in DECIDED
         }
-        return Known(self.bound, decided)
+        return PipelineOwnership(self.bound, decided)
 
     def unlogged(self, upto: int) -> Sequence[EpochRow]:
-        """As Ledger."""
         found = []
         row = self.epochs.get(upto)
         while row is not None and not row.logged:
@@ -125,12 +126,10 @@ class Book:
             row = self.epochs.get(row.previous)
         return found[::-1]
 
-    def batch(self, query: str) -> BatchRow | None:
-        """As Ledger."""
+    def last_batch(self, query: str) -> BatchRow | None:
         return self.batches.get(query)
 
     def allot(self, incarnation: int) -> int:
-        """As Ledger."""
         self.check(incarnation)
         self.epoch_number += 1
         return self.epoch_number
@@ -146,7 +145,6 @@ class Book:
         query: str = "",
         place: int = 0,
     ) -> None:
-        """As Ledger."""
         self.check(incarnation)
         known = self.epochs.get(epoch, EpochRow(epoch, gtrid, tries, source, previous))
         self.epochs[epoch] = replace(
@@ -154,42 +152,35 @@ class Book:
         )
         self.current, self.again_in = gtrid, 0
 
-    def plan_again(self, incarnation: int, gtrid: bytes) -> None:
-        """As Ledger."""
+    def plan_replay(self, incarnation: int, gtrid: bytes) -> None:
         self.check(incarnation)
         self.current, self.again_in = gtrid, incarnation
 
-    def replayed(self, incarnation: int) -> None:
-        """As Ledger."""
+    def end_replay(self, incarnation: int) -> None:
         self.check(incarnation)
         self.again_in = 0
 
-    def sink(self, incarnation: int, gtrid: bytes) -> None:
-        """As Ledger."""
+    def mark_sink(self, incarnation: int, gtrid: bytes) -> None:
         self.check(incarnation)
         for row in self.planned(gtrid).epochs:
             self.epochs[row.epoch] = replace(row, sunk=True)
 
-    def bind(self, incarnation: int, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
-        """As Ledger."""
+    def bind_batch(self, incarnation: int, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
         self.check(incarnation)
         self.batches[query] = BatchRow(batch, gtrid, offsets)
 
     def bind_query(self, incarnation: int, query: str, run: str, sources: Sequence[str]) -> None:
-        """As Ledger."""
         self.check(incarnation)
         self.bound = QueryRow(query, run, incarnation)
         self.sources = {source: (place, "") for place, source in enumerate(sources)}
 
     def name_epochs(self, incarnation: int, query: str, epochs: Collection[int]) -> None:
-        """As Ledger."""
         self.check(incarnation)
         for epoch in epochs:
             if epoch in self.epochs and not self.epochs[epoch].query:
                 self.epochs[epoch] = replace(self.epochs[epoch], query=query)
 
     def claim(self, incarnation: int, source: str, process: str) -> tuple[str, int]:
-        """As Ledger."""
         self.check(incarnation)
         if self.bound is None or self.bound.incarnation != incarnation or source not in self.sources:
             raise PipelineTaken("not bound")
@@ -199,14 +190,12 @@ class Book:
         self.sources[source] = place, process
         return self.bound.query, place
 
-    def logged(self, incarnation: int, epochs: Collection[int]) -> None:
-        """As Ledger."""
+    def mark_logged(self, incarnation: int, epochs: Collection[int]) -> None:
         self.check(incarnation)
         for epoch in epochs:
             self.epochs[epoch] = replace(self.epochs[epoch], logged=True)
 
-    def finished(self, incarnation: int, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
-        """As Ledger."""
+    def mark_finished(self, incarnation: int, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
         self.check(incarnation)
         every = self.planned(gtrid).finished | frozenset(words)
         for row in self.planned(gtrid).epochs:
@@ -215,14 +204,12 @@ class Book:
 
     # --- the log --------------------------------------------------------------------------------------------------
     def begin(self, incarnation: int, gtrid: bytes) -> None:
-        """As SqlLog."""
         self.check(incarnation)
         known = self.gtrids.setdefault(gtrid, Entry(gtrid, S.ACTIVE, incarnation, None))
         if known.state is not S.ACTIVE or known.incarnation != incarnation:
             raise DecisionRefused("known")
 
-    def decide(self, incarnation: int, decision: Decision) -> None:
-        """As SqlLog."""
+    def force(self, incarnation: int, decision: Decision) -> None:
         self.check(incarnation)
         entry = self.gtrids.get(decision.gtrid)
         if entry is not None and entry.decision == decision:
@@ -232,7 +219,6 @@ class Book:
         self.gtrids[decision.gtrid] = Entry(decision.gtrid, S.COMMITTED, incarnation, decision)
 
     def abort(self, incarnation: int, gtrid: bytes) -> GtridState:
-        """As SqlLog."""
         entry = self.gtrids.get(gtrid)
         self.check(incarnation)
         if entry is None or entry.state is S.ACTIVE:
@@ -240,16 +226,13 @@ class Book:
         return self.gtrids[gtrid].state
 
     def entry(self, gtrid: bytes) -> Entry | None:
-        """As SqlLog."""
         return self.gtrids.get(gtrid)
 
     def decisions(self, incarnation: int) -> list[Decision]:
-        """As SqlLog."""
         self.check(incarnation)
         return [entry.decision for entry in self.gtrids.values() if entry.state is S.COMMITTED and entry.decision]
 
     def end(self, gtrid: bytes) -> None:
-        """As SqlLog."""
         entry = self.gtrids.get(gtrid)
         if entry is not None and entry.state is S.COMMITTED:
             self.gtrids[gtrid] = replace(entry, state=S.DONE)

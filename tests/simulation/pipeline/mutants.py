@@ -6,30 +6,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.pipeline.world import Cores
-from tm.effects import Call, Force
-from tm.log import LogError
 from tm.log.sql.states import GtridState
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
-from xabridge.pipeline.core import binding, deciding, planning, taking
-from xabridge.pipeline.core.effects import (
-    Abort,
-    BindQuery,
-    Failed,
-    Fence,
-    FindKnown,
-    FindLater,
-    FindPlanned,
-    FindWaiting,
-    Scan,
-    Upsert,
-)
-from xabridge.pipeline.core.ledger import Planned
-from xabridge.pipeline.core.naming import Own, is_excuse
+from xabridge.pipeline.core.ledger.rows import PlannedEpochs
+from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read
+from xabridge.pipeline.core.protocol.ports import Ports
+from xabridge.pipeline.core.xids import Incarnation, is_excuse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator
+    from collections.abc import Awaitable, Callable, Collection
 
-    Bend = Callable[[Any], Generator[Any, Any, Any]]
+    Bend = Callable[[Any, str, tuple[Any, ...]], Awaitable[Any]]
 
 
 @dataclass(frozen=True)
@@ -40,34 +27,43 @@ class Mutant:
     cores: Cores
 
 
-def bent(steps: Callable[..., Any], bend_of: Callable[[], Bend]) -> Callable[..., Any]:
-    """The steps; every effect goes through a bend, which yields what is really asked and returns what is heard."""
+class BentPort:
+    """A port; every call goes through a bend, which makes the call that is really made, and returns the answer that is
+    heard."""
 
-    def run(*arguments: Any, **named: Any) -> Generator[Any, Any, Any]:
-        inner, bend = steps(*arguments, **named), bend_of()
-        answer: Any = None
-        error: LogError | None = None
-        while True:
-            try:
-                effect = inner.throw(error) if error is not None else inner.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            error = None
-            try:
-                answer = yield from bend(effect)
-            except LogError as raised:
-                error = raised
+    def __init__(self, port: Any, bend: Bend) -> None:
+        self._port = port
+        self._bend = bend
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        return lambda *arguments: self._bend(self._port, name, arguments)
+
+
+def bent(algorithm: Callable[..., Any], bend_of: Callable[[], Bend]) -> Callable[..., Any]:
+    """The algorithm over bent ports."""
+
+    def run(ports: Any, *arguments: Any, **named: Any) -> Any:
+        bend = bend_of()
+        if isinstance(ports, Ports):
+            ledger, log, branches = (BentPort(port, bend) for port in (ports.ledger, ports.log, ports.branches))
+            bent_ports: Any = Ports(ledger, log, branches, ports.pause)  # type: ignore[arg-type]
+        else:
+            bent_ports = BentPort(ports, bend)
+        return algorithm(bent_ports, *arguments, **named)
 
     return run
 
 
-def _without(kind: type, answer: Any) -> Callable[[], Bend]:
-    """One kind of effect is not carried out."""
+async def call(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+    """The right call."""
+    return await getattr(port, name)(*arguments)
 
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        if isinstance(effect, kind):
-            return answer
-        return (yield effect)
+
+def _without(answers: dict[str, Any]) -> Callable[[], Bend]:
+    """These calls are not made; their answer is always the same."""
+
+    async def bend(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+        return answers[name] if name in answers else await call(port, name, arguments)
 
     return lambda: bend
 
@@ -75,42 +71,45 @@ def _without(kind: type, answer: Any) -> Callable[[], Bend]:
 def _no_scan_after_the_decision() -> Bend:
     decided = False
 
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
+    async def bend(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
         nonlocal decided
-        decided = decided or isinstance(effect, Force)
-        if decided and isinstance(effect, Scan):
+        decided = decided or name == "force"
+        if decided and name == "prepared":
             return frozenset()
-        return (yield effect)
+        return await call(port, name, arguments)
 
     return bend
 
 
-def _blaming(effect: Any) -> Generator[Any, Any, Any]:
+async def _blaming(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     """Nobody hears that a place is away, or that a task could not write."""
-    answer = yield effect
-    if not isinstance(effect, Scan):
+    answer = await call(port, name, arguments)
+    if name != "prepared":
         return answer
     return frozenset() if isinstance(answer, XaError) else frozenset(xid for xid in answer if not is_excuse(xid))
 
 
-def _one_attempt(effect: Any) -> Generator[Any, Any, Any]:
-    return (yield replace(effect, staged=effect.staged[:1]) if isinstance(effect, Upsert) else effect)
+async def _one_attempt(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+    if name == "upsert":
+        gtrid, staged = arguments
+        arguments = gtrid, staged[:1]
+    return await call(port, name, arguments)
 
 
-def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> taking.Judged:
+def _taken_all(aside: int, bad: Collection[int], taken: int, told: int) -> partition_read.Judgement:
     del aside, bad, taken, told
-    return taking.Judged()
+    return partition_read.Judgement()
 
 
-def _as_if_logged(effect: Any) -> Generator[Any, Any, Any]:
-    answer = yield effect
-    return answer.as_logged() if isinstance(effect, FindPlanned) else answer
+async def _as_if_logged(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+    answer = await call(port, name, arguments)
+    return answer.as_logged() if name == "planned" else answer
 
 
-def _not_now_is_rolled_back(effect: Any) -> Generator[Any, Any, Any]:
+async def _not_now_is_rolled_back(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     """ "No connection was free", told with the code for "was rolled back"."""
-    answer = yield effect
-    if not isinstance(effect, Call):
+    answer = await call(port, name, arguments)
+    if name != "ask":
         return answer
     return [
         xa_error(Code.XAER_RMERR) if isinstance(told, XaError) and told.code is Code.XA_RETRY else told
@@ -118,7 +117,7 @@ def _not_now_is_rolled_back(effect: Any) -> Generator[Any, Any, Any]:
     ]
 
 
-class _Forgetful(Own):
+class _Forgetful(Incarnation):
     """Its gtrids say nothing of incarnation and try."""
 
     def gtrid(self, epoch: int, tries: int) -> bytes:
@@ -129,7 +128,7 @@ class _Forgetful(Own):
         return self.owns(gtrid)
 
 
-class _TwoPipelines(Own):
+class _TwoPipelines(Incarnation):
     """Of a source and a sink under different pipelines: the sink never finds what was read at work."""
 
     def planned(self, gtrid: bytes) -> bool:
@@ -137,37 +136,28 @@ class _TwoPipelines(Own):
         return False
 
 
-def _sink_apart(own: Own, query: str, resources: Any) -> Any:
-    return planning.plan_sink(_TwoPipelines(own.pipeline, own.log_id, own.incarnation), query, resources)
-
-
-def _never(kinds: dict[type, Any]) -> Callable[[], Bend]:
-    """What these effects ask for is never found."""
-
-    def bend(effect: Any) -> Generator[Any, Any, Any]:
-        return kinds[type(effect)] if type(effect) in kinds else (yield effect)
-
-    return lambda: bend
+def _sink_apart(ports: Ports, own: Incarnation, query: str, resources: Any) -> Any:
+    return epoch_plan.plan_sink(ports, _TwoPipelines(own.pipeline, own.log_id, own.incarnation), query, resources)
 
 
 def _known_batches(pipeline: str, query: Any, known: Any) -> None:
     """The checkpoint may be older than what was decided."""
-    binding.check(pipeline, query, replace(known, decided={}))
+    ownership.check(pipeline, query, replace(known, decided={}))
 
 
-def _without_batches(effect: Any) -> Generator[Any, Any, Any]:
-    answer = yield effect
-    return replace(answer, decided={}) if isinstance(effect, FindKnown) else answer
+async def _without_batches(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+    answer = await call(port, name, arguments)
+    return replace(answer, decided={}) if name == "known" else answer
 
 
 def _anybody(pipeline: str, query: Any, known: Any) -> None:
     """Another query may have the pipeline: its checkpoint counts as one that never was."""
 
 
-def _bind_anybody(own: Own, query: Any, sources: Any, resources: Any) -> Any:
+async def _bind_anybody(ports: Ports, own: Incarnation, query: Any, sources: Any, resources: Any) -> None:
     """As it was: nothing is asked, and nothing of the other query is finished."""
     del own, resources
-    yield BindQuery(query.id, query.run, tuple(sources))
+    await ports.ledger.bind_query(query.id, query.run, tuple(sources))
 
 
 def _one_sink_for_all(gtrid: bytes, partition: int, task: int, random: bytes) -> Xid:
@@ -175,72 +165,70 @@ def _one_sink_for_all(gtrid: bytes, partition: int, task: int, random: bytes) ->
     return Xid(FORMAT_ID, gtrid, b"snk/%d" % partition)
 
 
-def _at_once(effect: Any) -> Generator[Any, Any, Any]:
+async def _at_once(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
     """What was taken is yielded first; when it should be prepared, the task is over."""
-    if isinstance(effect, taking.Prepare):
-        return Code.XA_OK
-    return (yield effect)
+    return Code.XA_OK if name == "prepare" else await call(port, name, arguments)
 
 
-def _rolled_back(effect: Any) -> Generator[Any, Any, Any]:
-    """What is not prepared at first sight is rolled back."""
-    return (yield Roll(effect.xid) if isinstance(effect, taking.Adopt) else effect)
-
-
-@dataclass(frozen=True)
-class Roll:
-    """Tell the branch to roll back, whatever it is."""
-
-    xid: Xid
+async def _rolled_back(port: Any, name: str, arguments: tuple[Any, ...]) -> Any:
+    """What is not prepared at first sight is rolled back, whatever it is."""
+    return await call(port, "roll_back" if name == "adopt" else name, arguments)
 
 
 _NO_SWEEP = Cores(
-    plan=bent(planning.plan, _without(Scan, frozenset())),
-    plan_sink=bent(planning.plan_sink, _without(Scan, frozenset())),
-    commit=bent(deciding.commit, _no_scan_after_the_decision),
+    plan=bent(epoch_plan.plan, _without({"prepared": frozenset()})),
+    plan_sink=bent(epoch_plan.plan_sink, _without({"prepared": frozenset()})),
+    commit=bent(batch_decision.commit, _no_scan_after_the_decision),
 )
 MUTANTS = (
-    Mutant("abort without asking the log", Cores(abort=bent(deciding.abort, _without(Abort, GtridState.ABORTED)))),
+    Mutant(
+        "abort without asking the log", Cores(abort=bent(batch_decision.abort, _without({"abort": GtridState.ABORTED})))
+    ),
     Mutant("gtrid without incarnation and try", Cores(own=_Forgetful)),
     Mutant("bqual without attempt and random", Cores(sink_xid=_one_sink_for_all)),
-    Mutant("yield before prepare", Cores(take=bent(taking.take, lambda: _at_once))),
+    Mutant("yield before prepare", Cores(take=bent(partition_read.take, lambda: _at_once))),
     Mutant("no sweep", _NO_SWEEP),
     Mutant(
         "no fence",
-        Cores(commit=bent(deciding.commit, _without(Fence, None)), abort=bent(deciding.abort, _without(Fence, None))),
+        Cores(
+            commit=bent(batch_decision.commit, _without({"fence": None})),
+            abort=bent(batch_decision.abort, _without({"fence": None})),
+        ),
     ),
-    Mutant("sources finished with the decision", Cores(commit=bent(deciding.commit, lambda: _as_if_logged))),
-    Mutant("outages are the messages' fault", Cores(abort=bent(deciding.abort, lambda: _blaming))),
-    Mutant("no isolation", Cores(abort=bent(deciding.abort, _without(Failed, None)))),
+    Mutant("sources finished with the decision", Cores(commit=bent(batch_decision.commit, lambda: _as_if_logged))),
+    Mutant("outages are the messages' fault", Cores(abort=bent(batch_decision.abort, lambda: _blaming))),
+    Mutant("no isolation", Cores(abort=bent(batch_decision.abort, _without({"note_failure": None})))),
     Mutant("what can't be read is taken", Cores(judge=_taken_all)),
-    Mutant("rows by key of one task", Cores(commit=bent(deciding.commit, lambda: _one_attempt))),
-    Mutant("rows by key that are not decided", Cores(commit=bent(deciding.commit, _without(Upsert, ())))),
-    Mutant('"no room" counts as rolled back', Cores(commit=bent(deciding.commit, lambda: _not_now_is_rolled_back))),
-    Mutant("what another attempt is at is rolled back", Cores(take=bent(taking.take, lambda: _rolled_back))),
+    Mutant("rows by key of one task", Cores(commit=bent(batch_decision.commit, lambda: _one_attempt))),
+    Mutant("rows by key that are not decided", Cores(commit=bent(batch_decision.commit, _without({"upsert": ()})))),
+    Mutant(
+        '"no room" counts as rolled back', Cores(commit=bent(batch_decision.commit, lambda: _not_now_is_rolled_back))
+    ),
+    Mutant("what another attempt is at is rolled back", Cores(take=bent(partition_read.take, lambda: _rolled_back))),
     Mutant(
         "each source has a decision of its own",
         Cores(
-            plan=bent(planning.plan, _never({FindPlanned: Planned(())})),
-            plan_sink=bent(planning.plan_sink, _never({FindWaiting: ()})),
-            commit=bent(deciding.commit, _never({FindWaiting: ()})),
+            plan=bent(epoch_plan.plan, _without({"planned": PlannedEpochs(())})),
+            plan_sink=bent(epoch_plan.plan_sink, _without({"waiting": ()})),
+            commit=bent(batch_decision.commit, _without({"waiting": ()})),
         ),
     ),
     Mutant(
         "the sink decides apart from the sources",
         Cores(
-            plan_sink=bent(_sink_apart, _never({FindWaiting: ()})),
-            commit=bent(deciding.commit, _never({FindWaiting: ()})),
+            plan_sink=bent(_sink_apart, _without({"waiting": ()})),
+            commit=bent(batch_decision.commit, _without({"waiting": ()})),
         ),
     ),
     Mutant(
         "an old checkpoint goes on",
         Cores(
             check=_known_batches,
-            bind=bent(binding.bind, lambda: _without_batches),
-            plan=bent(planning.plan, _never({FindLater: ()})),
-            latest=bent(planning.latest, _never({FindLater: ()})),
+            bind=bent(ownership.bind, lambda: _without_batches),
+            plan=bent(epoch_plan.plan, _without({"later": ()})),
+            latest=bent(epoch_plan.latest, _without({"later": ()})),
         ),
     ),
     Mutant("anybody's checkpoint is taken", Cores(check=_anybody, bind=_bind_anybody)),
-    Mutant("what another query left is not given up", Cores(bind=bent(binding.bind, _never({FindWaiting: ()})))),
+    Mutant("what another query left is not given up", Cores(bind=bent(ownership.bind, _without({"waiting": ()})))),
 )

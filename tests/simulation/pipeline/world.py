@@ -1,7 +1,7 @@
 """A pipeline in a world of models: Spark as far as the core can tell, executors, two brokers, a database, and a book.
 
-The query reads from both brokers, or from one, and writes to one of them and to the database. Every effect of every
-actor is a step; which actor makes the next one is drawn. Drivers die before and after any effect of theirs, attempts
+The query reads from both brokers, or from one, and writes to one of them and to the database. Every port call of every
+actor is a step; which actor makes the next one is drawn. Drivers die before and after any call of theirs, attempts
 fail, come late and run twice, tasks of one source begin before another one is planned, replies are lost, places are
 away for a while, a commit raises and is aborted, other drivers take the pipeline. Checkpoints are restored from before,
 or deleted and made anew, with and without saying so. Then that ends, the checkpoint is run to its end, and the checker
@@ -21,24 +21,27 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.simulation.pipeline.book import Book
+from tests.simulation.pipeline.book import UNCHECKED, Book
 from tests.simulation.pipeline.places import NOT_JUDGED, Place
-from tm.effects import Call, End, Force, Note, Pause
+from tests.simulation.pipeline.ports import DriverCall, SimulatedPort, TaskCall, driver_ports
 from tm.log import Branch, DecisionRefused, LogError, LogStopped
 from tm.log.sql.gtrids import TakenOver
-from tm.verdicts import Verb
+from tm.two_phase.return_codes import Verb
 from xa import Code, XaError, Xid, log_prefix, xa_error
-from xabridge.pipeline.core import binding, deciding, effects, finishing, planning, taking
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
-from xabridge.pipeline.core.naming import Own, excuse_xid, sink_xid, upsert_xid
-from xabridge.pipeline.core.planning import Origin
-from xabridge.pipeline.core.staged_rows import Staged
+from xabridge.pipeline.core.protocol import batch_decision, epoch_plan, ownership, partition_read, recovery
+from xabridge.pipeline.core.protocol.epoch_plan import Origin
+from xabridge.pipeline.core.task.staging_table import StagedRows
 from xabridge.pipeline.core.values import Batch, Query, SinkPlan, SinkReport, SourcePartition, TableTarget
+from xabridge.pipeline.core.xids import Incarnation, excuse_xid, sink_xid, upsert_xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Coroutine, Generator
+
+    from xabridge.pipeline.core.protocol.ports import Ports
 
     Steps = Generator[Any, Any, Any]
+    Algorithm = Callable[..., Coroutine[Any, Any, Any]]
 
 INPUTS = 16
 PARTITIONS = 2
@@ -71,34 +74,26 @@ class Failed(Exception):
 class Cores:
     """What is tested; a mutant has something else in the place of one."""
 
-    check: Callable[..., None] = binding.check
-    bind: Callable[..., Steps] = binding.bind
-    logged: Callable[..., Steps] = planning.logged
-    latest: Callable[..., Steps] = planning.latest
-    plan: Callable[..., Steps] = planning.plan
-    plan_sink: Callable[..., Steps] = planning.plan_sink
-    commit: Callable[..., Steps] = deciding.commit
-    abort: Callable[..., Steps] = deciding.abort
-    take: Callable[..., Steps] = taking.take
-    judge: Callable[..., taking.Judged] = taking.judge
+    check: Callable[..., None] = ownership.check
+    bind: Algorithm = ownership.bind
+    logged: Algorithm = epoch_plan.logged
+    latest: Algorithm = epoch_plan.latest
+    plan: Algorithm = epoch_plan.plan
+    plan_sink: Algorithm = epoch_plan.plan_sink
+    commit: Algorithm = batch_decision.commit
+    abort: Algorithm = batch_decision.abort
+    take: Algorithm = partition_read.take
+    judge: Callable[..., partition_read.Judgement] = partition_read.judge
     sink_xid: Callable[..., Xid] = sink_xid
-    own: Callable[..., Own] = Own
+    own: Callable[..., Incarnation] = Incarnation
 
 
 @dataclass(frozen=True)
 class Do:
-    """An effect that the world carries out by calling this."""
+    """A step of Spark or of a task that is no call of a port: the world calls this."""
 
     what: str
     call: Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class At:
-    """An effect of a task, at the broker that it reads."""
-
-    place: str
-    effect: Any
 
 
 Offsets = tuple[tuple[int, int], ...]
@@ -259,8 +254,8 @@ class World:
     def _sweep(self) -> None:
         """The next plan."""
         own = self.cores.own("p", self.book.log_id, self.book.take("last"))
-        steps = self.cores.plan_sink(own, "", PLACES)
-        self._actor("sweep", self._core("plan_sink", steps, own.incarnation))
+        steps = self._core(lambda ports: self.cores.plan_sink(ports, own, "", PLACES), own.incarnation)
+        self._actor("sweep", steps)
         while self.actors and self.steps < LIMIT:
             self._step()
 
@@ -294,18 +289,18 @@ class World:
         actor.waits = None
         error, actor.error = actor.error, None
         try:
-            effect = actor.steps.throw(error) if error is not None else actor.steps.send(actor.answer)
+            step = actor.steps.throw(error) if error is not None else actor.steps.send(actor.answer)
         except (StopIteration, Crash, Failed, PipelineError, LogError) as end:
             why = "" if isinstance(end, StopIteration) else f"{type(end).__name__} {end}"
             self.trace.append(f"{actor.name} ends: {why}")
             self._die(actor.number)
             return
-        self.trace.append(f"{actor.name}: {effect.what if isinstance(effect, Do) else effect}")
+        self.trace.append(f"{actor.name}: {step.what if isinstance(step, Do) else step}")
         if self.faults and self.random.random() < self.deaths:
             self._die(actor.number)
             return
         try:
-            actor.answer = self._perform(actor, effect)
+            actor.answer = self._perform(actor, step)
         except (LogError, PipelineError, Failed) as raised:
             actor.error = raised
         if self.faults and self.random.random() < self.deaths:
@@ -328,7 +323,7 @@ class World:
     def _spark(self, driver: str, checkpoint: Checkpoint) -> Steps:
         incarnation = yield from self._bind(driver, checkpoint)
         own = self.cores.own("p", self.book.log_id, incarnation)
-        yield from self._core("resolve", finishing.resolve(own, BROKERS, None), incarnation)
+        yield from self._core(lambda ports: recovery.resolve(ports, own, BROKERS, None), incarnation)
         while True:
             number = max(checkpoint.offsets, default=-1)
             if number not in checkpoint.done and number >= 0:
@@ -337,9 +332,9 @@ class World:
                 starts = [end for _, end in checkpoint.offsets[number]] if number >= 0 else [0 for _ in self.brokers]
                 ends: list[int] = []
                 for place, (broker, start) in enumerate(zip(self.brokers, starts, strict=True)):
-                    yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
-                    latest = self.cores.latest(Origin(checkpoint.query, place), start, broker, ("orders",))
-                    ends.append((yield from self._core("latest", latest, incarnation)))
+                    yield from self._core(partial(self._logged, start), incarnation)
+                    latest = partial(self._latest, Origin(checkpoint.query, place), start, broker)
+                    ends.append((yield from self._core(latest, incarnation)))
                 number += 1
                 offsets = tuple(zip(starts, ends, strict=True))
                 if starts == ends and not self._nodata(checkpoint, number):
@@ -347,8 +342,14 @@ class World:
                 yield Do("offsets", partial(self._planned, checkpoint, number, offsets))
             yield from self._batch(driver, checkpoint, number, offsets, incarnation)
 
+    def _logged(self, start: int, ports: Ports) -> Any:
+        return self.cores.logged(ports, start, BROKERS)
+
+    def _latest(self, origin: Origin, start: int, broker: str, ports: Ports) -> Any:
+        return self.cores.latest(ports, origin, start, broker, ("orders",))
+
     def _bind(self, driver: str, checkpoint: Checkpoint) -> Steps:
-        """As `xabridge.pipeline.core.driver.bind`, with one effect for each of its parts."""
+        """As `xabridge.pipeline.core.driver.query_binding.bind`, with one effect for each of its parts."""
         query = Query(checkpoint.query, driver, max(checkpoint.offsets, default=-1), checkpoint.adopt)
         known = yield Do("look", lambda: self.book.known(self.book.incarnation))
         self.cores.check("p", query, known)
@@ -356,7 +357,7 @@ class World:
         own = self.cores.own("p", self.book.log_id, incarnation)
         if checkpoint.adopt == self.checkpoint.query:
             self.checkpoint.given_up = True
-        yield from self._core("bind", self.cores.bind(own, query, self.brokers, PLACES), incarnation)
+        yield from self._core(lambda ports: self.cores.bind(ports, own, query, self.brokers, PLACES), incarnation)
         return incarnation
 
     def _bound(self, query: str) -> None:
@@ -400,11 +401,9 @@ class World:
         for place, (broker, (start, end)) in enumerate(zip(self.brokers, offsets, strict=True)):
             if start == end:
                 continue
-            yield from self._core("logged", self.cores.logged(start, BROKERS), incarnation)
-            planning = self.cores.plan(
-                own, Origin(checkpoint.query, place), start, end, broker, PARTITIONS, 2 * PARTITIONS, BROKERS
-            )
-            planned = yield from self._core("plan", planning, incarnation)
+            yield from self._core(partial(self._logged, start), incarnation)
+            origin = Origin(checkpoint.query, place)
+            planned = yield from self._core(partial(self._plan, own, origin, start, end, broker), incarnation)
             known = yield Do("known", lambda: self.book.known(incarnation))
             last = known.decided.get(checkpoint.query)
             decided = -1 if last is None else last.batch - planned.again
@@ -420,8 +419,9 @@ class World:
                     self._actor("early", self._read(part))
         joined: int = yield Do("join", lambda: self.book.join(driver))
         sink = self.cores.own("p", self.book.log_id, joined)
-        planning = self.cores.plan_sink(sink, checkpoint.query, PLACES)
-        gtrid, epoch, before = yield from self._core("plan_sink", planning, joined)
+        gtrid, epoch, before = yield from self._core(
+            lambda ports: self.cores.plan_sink(ports, sink, checkpoint.query, PLACES), joined
+        )
         plan = SinkPlan("p", gtrid, epoch, joined, (), before, checkpoint.query)
         token = [] if parts else [f"nodata-{checkpoint.query}-{number}"]
         self.tokens.update(token)
@@ -441,11 +441,15 @@ class World:
         try:
             _check_all(reports, tasks)
             yield Do("join", lambda: self.book.join(driver, joined))
-            yield from self._core("commit", self.cores.commit(sink, plan, batch, reports, PLACES), joined, raises=True)
+            yield from self._core(
+                lambda ports: self.cores.commit(ports, sink, plan, batch, reports, PLACES), joined, raises=True
+            )
         except (Failed, PipelineError, LogError):
             yield Do("join", lambda: self.book.join(driver, joined))
             written = all(task.report is not None for task in tasks)
-            rolled_back = yield from self._core("abort", self.cores.abort(plan, PLACES, written=written), joined)
+            rolled_back = yield from self._core(
+                lambda ports: self.cores.abort(ports, plan, PLACES, written=written), joined
+            )
             if not rolled_back:  # it is decided, by a commit that was broken off, perhaps before its fence
                 self.unfenced.add(gtrid)
             self.settled.add(gtrid)
@@ -454,21 +458,25 @@ class World:
         self.nodata.update(token)
         yield Do("commits", partial(self._done, checkpoint, number, rows))
 
-    def _core(self, _name: str, steps: Steps, incarnation: int, *, raises: bool = False) -> Steps:
-        """The steps of the core, as the shell runs them: what the book raises is raised in them. With `raises` they may
-        be broken off, as by a process that dies where Spark's lives on."""
+    def _plan(self, own: Incarnation, origin: Origin, start: int, end: int, broker: str, ports: Ports) -> Any:
+        return self.cores.plan(ports, own, origin, start, end, broker, PARTITIONS, 2 * PARTITIONS, BROKERS)
+
+    def _core(self, algorithm: Algorithm, incarnation: int, *, raises: bool = False) -> Steps:
+        """An algorithm of the driver, which suspends at each call of a port. What the book raises is raised where the
+        algorithm called. With `raises` it may be broken off, as by a process that dies where Spark's lives on."""
+        steps = algorithm(driver_ports(incarnation))
         answer: Any = None
         error: LogError | None = None
         while True:
             try:
-                effect = steps.throw(error) if error is not None else steps.send(answer)
+                call = steps.throw(error) if error is not None else steps.send(answer)
             except StopIteration as end:
                 return end.value
             error = None
             if raises and self.faults and self.random.random() < 0.01:
                 raise Failed("commit was broken off")
             try:
-                answer = yield (effect, incarnation)
+                answer = yield call
             except LogError as raised:
                 error = raised
                 self.unfenced |= {self.book.current} if self.book.current is not None else set()
@@ -538,7 +546,7 @@ class World:
             if isinstance(answer, XaError):
                 yield from self._excused(plan.gtrid, actor, attempt)
                 raise Failed(answer.message)
-            staged = (Staged(KEYED, ("id",), f"{attempt}", index, len(rows)),)
+            staged = (StagedRows(KEYED, ("id",), f"{attempt}", index, len(rows)),)
         verbs: list[Callable[[Place], Any]] = [
             lambda place: place.start(mine, actor),
             lambda place: place.post(mine, actor, rows),
@@ -572,19 +580,8 @@ class World:
                 return
 
     def _read(self, part: SourcePartition) -> Steps:
-        steps = self.cores.take(part.xid, part.queues, part.share)
-        answer: Any = None
-        while True:
-            try:
-                effect = steps.send(answer)
-            except StopIteration as end:
-                taken = end.value
-                break
-            answer = (
-                self._judged(effect, part.aside)
-                if isinstance(effect, taking.Judge)
-                else (yield At(part.resource, effect))
-            )
+        port = SimulatedPort(partial(TaskCall, part.resource), judge=partial(self._judged, part.aside))
+        taken = yield from self.cores.take(port, part.xid, part.queues, part.share).__await__()
         place = self.places[part.resource]
         if taken is None:
             read = yield Do("browse", lambda: self._browse(place, part.xid))
@@ -594,9 +591,9 @@ class World:
             self.told.setdefault(part.xid, []).append(read)
         return read
 
-    def _judged(self, effect: taking.Judge, aside: int) -> taking.Judged:
+    async def _judged(self, aside: int, taken: partition_read.TakenMessages) -> partition_read.Judgement:
         """What the task makes of what it took."""
-        numbers = [int(octets) for _, some in effect.taken for octets in some]
+        numbers = [int(octets) for _, some in taken for octets in some]
         bad = [at for at, number in enumerate(numbers) if number in self.unreadable and at >= aside]
         return self.cores.judge(aside, bad, len(numbers), max(len(numbers) - aside, 0) - len(bad))
 
@@ -610,14 +607,13 @@ class World:
             raise BatchRefused("adopted, and it was not judged what it took")
         return told
 
-    # --- effects --------------------------------------------------------------------------------------------------
-    def _perform(self, actor: Actor, effect: Any) -> Any:
-        if isinstance(effect, Do):
-            return effect.call()
-        if isinstance(effect, tuple):
-            return self._driver(*effect)
-        assert isinstance(effect, At), effect
-        return self._executor(actor, self.places[effect.place], effect.effect)
+    # --- port calls -----------------------------------------------------------------------------------------------
+    def _perform(self, actor: Actor, step: Do | DriverCall | TaskCall) -> Any:
+        if isinstance(step, Do):
+            return step.call()
+        if isinstance(step, DriverCall):
+            return self._driver(step)
+        return self._executor(actor, self.places[step.place], step)
 
     def _lost(self) -> bool:
         return self.faults and self.random.random() < 0.02
@@ -629,26 +625,28 @@ class World:
         answer = call()
         return xa_error(Code.XAER_RMFAIL, "the reply is lost") if self._lost() else answer
 
-    def _executor(self, actor: Actor, broker: Place, effect: Any) -> Any:
+    def _executor(self, actor: Actor, broker: Place, call: TaskCall) -> Any:
         number = actor.number
         ask = partial(self._or_gone, broker, number)
-        match effect:
-            case taking.Start(xid):
+        match call.name, call.arguments:
+            case "start", (xid,):
                 return ask(lambda: broker.start(xid, number))
-            case taking.Take(_, count):
+            case "take", (_, count):
                 return ask(lambda: _octets(broker.take(number, count)))
-            case taking.Prepare(xid, judged):
+            case "prepare", (xid, judged):
                 ended = ask(lambda: broker.end(xid, number))
                 return ended if isinstance(ended, XaError) else ask(lambda: self._prepare(broker, xid, judged))
-            case taking.Hold(xid):
+            case "hold", (xid,):
                 return ask(lambda: broker.hold(xid))
-            case taking.Adopt(xid):
+            case "adopt", (xid,):
                 return ask(lambda: self._prepare(broker, xid))
-            case Pause():
+            case "pause", _:
                 return None
-        return ask(lambda: broker.roll_back(effect.xid))  # a mutant's
+            case "roll_back", (xid,):  # a mutant's
+                return ask(lambda: broker.roll_back(xid))
+        raise AssertionError(call)
 
-    def _prepare(self, place: Place, xid: Xid, judged: taking.Judged = NOT_JUDGED) -> Code | XaError:
+    def _prepare(self, place: Place, xid: Xid, judged: partition_read.Judgement = NOT_JUDGED) -> Code | XaError:
         """Nothing is prepared any more behind a fence."""
         answer = place.prepare(xid, judged)
         if place.has_fences and not isinstance(answer, XaError) and xid.gtrid in self.settled - self.unfenced:
@@ -662,39 +660,39 @@ class World:
             broker.drop(number)
         return answer
 
-    def _driver(self, effect: Any, incarnation: int) -> Any:
-        match effect:
-            case Call(verb, branches, _):
+    def _driver(self, call: DriverCall) -> Any:
+        match call.name, call.arguments:
+            case "ask", (verb, branches):
                 asked: Counter[str] = Counter()
                 return [self._call(verb, branch, asked) for branch in branches]
-            case effects.Upsert(gtrid, staged):
+            case "upsert", (gtrid, staged):
                 return self._upsert(gtrid, staged)
-            case effects.Count(resource, gtrid):
+            case "message_counts", (resource, gtrid):
                 held = self.places[resource].prepared
                 return self._reached(
                     resource, lambda: {xid: len(one.taken) for xid, one in held.items() if xid.gtrid == gtrid}
                 )
-            case effects.Scan(resource):
+            case "prepared", (resource,):
                 prefix = log_prefix("p", self.book.log_id)
                 found = self.places[resource].prepared
                 return self._reached(resource, lambda: frozenset(xid for xid in found if xid.gtrid.startswith(prefix)))
-            case effects.Fence(resource, gtrid):
+            case "fence", (resource, gtrid):
                 answer = self._reached(resource, lambda: self.places[resource].fence(gtrid))
                 if isinstance(answer, XaError):
                     self.unfenced.add(gtrid)
                 return answer
-            case effects.HasMessages(resource, _):
+            case "has_messages", (resource, _):
                 return self._reached(resource, lambda: bool(self.places[resource].queue))
-            case Pause():
+            case "pause", _:
                 return None
-            case Note(heuristic):
+            case "note", (heuristic,):
                 self.wrong.append(f"{heuristic.branch} is said to be completed on its own, and nobody does that")
                 return None
-            case End(decision):
+            case "end", (decision,):
                 if self.random.random() < 0.7 or not self.faults:  # lazy
                     self.book.end(decision.gtrid)
                 return None
-        return self._written(effect, incarnation)
+        return self._written(call)
 
     def _upsert(self, gtrid: bytes, staged: Any) -> Any:
         """The driver's branch at the shop, and the rows of these attempts."""
@@ -724,85 +722,39 @@ class World:
         assert verb is Verb.COMMIT_AGAIN, verb
         return self._reached(branch.resource, lambda: place.commit(branch.xid))
 
-    def _written(self, effect: Any, incarnation: int) -> Any:
+    def _written(self, call: DriverCall) -> Any:
         """The book; in doubt, it has it or not."""
         doubt = self._lost()
         if doubt and self.random.random() < 0.5:
-            return self._in_doubt(effect)
+            return self._in_doubt(call)
         try:
-            answer = self._book(effect, incarnation)
+            answer = self._book(call)
         except TakenOver as error:
-            if isinstance(effect, Force):
+            if call.name == "force":
                 return error
             raise
         except DecisionRefused as error:
             return error
-        return self._in_doubt(effect) if doubt else answer
+        return self._in_doubt(call) if doubt else answer
 
     @staticmethod
-    def _in_doubt(effect: Any) -> LogStopped:
+    def _in_doubt(call: DriverCall) -> LogStopped:
         error = LogStopped("the database can't be reached")
-        if isinstance(effect, Force):
+        if call.name == "force":
             return error
         raise error
 
-    def _book(self, effect: Any, incarnation: int) -> Any:  # noqa: C901, PLR0912 — one line for each effect
-        book = self.book
-        match effect:
-            case effects.Standing():
-                return book.standing(incarnation)
-            case effects.FindEpoch(epoch):
-                return book.epoch(epoch)
-            case effects.FindPlanned(gtrid):
-                return book.planned(gtrid)
-            case effects.FindLater(query, place, epoch):
-                return book.later(query, place, epoch)
-            case effects.FindWaiting(query):
-                return book.waiting(query)
-            case effects.FindKnown(_):
-                return book.known(incarnation)
-            case effects.FindUnlogged(upto):
-                return book.unlogged(upto)
-            case effects.FindBatch(query):
-                return book.batch(query)
-            case effects.Allot():
-                return book.allot(incarnation)
-            case effects.Plan(epoch, previous, gtrid, tries, source, query, place):
-                return book.plan(incarnation, epoch, previous, gtrid, tries, source, query, place)
-            case effects.PlanAgain(gtrid):
-                return book.plan_again(incarnation, gtrid)
-            case effects.Replayed():
-                return book.replayed(incarnation)
-            case effects.Sink(gtrid):
-                return book.sink(incarnation, gtrid)
-            case effects.Bind(query, batch, gtrid, offsets):
-                return book.bind(incarnation, query, batch, gtrid, offsets)
-            case effects.BindQuery(query, run, sources):
-                book.bind_query(incarnation, query, run, sources)
-                return self._bound(query)
-            case effects.NameEpochs(query, epochs):
-                return book.name_epochs(incarnation, query, epochs)
-            case effects.Log(epochs):
-                return book.logged(incarnation, epochs)
-            case effects.FindIsolation():
-                return book.isolation
-            case effects.Isolate(isolation):
-                return book.isolate(incarnation, isolation)
-            case effects.Failed(gtrid, messages, place):
-                return book.failed(incarnation, gtrid, messages, place)
-            case effects.Finished(gtrid, words):
-                return book.finished(incarnation, gtrid, words)
-            case effects.Begin(gtrid):
-                return book.begin(incarnation, gtrid)
-            case effects.Abort(gtrid):
-                return book.abort(incarnation, gtrid)
-            case effects.Look(gtrid):
-                return book.entry(gtrid)
-            case effects.Undone():
-                return book.decisions(incarnation)
-            case Force(decision):
-                return book.decide(incarnation, decision)
-        raise AssertionError(effect)
+    def _book(self, call: DriverCall) -> Any:
+        """What the book answers: its operations have the names of the ports' methods."""
+        if call.name == "isolation":
+            return self.book.isolation
+        operation = getattr(self.book, call.name)
+        if call.name in UNCHECKED:
+            return operation(*call.arguments)
+        answer = operation(call.incarnation, *call.arguments)
+        if call.name == "bind_query":
+            self._bound(call.arguments[0])
+        return answer
 
     # --- the checker ----------------------------------------------------------------------------------------------
     def violations(self) -> list[str]:

@@ -9,8 +9,8 @@ import pytest
 
 from tests.tm.log.samples import decision, heuristic
 from tm.log import Branch, Decision, LogLocked, LogStopped
+from tm.log.factory import look_at_log, open_log
 from tm.log.incarnations import Standing
-from tm.log.opening import look_at_log, open_log
 from xa import NULL_XID, Code
 
 

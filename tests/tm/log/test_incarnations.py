@@ -22,8 +22,8 @@ from tests.tm.log.disk import Disk
 from tests.tm.log.samples import decision, heuristic
 from tm.log import FileLog, LogError, LogMissing, read_log
 from tm.log.backup import back_up
+from tm.log.factory import look_at_log, open_log
 from tm.log.incarnations import INCARNATION, MOST, Incarnations, IncarnationVerb, Standing, succeeded
-from tm.log.opening import look_at_log, open_log
 from tm.log.segment import encode_frame, read_segment
 from tm.log.sql import SqlLog
 from xa import Gtrid

@@ -11,7 +11,7 @@ import pytest
 from tests.xabridge.cli.field import INCARNATION, NODE, OTHER_LOG, OTHERS, xid_of
 from tests.xabridge.cli.served import DECIDER
 from tm.log import Branch, Decision, read_log
-from tm.record import encode_branches
+from tm.log.decision_record import encode_branches
 from xa import FORMAT_ID, TMSUCCESS, Code, Gtrid, Owner, Xid
 from xabridge.testing.reference import Fate, ReferenceDecider
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.xabridge.pipeline.stage import Driver, Stage
+from tests.xabridge.pipeline.environment import Driver, SparkEnvironment
 from xabridge.pipeline import PipelineError, java
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def stage(tmp_path: Path, postgres: Postgres, java_home: Path) -> Iterator[Stage]:
-    """A stage of its own."""
+def env(tmp_path: Path, postgres: Postgres, java_home: Path) -> Iterator[SparkEnvironment]:
+    """An environment of its own."""
     assert java_home.exists()
-    stage = Stage(tmp_path, postgres)
-    yield stage
-    stage.close()
+    env = SparkEnvironment(tmp_path, postgres)
+    yield env
+    env.close()
     shutil.rmtree(tmp_path / "faults")

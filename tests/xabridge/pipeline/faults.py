@@ -20,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 from rm_amqp import AmqpResource
 from rm_db import PostgresResource
 from tm.log.sql import SqlLog
-from xabridge.pipeline import source
-from xabridge.pipeline.core import driver, task
-from xabridge.pipeline.sink import XaSink
-from xabridge.pipeline.source import AmqpSource
+from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
+from xabridge.pipeline.core.driver.source_planner import SourcePlanner
+from xabridge.pipeline.core.task.sink_task import SinkTask
+from xabridge.pipeline.core.task.source_task import read
+from xabridge.pipeline.spark import amqp_format
+from xabridge.pipeline.spark.amqp_format import AmqpSource
+from xabridge.pipeline.spark.xa_format import XaSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,7 +140,7 @@ def _around(owner: Any, name: str, before: str, after: str) -> None:
 
 
 def _read(partition: Any, **options: Any) -> Iterator[Any]:
-    for number, messages in enumerate(task.read(partition, **options)):
+    for number, messages in enumerate(read(partition, **options)):
         yield messages
         if number == 0:
             reach("yielded")
@@ -145,16 +148,16 @@ def _read(partition: Any, **options: Any) -> Iterator[Any]:
 
 
 POINTS = (
-    (driver.Reader, "latest", "latest", "looked"),
-    (driver.Reader, "plan", "plan", "planned"),
-    (driver.Reader, "logged", "logged", "finished"),
-    (driver.Writer, "plan", "sink plan", "sink planned"),
-    (driver.Writer, "commit", "commit", "committed"),
-    (driver.Writer, "abort", "abort", "aborted"),
+    (SourcePlanner, "latest", "latest", "looked"),
+    (SourcePlanner, "plan", "plan", "planned"),
+    (SourcePlanner, "logged", "logged", "finished"),
+    (SinkCoordinator, "plan", "sink plan", "sink planned"),
+    (SinkCoordinator, "commit", "commit", "committed"),
+    (SinkCoordinator, "abort", "abort", "aborted"),
     (AmqpResource, "prepare_kept", "taken", "taken and prepared"),
     (AmqpResource, "prepare", "sent", "sent and prepared"),
     (PostgresResource, "prepare", "written", "written and prepared"),
-    (task.SinkTask, "prepare", "prepare", "prepared"),
+    (SinkTask, "prepare", "prepare", "prepared"),
     (SqlLog, "decide", "undecided", "decided"),
     (AmqpResource, "commit", "broker commits", "broker committed"),
     (PostgresResource, "commit", "database commits", "database committed"),
@@ -166,7 +169,7 @@ def install() -> None:
     """Makes this process one in which faults happen."""
     for owner, name, before, after in POINTS:
         _around(owner, name, before, after)
-    vars(source)["read"] = _read
+    vars(amqp_format)["read"] = _read
 
 
 class FaultySource(AmqpSource):

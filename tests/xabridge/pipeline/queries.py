@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from xabridge import pipeline
-from xabridge.pipeline.fronts import LISTENER
+from xabridge.pipeline.spark.registration import LISTENER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

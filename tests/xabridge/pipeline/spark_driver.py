@@ -1,5 +1,5 @@
 """A Spark driver in a process of its own: it does what lines on its standard input ask for
-(`tests.xabridge.pipeline.stage`).
+(`tests.xabridge.pipeline.environment`).
 
 python -m tests.xabridge.pipeline.spark_driver <descriptor of the answers> <settings as JSON>
 """
@@ -35,11 +35,11 @@ def main() -> None:
         Path(os.environ[faults.VARIABLE], "pids").write_text(f"{java} {os.getpid()}")
     answer(answers, {"java": java})
     for line in sys.stdin:
-        answer(answers, asked(spark, json.loads(line)))
+        answer(answers, call_resource(spark, json.loads(line)))
     spark.stop()
 
 
-def asked(spark: SparkSession, request: dict[str, Any]) -> dict[str, Any]:
+def call_resource(spark: SparkSession, request: dict[str, Any]) -> dict[str, Any]:
     """What the function of that name returns, or how it failed."""
     try:
         return {"result": getattr(queries, request["function"])(spark, **request["arguments"])}

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.xabridge.pipeline.cluster import Cluster
+from tests.xabridge.pipeline.environment import ROOT, DriverFailed
 from tests.xabridge.pipeline.faults import GENERATION, VARIABLE
-from tests.xabridge.pipeline.stage import ROOT, DriverFailed
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.xabridge.pipeline.stage import Stage
+    from tests.xabridge.pipeline.environment import SparkEnvironment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -84,14 +84,14 @@ SERVERS: Final = {
 
 
 @pytest.mark.parametrize("points", DRIVERS.values(), ids=DRIVERS)
-def test_the_driver_is_killed(stage: Stage, points: tuple[tuple[str, str], ...]) -> None:
-    stage.send(range(N))
-    stage.schedule(*points)
-    sink = stage.sink(table="rows", address="out")
-    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
-    stage.run("stream", drivers=len(points) + 1, query="copied", **arguments, restarts=RESTARTS)
-    assert stage.fired() == len(points)
-    stage.check_copies(Counter(range(N)))
+def test_the_driver_is_killed(env: SparkEnvironment, points: tuple[tuple[str, str], ...]) -> None:
+    env.send(range(N))
+    env.schedule(*points)
+    sink = env.sink(table="rows", address="out")
+    arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+    env.run("stream", drivers=len(points) + 1, query="copied", **arguments, restarts=RESTARTS)
+    assert env.fired() == len(points)
+    env.check_copies(Counter(range(N)))
 
 
 STATEFUL: Final = {
@@ -101,56 +101,58 @@ STATEFUL: Final = {
 
 
 @pytest.mark.parametrize("points", STATEFUL.values(), ids=STATEFUL)
-def test_state_is_right_whenever_the_driver_is_killed(stage: Stage, points: tuple[tuple[str, str], ...]) -> None:
-    stage.send(range(N))
+def test_state_is_right_whenever_the_driver_is_killed(
+    env: SparkEnvironment, points: tuple[tuple[str, str], ...]
+) -> None:
+    env.send(range(N))
     points = tuple((point, action) for point, action in points if "sent" not in point)
-    stage.schedule(*points)
-    sink = stage.sink(table="totals", key="product")
-    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
-    stage.run("stream", drivers=len(points) + 1, query="totals", mode="complete", **arguments, restarts=RESTARTS)
-    assert stage.fired() == len(points)
-    stage.check_totals(range(N))
+    env.schedule(*points)
+    sink = env.sink(table="totals", key="product")
+    arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+    env.run("stream", drivers=len(points) + 1, query="totals", mode="complete", **arguments, restarts=RESTARTS)
+    assert env.fired() == len(points)
+    env.check_totals(range(N))
 
 
 @pytest.mark.parametrize("points", TASKS.values(), ids=TASKS)
-def test_tasks_fail_and_commits_raise(stage: Stage, points: tuple[tuple[str, str], ...]) -> None:
-    stage.send(range(N))
-    stage.schedule(*points)
-    sink = stage.sink(table="rows", address="out")
-    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
-    errors = stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
-    assert stage.fired() == len(points)
-    stage.check_copies(Counter(range(N)))
+def test_tasks_fail_and_commits_raise(env: SparkEnvironment, points: tuple[tuple[str, str], ...]) -> None:
+    env.send(range(N))
+    env.schedule(*points)
+    sink = env.sink(table="rows", address="out")
+    arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+    errors = env.run("stream", query="copied", **arguments, restarts=RESTARTS)
+    assert env.fired() == len(points)
+    env.check_copies(Counter(range(N)))
     told = [int(number) for error in errors for number in re.findall(r"Injected: fault (\d)", error)[:1]]
     wanted = [number for number, (at, does) in enumerate(points) if does == "raise" and at not in ABSORBED]
     assert told == wanted, errors
 
 
 @pytest.mark.parametrize("points", SERVERS.values(), ids=SERVERS)
-def test_servers_are_killed(stage: Stage, points: tuple[tuple[str, str], ...]) -> None:
-    stage.send(range(N))
-    stage.schedule(*points)
-    stage.serve_faults()
-    sink = stage.sink(table="rows", address="out")
-    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
-    stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
-    assert stage.fired() == len(points)
-    stage.check_copies(Counter(range(N)))
+def test_servers_are_killed(env: SparkEnvironment, points: tuple[tuple[str, str], ...]) -> None:
+    env.send(range(N))
+    env.schedule(*points)
+    env.serve_faults()
+    sink = env.sink(table="rows", address="out")
+    arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+    env.run("stream", query="copied", **arguments, restarts=RESTARTS)
+    assert env.fired() == len(points)
+    env.check_copies(Counter(range(N)))
 
 
 EXECUTORS: Final = chain(("taken", "taken and prepared", "written and prepared", "prepared"), "kill executor")
 
 
 @pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
-def test_executors_are_killed(stage: Stage) -> None:
-    stage.send(range(N))
-    stage.schedule(*EXECUTORS)
-    stage.settings = {"spark.master": "local-cluster[2,1,512]", "spark.executor.memory": "512m"}
-    sink = stage.sink(table="rows", address="out")
-    arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
-    stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
-    assert stage.fired() == len(EXECUTORS)
-    stage.check_copies(Counter(range(N)))
+def test_executors_are_killed(env: SparkEnvironment) -> None:
+    env.send(range(N))
+    env.schedule(*EXECUTORS)
+    env.settings = {"spark.master": "local-cluster[2,1,512]", "spark.executor.memory": "512m"}
+    sink = env.sink(table="rows", address="out")
+    arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+    env.run("stream", query="copied", **arguments, restarts=RESTARTS)
+    assert env.fired() == len(EXECUTORS)
+    env.check_copies(Counter(range(N)))
 
 
 SPECULATION: Final = {
@@ -163,57 +165,55 @@ SPECULATION: Final = {
 
 
 @pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
-def test_slow_tasks_are_run_twice(stage: Stage, tmp_path: Path) -> None:
+def test_slow_tasks_are_run_twice(env: SparkEnvironment, tmp_path: Path) -> None:
     """By both workers at a time: one of the two attempts counts."""
     points = chain(("taken", "yielded", "written", "prepared"), "slow")
-    stage.send(range(N))
-    stage.schedule(*points)
-    environment = {VARIABLE: str(stage.faults), GENERATION: "1", "PYTHONPATH": str(ROOT)}
+    env.send(range(N))
+    env.schedule(*points)
+    environment = {VARIABLE: str(env.faults), GENERATION: "1", "PYTHONPATH": str(ROOT)}
     with Cluster(tmp_path / "cluster", environment) as cluster:
-        stage.settings = {**cluster.settings, **SPECULATION}
-        sink = stage.sink(table="rows", address="out")
-        arguments: dict[str, Any] = {"source": stage.source(), "sink": sink, "checkpoint": stage.checkpoint}
-        stage.run("stream", query="copied", **arguments, restarts=RESTARTS)
-    assert stage.fired() == len(points)
-    stage.check_copies(Counter(range(N)))
+        env.settings = {**cluster.settings, **SPECULATION}
+        sink = env.sink(table="rows", address="out")
+        arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
+        env.run("stream", query="copied", **arguments, restarts=RESTARTS)
+    assert env.fired() == len(points)
+    env.check_copies(Counter(range(N)))
 
 
-def test_two_drivers_for_one_pipeline(stage: Stage) -> None:
+def test_two_drivers_for_one_pipeline(env: SparkEnvironment) -> None:
     """The second one takes the pipeline, with a checkpoint of its own that follows the first; who then hears of it and
     decides nothing any more."""
-    stage.send(range(N))
-    sink = stage.sink(table="rows", address="out")
-    first = {"source": stage.source(), "sink": sink, "checkpoint": f"{stage.checkpoint}-1", "query": "copied"}
-    second = {**first, "checkpoint": stage.checkpoint}
-    with stage.driver() as one, stage.driver() as two:
+    env.send(range(N))
+    sink = env.sink(table="rows", address="out")
+    first = {"source": env.source(), "sink": sink, "checkpoint": f"{env.checkpoint}-1", "query": "copied"}
+    second = {**first, "checkpoint": env.checkpoint}
+    with env.driver() as one, env.driver() as two:
         one.ask("stream", processingTime="100 milliseconds", **first)
-        stage.await_rows(1)
-        second["source"] = stage.source(adopt=stage.query(f"{stage.checkpoint}-1"))
+        env.await_rows(1)
+        second["source"] = env.source(adopt=env.query(f"{env.checkpoint}-1"))
         two.call("stream", restarts=RESTARTS, **second)
         with pytest.raises(DriverFailed, match=r"pipeline 'test' was taken by .*Run one driver for a pipeline"):
             one.answer()
-    stage.check_copies(Counter(range(N)))
+    env.check_copies(Counter(range(N)))
 
 
 @pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
-def test_a_query_that_is_started_twice(stage: Stage) -> None:
+def test_a_query_that_is_started_twice(env: SparkEnvironment) -> None:
     """By one driver: the second one is refused, and the first one goes on."""
-    stage.send(range(N))
-    sink = stage.sink(table="rows", address="out")
-    with stage.driver() as driver:
-        told = driver.call("twice", source=stage.source(), sink=sink, checkpoint=stage.checkpoint)
+    env.send(range(N))
+    sink = env.sink(table="rows", address="out")
+    with env.driver() as driver:
+        told = driver.call("twice", source=env.source(), sink=sink, checkpoint=env.checkpoint)
     assert "is read by another query of this driver" in told
-    stage.check_copies(Counter(range(N)))
+    env.check_copies(Counter(range(N)))
 
 
 @pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
-def test_foreach_batch_under_faults(stage: Stage) -> None:
+def test_foreach_batch_under_faults(env: SparkEnvironment) -> None:
     points = (("prepared", "raise"), ("undecided", "kill driver"), ("decided", "raise"), ("decided", "kill driver"))
-    stage.send(range(N))
-    stage.schedule(*points)
-    stage.run(
-        "foreach", drivers=3, source=stage.source(), shared=stage.shared, checkpoint=stage.checkpoint, restarts=RESTARTS
-    )
-    assert stage.fired() == len(points)
-    assert stage.rows("SELECT sum(n) FROM counts") == [(N,)]
-    stage.check_copies(Counter(range(N)))
+    env.send(range(N))
+    env.schedule(*points)
+    env.run("foreach", drivers=3, source=env.source(), shared=env.shared, checkpoint=env.checkpoint, restarts=RESTARTS)
+    assert env.fired() == len(points)
+    assert env.rows("SELECT sum(n) FROM counts") == [(N,)]
+    env.check_copies(Counter(range(N)))

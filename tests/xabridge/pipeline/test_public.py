@@ -14,8 +14,8 @@ BatchRefused EpochGone PipelineError PipelineTaken epoch register run_jobs sessi
 WITHOUT = """
 import sys
 sys.modules["pyspark"] = sys.modules["pyarrow"] = None
-import xabridge.pipeline, xabridge.pipeline.core.driver, xabridge.pipeline.core.task
-import xabridge.pipeline.core.status, xabridge.pipeline.options
+import xabridge.pipeline, xabridge.pipeline.core.driver.sink_coordinator, xabridge.pipeline.core.task.sink_task
+import xabridge.pipeline.core.ledger.status, xabridge.pipeline.options
 """
 
 

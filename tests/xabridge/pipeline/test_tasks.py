@@ -9,39 +9,37 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.postgres import Postgres
-from tests.xabridge.pipeline.stage import Stage
+from tests.xabridge.pipeline.environment import SparkEnvironment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.xabridge.pipeline.stage import Driver
+    from tests.xabridge.pipeline.environment import Driver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 N = 400
 
 
 @pytest.fixture
-def roomy_stage(tmp_path: Path, java_home: Path) -> Iterator[Stage]:
-    """A stage whose PostgreSQL lets enough be prepared."""
+def roomy_stage(tmp_path: Path, java_home: Path) -> Iterator[SparkEnvironment]:
+    """An environment whose PostgreSQL lets enough be prepared."""
     assert java_home.exists()
     server = Postgres({"max_prepared_transactions": "1000"})
     server.start()
-    stage = Stage(tmp_path, server)
-    yield stage
-    stage.close()
+    env = SparkEnvironment(tmp_path, server)
+    yield env
+    env.close()
     shutil.rmtree(tmp_path / "faults")
     server.remove()
 
 
-def test_two_hundred_write_tasks(spark: Driver, roomy_stage: Stage) -> None:
-    stage = roomy_stage
-    stage.send(range(N))
-    source = stage.source(maxRowsPerBatch=str(N))
-    ran = spark.call(
-        "stream", query="scattered", source=source, sink=stage.sink(table="rows"), checkpoint=stage.checkpoint
-    )
+def test_two_hundred_write_tasks(spark: Driver, roomy_stage: SparkEnvironment) -> None:
+    env = roomy_stage
+    env.send(range(N))
+    source = env.source(maxRowsPerBatch=str(N))
+    ran = spark.call("stream", query="scattered", source=source, sink=env.sink(table="rows"), checkpoint=env.checkpoint)
     assert ran["errors"] == []
-    stage.check_copies(Counter(range(N)), address=False)
-    committed_apart = stage.rows("SELECT count(DISTINCT xmin::text) FROM rows")
+    env.check_copies(Counter(range(N)), address=False)
+    committed_apart = env.rows("SELECT count(DISTINCT xmin::text) FROM rows")
     assert committed_apart[0][0] > 150, "the rows were not written by many branches"

@@ -22,8 +22,8 @@ from sqlalchemy import delete, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from tm.log.decision import Branch, Decision, DecisionRefused, Heuristic, LogError, LogFull, LogMissing, LogStopped
+from tm.log.image import LogImage
 from tm.log.incarnations import INCARNATION, Incarnations, IncarnationVerb, Standing, trusted, warning_of
-from tm.log.reading import LogImage
 from tm.log.records import branch_key, decode_heuristic, encode_decision, encode_heuristic
 from tm.log.sql import retry
 from tm.log.sql.database import Database
@@ -32,7 +32,7 @@ from tm.log.sql.incarnations import IncarnationTable, read_incarnations
 from tm.log.sql.node import join_node, read_node, renew_lease, take_node
 from tm.log.sql.states import GtridState
 from tm.log.sql.tables import HEURISTICS
-from tm.reminders import Reminders
+from tm.throttle import WarningThrottle
 from xa import check_node
 from xa.gtrid import INCARNATION_SIZE
 from xa.machine import advance
@@ -341,18 +341,18 @@ class SqlLog:
     # --- the lease ------------------------------------------------------------------------------------------
     def _keep(self) -> None:
         """The thread that renews the lease, and cleans up while it is at it."""
-        reminders = Reminders(time.monotonic)
+        throttle = WarningThrottle(time.monotonic)
         while not self._closing.wait(self._lease_s / 3):
             try:
                 if not self._renew():
                     _LOGGER.error("node %s was taken by another process; nothing is decided here any more", self._node)
                     return
-                reminders.over("lease")
+                throttle.over("lease")
                 self._write_ends()
                 while self._keep_s is not None and self._gtrids.purge(self._keep_s, None, PURGED) == PURGED:
                     pass
             except SQLAlchemyError as error:
-                lasted = reminders.due("lease")
+                lasted = throttle.due("lease")
                 if lasted is not None:
                     text = "the lease of node %s could not be renewed%s, will try again: %s"
                     _LOGGER.warning(text, self._node, lasted, error)

@@ -1,7 +1,8 @@
 """The Spark-free core of pipelines: what drivers, sinks and executors exchange, and what they raise.
 
 The driver's side is in `xabridge.pipeline.core.driver`, which loads SQLAlchemy; the executors' in
-`xabridge.pipeline.core.task`.
+`xabridge.pipeline.core.task`; the algorithms, without I/O, in `xabridge.pipeline.core.protocol`; what a pipeline
+remembers in `xabridge.pipeline.core.ledger`.
 """
 
 from xabridge.pipeline.core.errors import BatchRefused, EpochGone, PipelineError, PipelineTaken

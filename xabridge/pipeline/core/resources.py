@@ -1,4 +1,4 @@
-"""Resources: a process's resource managers, opened by name and kept, and what a pipeline asks of them beyond XA.
+"""The resource managers of one process, by name, and what a pipeline asks of them beyond XA.
 
 Brokers of `rm_amqp` have fences, browse and bulk work; databases are asked by XA alone.
 """
@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from rm_amqp import AmqpResource
 from rm_db import PostgresResource
 from tm.resources import ConfigurationError, Resource, ResourceConfig
+from tm.two_phase.blocking import BlockingPorts
+from tm.two_phase.driver import drive
 from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
 from xa.secrets import masked
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.secrets import expanded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tm.log import Branch
+    from tm.two_phase.ports import Answer
+    from tm.two_phase.return_codes import Verb
 
 T = TypeVar("T")
 
@@ -38,7 +44,7 @@ class _NoRegistrar:
 
 
 class Resources:
-    """The resource managers of one process, by name. A resource that was asked for stays open for whoever asks next."""
+    """The resource managers of one process, by name. A resource stays open for the next task that asks for it."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], Resource] = {}
@@ -69,7 +75,7 @@ class Resources:
 
 
 PROCESS: Final = Resources()
-"""Those of this process: Spark uses its workers again, and opening is the most expensive part of a small task."""
+"""Those of this process. Spark reuses its workers, and opening is the most expensive part of a small task."""
 
 
 def _made(name: str, url: str) -> Resource:
@@ -99,7 +105,7 @@ def database(resource: Resource) -> PostgresResource:
     raise PipelineError(f"resources.{resource.name}: tables are PostgreSQL's, this is {resource.rm.name}")
 
 
-def prepared(resource: Resource, prefix: bytes) -> frozenset[Xid]:
+def prepared_branches(resource: Resource, prefix: bytes) -> frozenset[Xid]:
     """The prepared branches whose gtrid begins with `prefix`."""
 
     def ask() -> frozenset[Xid]:
@@ -108,11 +114,19 @@ def prepared(resource: Resource, prefix: bytes) -> frozenset[Xid]:
         found = resource.rm.recover(resource.rmid, TMSTARTRSCAN | TMENDRSCAN, SCANNED)
         return frozenset(xid for xid in found if xid.gtrid.startswith(prefix))
 
-    return asked(resource, "recover", ask)
+    return call_resource(resource, "recover", ask)
 
 
-def asked(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
-    """What `ask` returns of an open resource; asked again where the connection had been lost before it was. XaError."""
+def ask_branches(
+    resources: Mapping[str, Resource], verb: Verb, branches: Sequence[Branch], flags: int = 0
+) -> list[Answer]:
+    """Asks `verb` of every branch, overlapped where the resource managers can; the answers in their order."""
+    return drive(BlockingPorts(resources, None).ask(verb, tuple(branches), flags))
+
+
+def call_resource(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
+    """Calls `ask` on an open resource, and returns its result. It is called again where the connection turned out to
+    have been lost before. XaError."""
     was_open = not resource.suspect
     try:
         return _once(resource, routine, ask)
@@ -124,11 +138,11 @@ def asked(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
 
 def _once(resource: Resource, routine: str, ask: Callable[[], T]) -> T:
     if resource.suspect:
-        resource.mend()
+        resource.reopen()
     try:
         return ask()
     except XaError as error:
         resource.failed(error)
         raise
     except Exception as raised:
-        raise resource.heard(raised, routine) from raised
+        raise resource.as_xa_error(raised, routine) from raised

@@ -1,4 +1,4 @@
-"""What driver, executors and Spark's own files exchange: values that are pickled, or stand in a checkpoint."""
+"""The values that driver and executors exchange, and that Spark keeps in its checkpoint: all of them can be pickled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tm.log import Branch
     from xa import Xid
-    from xabridge.pipeline.core.staged_rows import Staged
+    from xabridge.pipeline.core.task.staging_table import StagedRows
 
 ROWS_PER_BATCH: Final = 100_000
 OUTAGE_S: Final = 120.0
@@ -120,7 +120,7 @@ class SourcePartition:
     query: str = ""
     decided: int = -1
     aside: int = 0
-    """So many of the messages that it takes are set aside: `xabridge.pipeline.core.isolation`."""
+    """So many of the messages that it takes are set aside: `xabridge.pipeline.core.protocol.isolation`."""
     text: bool = False
     bad_records: str = ""
     outage_s: float = OUTAGE_S
@@ -198,7 +198,7 @@ class SinkReport:
     rows: int = 0
     messages: int = 0
     prepare_s: float = 0.0
-    staged: tuple[Staged, ...] = ()
+    staged: tuple[StagedRows, ...] = ()
     """Rows by key, which the driver upserts."""
 
 

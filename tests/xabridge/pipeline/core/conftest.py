@@ -1,4 +1,4 @@
-"""A stage for each test."""
+"""An environment for each test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.pipeline.core.stage import Stage, new_stage
+from tests.xabridge.pipeline.core.environment import CoreEnvironment, new_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, postgres: Postgres) -> Iterator[Stage]:
-    """A stage with a broker of its own."""
+def env(tmp_path: Path, postgres: Postgres) -> Iterator[CoreEnvironment]:
+    """An environment with a broker of its own."""
     broker = EmbeddedBroker(tmp_path)
-    stage = new_stage(broker, postgres, tmp_path)
+    env = new_environment(broker, postgres, tmp_path)
     try:
-        yield stage
+        yield env
     finally:
-        stage.close()
+        env.close()
         broker.stop()

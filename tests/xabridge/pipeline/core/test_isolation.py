@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.xabridge.pipeline.core.stage import ALERTS, TABLE
+from tests.xabridge.pipeline.core.environment import ALERTS, TABLE
 from tests.xabridge.pipeline.core.test_counts import counts
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, Messages, Offset, PipelineError
-from xabridge.pipeline.core.isolation import EXCUSED, Isolation
-from xabridge.pipeline.core.task import SinkTask
+from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
+from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tests.xabridge.pipeline.core.stage import Stage
+    from tests.xabridge.pipeline.core.environment import CoreEnvironment
     from xabridge.pipeline.core import SinkPlan, SinkReport
 
 DELIVERIES = 10
@@ -33,8 +33,10 @@ def bad(message: Mapping[str, object]) -> str:
 class _Query:
     """A query that is started again whenever it fails, as a supervisor does."""
 
-    def __init__(self, stage: Stage, write: Callable[[Stage, SinkPlan, list[str], Attempt], SinkReport]) -> None:
-        self._stage = stage
+    def __init__(
+        self, env: CoreEnvironment, write: Callable[[CoreEnvironment, SinkPlan, list[str], Attempt], SinkReport]
+    ) -> None:
+        self._env = env
         self._write = write
         self.start, self.end, self.number = Offset(), Offset(), 0
         self.failures = 0
@@ -42,21 +44,21 @@ class _Query:
 
     def run(self, tries: int = 1, **source: Any) -> None:
         """So many batches at most, as long as there is something to read."""
-        stage = self._stage
-        reader = stage.reader(**source)
+        env = self._env
+        reader = env.reader(**source)
         for _ in range(tries):
             if self.end == self.start and (found := reader.latest(self.start)) == self.start:
                 break
             self.end = found if self.end == self.start else self.end
             partitions = reader.plan(self.start, self.end)
-            writer = stage.writer()
+            writer = env.writer()
             plan = writer.plan()
             reports: list[SinkReport] = []
             batch = Batch("q", self.number)
             try:
-                rows = [stage.rows(partition) for partition in partitions]
+                rows = [env.rows(partition) for partition in partitions]
                 self.sizes.append(sum(map(len, rows)))
-                reports += [self._write(stage, plan, one, Attempt(at, at)) for at, one in enumerate(rows)]
+                reports += [self._write(env, plan, one, Attempt(at, at)) for at, one in enumerate(rows)]
                 writer.commit(plan, batch, reports)
             except (PipelineError, ValueError):
                 missing = len(partitions) - len(reports)
@@ -69,20 +71,20 @@ class _Query:
         reader.close()
 
 
-def _constraint(stage: Stage, plan: SinkPlan, rows: list[str], attempt: Attempt) -> SinkReport:
+def _constraint(env: CoreEnvironment, plan: SinkPlan, rows: list[str], attempt: Attempt) -> SinkReport:
     """A row that the table refuses."""
-    return stage.write(plan, rows, attempt)
+    return env.write(plan, rows, attempt)
 
 
-def _user_code(stage: Stage, plan: SinkPlan, rows: list[str], attempt: Attempt) -> SinkReport:
+def _user_code(env: CoreEnvironment, plan: SinkPlan, rows: list[str], attempt: Attempt) -> SinkReport:
     """A row that the user's code fails on, before anything is written."""
     if "poison" in rows:
         raise ValueError("poison")
-    return stage.write(plan, rows, attempt)
+    return env.write(plan, rows, attempt)
 
 
-def _refusing(stage: Stage) -> None:
-    with psycopg.connect(stage.database) as connection:
+def _refusing(env: CoreEnvironment) -> None:
+    with psycopg.connect(env.database) as connection:
         connection.execute("ALTER TABLE orders ADD CHECK (body <> 'poison')")
 
 
@@ -91,65 +93,67 @@ def _refusing(stage: Stage) -> None:
     ("write", "places"), [(_constraint, (0,)), (_user_code, (11,)), (_user_code, (23,)), (_constraint, (4, 5))]
 )
 def test_a_poison_row_is_found_and_nothing_else_is_dead_lettered(
-    stage: Stage, write: Callable[[Stage, SinkPlan, list[str], Attempt], SinkReport], places: tuple[int, ...]
+    env: CoreEnvironment,
+    write: Callable[[CoreEnvironment, SinkPlan, list[str], Attempt], SinkReport],
+    places: tuple[int, ...],
 ) -> None:
     if write is _constraint:
-        _refusing(stage)
+        _refusing(env)
     rows = ["poison" if number in places else f"{number}" for number in range(24)]
-    stage.put(rows)
-    query = _Query(stage, write)
+    env.put(rows)
+    query = _Query(env, write)
     for _ in range(300):
         query.run()
-        if len(stage.queued("orders.dead")) == len(places):
+        if len(env.queued("orders.dead")) == len(places):
             break
-        stage.put([f"more {query.number}"] if len(stage.queued()) < 3 else [])  # a pipeline goes on
+        env.put([f"more {query.number}"] if len(env.queued()) < 3 else [])  # a pipeline goes on
     query.run(20)
     good = [row for row in rows if row != "poison"]
-    assert [row for row in stage.table() if "more" not in row] == good
-    assert [row for row in stage.queued("alerts") if "more" not in row] == good
-    assert stage.queued("orders.dead") == ["poison"] * len(places)
-    assert counts(stage.broker, "orders.dead") == [DELIVERIES] * len(places)
-    assert [count for count in counts(stage.broker) if count] == []
-    assert stage.prepared() == []
+    assert [row for row in env.table() if "more" not in row] == good
+    assert [row for row in env.queued("alerts") if "more" not in row] == good
+    assert env.queued("orders.dead") == ["poison"] * len(places)
+    assert counts(env.broker, "orders.dead") == [DELIVERIES] * len(places)
+    assert [count for count in counts(env.broker) if count] == []
+    assert env.prepared() == []
     assert query.failures < 25 * len(places)
 
 
-def test_a_poison_row_alone_is_not_counted_as_nothing_is_proven(stage: Stage) -> None:
-    stage.put(["poison"])
-    query = _Query(stage, _user_code)
+def test_a_poison_row_alone_is_not_counted_as_nothing_is_proven(env: CoreEnvironment) -> None:
+    env.put(["poison"])
+    query = _Query(env, _user_code)
     for _ in range(12):
         query.run()
-    assert counts(stage.broker) == [0]
-    assert stage.queued("orders.dead") == []
+    assert counts(env.broker) == [0]
+    assert env.queued("orders.dead") == []
 
 
-def test_a_resource_that_is_away_changes_no_count_and_no_batch(stage: Stage) -> None:
+def test_a_resource_that_is_away_changes_no_count_and_no_batch(env: CoreEnvironment) -> None:
     """The sink's task says that no message is to blame; where it can't, the driver sees what is away."""
 
-    def away(stage: Stage, plan: SinkPlan, rows: list[str], attempt: Attempt) -> SinkReport:
-        with SinkTask(plan, attempt, resources=stage.resources) as task:
+    def away(env: CoreEnvironment, plan: SinkPlan, rows: list[str], attempt: Attempt) -> SinkReport:
+        with SinkTask(plan, attempt, resources=env.resources) as task:
             task.send(ALERTS, Messages([row.encode() for row in rows]))
             raise BatchRefused(f"shop is away: {TABLE.table}")
 
-    stage.put([f"{number}" for number in range(24)])
-    query = _Query(stage, away)
+    env.put([f"{number}" for number in range(24)])
+    query = _Query(env, away)
     for _ in range(12):
         query.run()
     assert query.sizes == [24] * 12
-    assert counts(stage.broker) == [0] * 24
-    assert stage.prepared() == []
+    assert counts(env.broker) == [0] * 24
+    assert env.prepared() == []
 
 
-def test_messages_that_can_not_be_read_and_those_named_bad_are_left_out_and_counted(stage: Stage) -> None:
-    stage.put(["0", "\ud800", "bad", "1"], errors="surrogatepass")
-    query = _Query(stage, _constraint)
+def test_messages_that_can_not_be_read_and_those_named_bad_are_left_out_and_counted(env: CoreEnvironment) -> None:
+    env.put(["0", "\ud800", "bad", "1"], errors="surrogatepass")
+    query = _Query(env, _constraint)
     query.run(DELIVERIES - 1, text=True, bad_records=f"{__name__}:bad")
-    assert stage.table() == ["0", "1"]
-    assert counts(stage.broker) == [DELIVERIES - 1] * 2
-    assert stage.queued("orders.dead") == []
+    assert env.table() == ["0", "1"]
+    assert counts(env.broker) == [DELIVERIES - 1] * 2
+    assert env.queued("orders.dead") == []
     query.run(2, text=True, bad_records=f"{__name__}:bad")
-    assert len(stage.queued("orders.dead")) == 2
-    assert counts(stage.broker) == []
+    assert len(env.queued("orders.dead")) == 2
+    assert counts(env.broker) == []
     assert query.failures == 0
 
 

@@ -12,17 +12,18 @@ import pytest
 from tests.simulation.pipeline.book import Book
 from tm.log import Branch, Decision, DecisionRefused
 from tm.log.sql.gtrids import TakenOver
+from tm.two_phase.driver import drive
 from xa import FORMAT_ID, Xid
-from xabridge.pipeline.core.entrance import Entrance
 from xabridge.pipeline.core.errors import PipelineTaken
-from xabridge.pipeline.core.identity import driver_id, is_alive, process_id
-from xabridge.pipeline.core.isolation import EXCUSED, Isolation
-from xabridge.pipeline.core.naming import Own
+from xabridge.pipeline.core.ledger.opener import LedgerOpener
+from xabridge.pipeline.core.process_ids import driver_id, is_alive, process_id
+from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
+from xabridge.pipeline.core.xids import Incarnation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xabridge.pipeline.core.ledger import Ledger
+    from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
 
 QUERIES = ("a", "b")
 SOURCES = ("broker: orders", "second: orders")
@@ -37,47 +38,47 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return made
 
 
-def _entrance(url: str, name: str = "p") -> Entrance:
-    return Entrance(url, name, sleep=lambda _: None)
+def _opener(url: str, name: str = "p") -> LedgerOpener:
+    return LedgerOpener(url, name, sleep=lambda _: None)
 
 
 def test_a_driver_that_was_fenced_off_never_gets_the_others_incarnation(url: str) -> None:
-    first = _entrance(url).take("driver-1")
-    joined = _entrance(url).join("driver-1")
+    first = _opener(url).take("driver-1")
+    joined = _opener(url).join("driver-1")
     assert joined.log.epoch == first.log.epoch
-    second = _entrance(url).take("driver-2")
+    second = _opener(url).take("driver-2")
     assert second.log.epoch == first.log.epoch + 1
     for fenced in (first, joined):
         with pytest.raises(TakenOver):
-            fenced.allot()
+            drive(fenced.allot())
         with pytest.raises(TakenOver):
-            fenced.standing()
+            drive(fenced.row())
         with pytest.raises(TakenOver):
-            fenced.plan(1, 0, b"g", 1, "broker")
+            drive(fenced.plan(1, 0, b"g", 1, "broker"))
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
-        _entrance(url).join("driver-1")
+        _opener(url).join("driver-1")
     with pytest.raises(PipelineTaken, match="taken by driver driver-2"):
-        _entrance(url).join("driver-1", first.log.epoch)
-    again = _entrance(url).take("driver-1")  # a query that is started again, by somebody
+        _opener(url).join("driver-1", first.log.epoch)
+    again = _opener(url).take("driver-1")  # a query that is started again, by somebody
     with pytest.raises(PipelineTaken):
-        _entrance(url).join("driver-2", second.log.epoch)
-    last = _entrance(url).join("driver-1")
+        _opener(url).join("driver-2", second.log.epoch)
+    last = _opener(url).join("driver-1")
     assert last.log.epoch == again.log.epoch
     for ledger in (first, joined, second, again, last):
         ledger.close()
 
 
 def test_a_driver_that_never_had_the_pipeline_takes_it_with_its_first_process(url: str) -> None:
-    first = _entrance(url).take("driver-1")
+    first = _opener(url).take("driver-1")
     with pytest.raises(PipelineTaken):
-        _entrance(url).join("driver-2")  # part of a streaming query: that takes it when it starts
-    writer = _entrance(url).join("driver-2", takes=True)  # a job
+        _opener(url).join("driver-2")  # part of a streaming query: that takes it when it starts
+    writer = _opener(url).join("driver-2", takes=True)  # a job
     assert writer.log.epoch == first.log.epoch + 1
-    assert writer.standing().driver == "driver-2"
+    assert drive(writer.row()).driver == "driver-2"
     with pytest.raises(PipelineTaken):
-        _entrance(url).join("driver-3", first.log.epoch, takes=True)  # what was planned by another is not carried on
-    other = _entrance(url, "another").take("driver-2")
-    assert (other.standing().driver, other.allot()) == ("driver-2", 1)
+        _opener(url).join("driver-3", first.log.epoch, takes=True)  # what was planned by another is not carried on
+    other = _opener(url, "another").take("driver-2")
+    assert (drive(other.row()).driver, drive(other.allot())) == ("driver-2", 1)
     for ledger in (first, writer, other):
         ledger.close()
 
@@ -85,22 +86,22 @@ def test_a_driver_that_never_had_the_pipeline_takes_it_with_its_first_process(ur
 def test_it_does_what_its_model_does(url: str) -> None:
     """The same operations, drawn, on both: every answer is the same."""
     random = Random(7)
-    ledger, book, driver = _entrance(url).take("d0"), Book(), "d0"
+    ledger, book, driver = _opener(url).take("d0"), Book(), "d0"
     book.take(driver)
     for number in range(600):
         if random.random() < 0.02:
             ledger.close()
             driver = f"d{random.randrange(3)}"
-            ledger = _entrance(url).take(driver)
+            ledger = _opener(url).take(driver)
             assert book.take(driver) == ledger.log.epoch
         what, told = _both(ledger, book, random)
         assert told[0] == told[1], (number, what)
     ledger.close()
 
 
-def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, Any]]:
+def _both(ledger: SqlLedger, book: Book, random: Random) -> tuple[str, tuple[Any, Any]]:
     """One operation on the ledger and its log, and on the model."""
-    own = Own("p", b"log-id-8", ledger.log.epoch)
+    own = Incarnation("p", b"log-id-8", ledger.log.epoch)
     inc = ledger.log.epoch
     epoch = random.randint(1, max(book.epoch_number, 1))
     known = sorted(book.gtrids)
@@ -115,52 +116,62 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
     messages = random.choice((EXCUSED, 7))
     isolation = random.choice((Isolation(gtrid, 5, place=1), Isolation(gtrid, 1, 2)))
     operations: dict[str, Any] = {
-        "allot": lambda: (ledger.allot(), book.allot(inc)),
+        "allot": lambda: (drive(ledger.allot()), book.allot(inc)),
         "plan": lambda: (
-            ledger.plan(epoch, epoch - 1, mine, 1, "broker", query, place),
+            drive(ledger.plan(epoch, epoch - 1, mine, 1, "broker", query, place)),
             book.plan(inc, epoch, epoch - 1, mine, 1, "broker", query, place),
         ),
         "join": lambda: (
-            ledger.plan(epoch, epoch - 1, gtrid, 1, "second", query, place),
+            drive(ledger.plan(epoch, epoch - 1, gtrid, 1, "second", query, place)),
             book.plan(inc, epoch, epoch - 1, gtrid, 1, "second", query, place),
         ),
-        "bind_query": lambda: (ledger.bind_query(query, "run", SOURCES), book.bind_query(inc, query, "run", SOURCES)),
-        "name_epochs": lambda: (ledger.name_epochs(query, planned[:2]), book.name_epochs(inc, query, planned[:2])),
+        "bind_query": lambda: (
+            drive(ledger.bind_query(query, "run", SOURCES)),
+            book.bind_query(inc, query, "run", SOURCES),
+        ),
+        "name_epochs": lambda: (
+            drive(ledger.name_epochs(query, planned[:2])),
+            book.name_epochs(inc, query, planned[:2]),
+        ),
         "claim": lambda: (
             _refused(lambda: ledger.claim(SOURCES[place], query)),
             _refused(lambda: book.claim(inc, SOURCES[place], query)),
         ),
         "planned": lambda: (
-            [_timeless(row) for row in ledger.planned(gtrid).epochs],
+            [_timeless(row) for row in drive(ledger.planned(gtrid)).epochs],
             list(book.planned(gtrid).epochs),
         ),
         "later": lambda: (
-            [_timeless(row) for row in ledger.later(query, place, epoch)],
+            [_timeless(row) for row in drive(ledger.later(query, place, epoch))],
             list(book.later(query, place, epoch)),
         ),
         "waiting": lambda: (
-            [_timeless(row) for row in ledger.waiting(waits)],
+            [_timeless(row) for row in drive(ledger.waiting(waits))],
             list(book.waiting(waits)),
         ),
-        "known": lambda: (ledger.known(), book.known(inc)),
-        "plan_again": lambda: (ledger.plan_again(gtrid), book.plan_again(inc, gtrid)),
-        "replayed": lambda: (ledger.replayed(), book.replayed(inc)),
-        "sink": lambda: (ledger.sink(gtrid), book.sink(inc, gtrid)),
-        "bind": lambda: (ledger.bind(query, epoch, gtrid), book.bind(inc, query, epoch, gtrid)),
-        "logged": lambda: (ledger.logged(planned[:1]), book.logged(inc, planned[:1])),
-        "standing": lambda: tuple(
-            replace(row, reader="", taken_at=0.0) for row in (ledger.standing(), book.standing(inc))
+        "known": lambda: (drive(ledger.known()), book.known(inc)),
+        "plan_replay": lambda: (drive(ledger.plan_replay(gtrid)), book.plan_replay(inc, gtrid)),
+        "end_replay": lambda: (drive(ledger.end_replay()), book.end_replay(inc)),
+        "mark_sink": lambda: (drive(ledger.mark_sink(gtrid)), book.mark_sink(inc, gtrid)),
+        "bind_batch": lambda: (
+            drive(ledger.bind_batch(query, epoch, gtrid)),
+            book.bind_batch(inc, query, epoch, gtrid),
         ),
-        "epoch": lambda: (_timeless(ledger.epoch(epoch)), book.epoch(epoch)),
-        "unlogged": lambda: ([_timeless(row) for row in ledger.unlogged(epoch)], list(book.unlogged(epoch))),
-        "batch": lambda: (ledger.batch(query), book.batch(query)),
-        "isolation": lambda: (ledger.isolation(), book.isolation),
-        "isolate": lambda: (ledger.isolate(isolation), book.isolate(inc, isolation)),
-        "failed": lambda: (ledger.failed(gtrid, messages, 1), book.failed(inc, gtrid, messages, 1)),
+        "mark_logged": lambda: (drive(ledger.mark_logged(planned[:1])), book.mark_logged(inc, planned[:1])),
+        "row": lambda: tuple(replace(row, reader="", taken_at=0.0) for row in (drive(ledger.row()), book.row(inc))),
+        "epoch": lambda: (_timeless(drive(ledger.epoch(epoch))), book.epoch(epoch)),
+        "unlogged": lambda: ([_timeless(row) for row in drive(ledger.unlogged(epoch))], list(book.unlogged(epoch))),
+        "last_batch": lambda: (drive(ledger.last_batch(query)), book.last_batch(query)),
+        "isolation": lambda: (drive(ledger.isolation()), book.isolation),
+        "set_isolation": lambda: (drive(ledger.set_isolation(isolation)), book.set_isolation(inc, isolation)),
+        "note_failure": lambda: (
+            drive(ledger.note_failure(gtrid, messages, 1)),
+            book.note_failure(inc, gtrid, messages, 1),
+        ),
         "begin": lambda: (_refused(lambda: ledger.log.begin(gtrid)), _refused(lambda: book.begin(inc, gtrid))),
         "decide": lambda: (
             _refused(lambda: ledger.log.decide(decision)),
-            _refused(lambda: book.decide(inc, decision)),
+            _refused(lambda: book.force(inc, decision)),
         ),
         "abort": lambda: (ledger.log.abort(gtrid), book.abort(inc, gtrid)),
         "end": lambda: (_ended(ledger, gtrid), book.end(gtrid)),
@@ -168,9 +179,9 @@ def _both(ledger: Ledger, book: Book, random: Random) -> tuple[str, tuple[Any, A
         "decisions": lambda: (_sorted(ledger.log.decisions()), _sorted(book.decisions(inc))),
     }
     if planned:
-        operations["finished"] = lambda: (
-            ledger.finished(book.epochs[planned[-1]].gtrid, words),
-            book.finished(inc, book.epochs[planned[-1]].gtrid, words),
+        operations["mark_finished"] = lambda: (
+            drive(ledger.mark_finished(book.epochs[planned[-1]].gtrid, words)),
+            book.mark_finished(inc, book.epochs[planned[-1]].gtrid, words),
         )
     what = random.choice(sorted(operations))
     return what, operations[what]()
@@ -188,7 +199,7 @@ def _refused(call: Any) -> str:
     return "done"
 
 
-def _ended(ledger: Ledger, gtrid: bytes) -> None:
+def _ended(ledger: SqlLedger, gtrid: bytes) -> None:
     ledger.log.end(gtrid)
     ledger.log.flush()
 
@@ -198,19 +209,19 @@ def _sorted(decisions: Any) -> list[Decision]:
 
 
 def test_what_is_needed_is_not_purged(url: str) -> None:
-    ledger = _entrance(url).take("d")
-    own = Own("p", ledger.log.log_id, ledger.log.epoch)
+    ledger = _opener(url).take("d")
+    own = Incarnation("p", ledger.log.log_id, ledger.log.epoch)
     gtrids = []
     for epoch in (1, 2, 3):
-        assert ledger.allot() == epoch
+        assert drive(ledger.allot()) == epoch
         gtrids.append(own.gtrid(epoch, 1))
-        ledger.plan(epoch, epoch - 1, gtrids[-1], 1, "broker")
+        drive(ledger.plan(epoch, epoch - 1, gtrids[-1], 1, "broker"))
         ledger.log.begin(gtrids[-1])
-        ledger.bind("q", epoch, gtrids[-1])
+        drive(ledger.bind_batch("q", epoch, gtrids[-1]))
         ledger.log.decide(Decision(gtrids[-1], ()))
         ledger.log.end(gtrids[-1])
     ledger.log.flush()
-    ledger.logged([1, 3])
+    drive(ledger.mark_logged([1, 3]))
     assert ledger.purge(0.0) == 1
     assert [entry.gtrid for entry in ledger.log.entries()] == gtrids[1:]  # 2 is not logged, 3 is the query's last
     ledger.close()

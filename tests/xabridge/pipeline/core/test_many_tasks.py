@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 import pytest
 
 from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
-from tests.xabridge.pipeline.core.stage import TABLE, Stage, new_stage
-from tm.effects import Force
-from xabridge.pipeline.core import Attempt, Batch, deciding
-from xabridge.pipeline.core.shell import run
-from xabridge.pipeline.core.task import SinkTask
+from tests.xabridge.pipeline.core.environment import TABLE, CoreEnvironment, new_environment
+from tm.two_phase.driver import drive
+from xabridge.pipeline.core import Attempt, Batch
+from xabridge.pipeline.core.driver.open_pipeline import BlockingLog
+from xabridge.pipeline.core.protocol import batch_decision
+from xabridge.pipeline.core.task.sink_task import SinkTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from tm.log import Decision, LogError
     from xabridge.pipeline.core import SinkPlan, SinkReport
 
 FEW_CONNECTIONS: Final = "?xa_pool_size=1&xa_pool_wait_s=1"
@@ -34,22 +37,22 @@ def roomy() -> Iterator[Postgres]:
 
 
 @pytest.fixture
-def stage(tmp_path: Path, roomy: Postgres) -> Iterator[Stage]:
-    """A stage over it."""
+def env(tmp_path: Path, roomy: Postgres) -> Iterator[CoreEnvironment]:
+    """An environment over it."""
     broker = EmbeddedBroker(tmp_path)
-    stage = new_stage(broker, roomy, tmp_path)
+    env = new_environment(broker, roomy, tmp_path)
     try:
-        yield stage
+        yield env
     finally:
-        stage.close()
+        env.close()
         broker.stop()
 
 
-def write(stage: Stage, plan: SinkPlan, tasks: int, attempt: int = 0) -> list[SinkReport]:
+def write(env: CoreEnvironment, plan: SinkPlan, tasks: int, attempt: int = 0) -> list[SinkReport]:
     """What so many tasks write: a row each."""
     reports = []
     for index in range(tasks):
-        with SinkTask(plan, Attempt(index, index + attempt * tasks), resources=stage.resources) as task:
+        with SinkTask(plan, Attempt(index, index + attempt * tasks), resources=env.resources) as task:
             task.write_rows(TABLE, ("body",), [(str(index),)])
             reports.append(task.prepare())
     return reports
@@ -64,22 +67,22 @@ def write(stage: Stage, plan: SinkPlan, tasks: int, attempt: int = 0) -> list[Si
         pytest.param(2000, "", id="2000 tasks", marks=pytest.mark.slow),
     ],
 )
-def test_every_task_of_a_batch_is_committed(stage: Stage, tasks: int, settings: str) -> None:
+def test_every_task_of_a_batch_is_committed(env: CoreEnvironment, tasks: int, settings: str) -> None:
     """Also what attempts have left that Spark did not take: as many again are swept."""
-    database, stage.database = stage.database, stage.database + settings
-    stage.start()
-    writer = stage.writer()
+    database, env.database = env.database, env.database + settings
+    env.start()
+    writer = env.writer()
     plan = writer.plan()
-    reports = write(stage, plan, tasks)
-    orphans = write(stage, plan, min(tasks, 200), attempt=1)
+    reports = write(env, plan, tasks)
+    orphans = write(env, plan, min(tasks, 200), attempt=1)
     decided = writer.commit(plan, Batch("q", 0), reports)
     assert (decided.left, decided.before) == (0, False)
     writer.close()
-    stage.database = database
+    env.database = database
     with psycopg.connect(database) as connection:
         found = sorted(int(body) for (body,) in connection.execute("SELECT body FROM orders"))
     assert found == list(range(tasks))
-    assert stage.prepared() == []
+    assert env.prepared() == []
     assert len(orphans) == min(tasks, 200)
 
 
@@ -87,29 +90,33 @@ class KilledError(Exception):
     """The driver is."""
 
 
-def test_a_driver_that_comes_back_to_many_tasks(stage: Stage) -> None:
+class DyingLog(BlockingLog):
+    """The driver is killed when its decision is durable."""
+
+    async def force(self, decision: Decision) -> LogError | None:
+        assert await super().force(decision) is None
+        raise KilledError
+
+
+def test_a_driver_that_comes_back_to_many_tasks(env: CoreEnvironment) -> None:
     """It was killed right after the decision: the next one carries all of it out before it plans."""
-    stage.start()
-    writer = stage.writer()
+    env.start()
+    writer = env.writer()
     plan = writer.plan()
-    reports = write(stage, plan, 100)
-    shell = writer._shell(plan.incarnation)
-    decided = False
-
-    def perform(effect: Any) -> Any:
-        nonlocal decided
-        if decided:
-            raise KilledError
-        decided = isinstance(effect, Force)
-        return shell.perform(effect)
-
+    reports = write(env, plan, 100)
+    pipeline = writer._opened(plan.incarnation)
+    log = DyingLog(pipeline.ledger.log)
     with pytest.raises(KilledError):
-        run(deciding.commit(shell.own, plan, Batch("q", 0), reports, shell.names), perform)
+        drive(
+            batch_decision.commit(
+                replace(pipeline.ports, log=log), pipeline.own, plan, Batch("q", 0), reports, pipeline.names
+            )
+        )
     writer.close()
-    assert len(stage.prepared()) == 100
-    stage.start(driver="driver-2")
-    again = stage.writer("driver-2")
+    assert len(env.prepared()) == 100
+    env.start(driver="driver-2")
+    again = env.writer("driver-2")
     again.plan()
     again.close()
-    assert stage.prepared() == []
-    assert sorted(map(int, stage.table())) == list(range(100))
+    assert env.prepared() == []
+    assert sorted(map(int, env.table())) == list(range(100))

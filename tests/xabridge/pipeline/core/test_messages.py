@@ -8,8 +8,8 @@ from uuid import UUID
 from proton import Message, symbol, timestamp, ulong
 
 from xabridge.pipeline.core import Messages
-from xabridge.pipeline.core.decoding import Sorting, decoded
-from xabridge.pipeline.core.encoding import encoded
+from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
+from xabridge.pipeline.core.task.message_encoder import encode_messages
 
 ID = UUID("12345678-1234-5678-1234-567812345678")
 
@@ -19,7 +19,7 @@ def _octets(message: Message) -> bytes:
 
 
 def _read(*messages: bytes) -> Messages:
-    (columns,) = decoded([("orders", octets) for octets in messages], 100)
+    (columns,) = decode_messages([("orders", octets) for octets in messages], 100)
     return columns
 
 
@@ -65,7 +65,7 @@ def test_what_nobody_can_read_is_left_out_and_noted() -> None:
     good = _octets(Message(b"good", id="1", inferred=True))
     broken = (b"\x00\x53\x73\xc0\x7f\x01", b"nonsense", good[:-2], b"\x00\x53\x74\x40")
     sorting = Sorting()
-    chunks = list(decoded([("orders", octets) for octets in (*broken, good, *broken, good)], 2, sorting))
+    chunks = list(decode_messages([("orders", octets) for octets in (*broken, good, *broken, good)], 2, sorting))
     assert [chunk.body for chunk in chunks] == [[b"good"], [b"good"]]
     assert [chunk.message_id for chunk in chunks] == [["1"], ["1"]]
     assert sorted(sorting.bad) == [0, 1, 2, 3, 5, 6, 7, 8]
@@ -74,7 +74,7 @@ def test_what_nobody_can_read_is_left_out_and_noted() -> None:
 def test_what_is_set_aside_is_no_text_or_is_named_bad_is_left_out() -> None:
     octets = [_octets(Message(body, id=body.hex(), inferred=True)) for body in (b"a", b"\xff", b"b", b"bad", b"c")]
     sorting = Sorting(1, text=True, is_bad=lambda message: message["body"] == "bad" and message["message_id"])
-    (columns,) = decoded((("orders", one) for one in octets), 100, sorting)
+    (columns,) = decode_messages((("orders", one) for one in octets), 100, sorting)
     assert (columns.body, columns.message_id) == (["b", "c"], [b"b".hex(), b"c".hex()])
     assert sorting.bad[3] == b"bad".hex()
     assert sorted(sorting.bad) == [1, 3]
@@ -82,7 +82,7 @@ def test_what_is_set_aside_is_no_text_or_is_named_bad_is_left_out() -> None:
 
 def test_chunks_hold_so_many_and_the_columns_of_each_are_as_long_as_it() -> None:
     octets = [_octets(Message(b"x", inferred=True)) for _ in range(6)] + [_octets(Message(b"y", id="1", inferred=True))]
-    chunks = list(decoded(((None, one) for one in octets), 3))
+    chunks = list(decode_messages(((None, one) for one in octets), 3))
     assert [len(chunk) for chunk in chunks] == [3, 3, 1]
     assert [chunk.message_id for chunk in chunks] == [None, None, ["1"]]
 
@@ -100,7 +100,7 @@ def test_what_is_written_is_what_proton_reads() -> None:
         application_properties=[{"a": "b"}, None, {}, None],
     )
     found: list[Any] = []
-    for octets in encoded(columns):
+    for octets in encode_messages(columns):
         message = Message()
         message.decode(octets)
         found.append(message)
@@ -111,6 +111,6 @@ def test_what_is_written_is_what_proton_reads() -> None:
     assert (first.correlation_id, first.content_type, first.group_id) == ("c", "text/plain", "g")
     assert (first.creation_time, first.priority, first.properties) == (timestamp(1500) / 1000, 9, {"a": "b"})
     assert second.subject == "s"
-    columns_again = _read(*encoded(columns))
+    columns_again = _read(*encode_messages(columns))
     assert columns_again.message_id == columns.message_id
     assert list(columns_again.body) == list(columns.body)

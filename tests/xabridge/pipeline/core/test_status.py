@@ -8,26 +8,26 @@ import pytest
 
 from tm.log import LogMissing
 from xabridge.pipeline.core import Attempt, Batch, Offset
-from xabridge.pipeline.core.identity import process_id
-from xabridge.pipeline.core.status import pipelines, status
+from xabridge.pipeline.core.ledger.status import pipelines, status
+from xabridge.pipeline.core.process_ids import process_id
 
 if TYPE_CHECKING:
-    from tests.xabridge.pipeline.core.stage import Stage
+    from tests.xabridge.pipeline.core.environment import CoreEnvironment
 
 
-def test_status_shows_epochs_branches_and_what_can_not_be_reached(stage: Stage) -> None:
+def test_status_shows_epochs_branches_and_what_can_not_be_reached(env: CoreEnvironment) -> None:
     with pytest.raises(LogMissing):
-        pipelines(stage.log)
-    stage.put(["1", "2"])
-    reader = stage.reader(partitions=1)
+        pipelines(env.log)
+    env.put(["1", "2"])
+    reader = env.reader(partitions=1)
     end = reader.latest(Offset())
     (partition,) = reader.plan(Offset(), end)
-    writer = stage.writer()
+    writer = env.writer()
     plan = writer.plan()
-    report = stage.write(plan, stage.rows(partition), Attempt(0, 0))
-    resources = (*stage.settings.resources, ("gone", "amqp://127.0.0.1:1/?connect_timeout=1&timeout=1"))
-    shown = status("orders", stage.log, resources, opened=stage.resources)
-    assert pipelines(stage.log) == ("orders",)
+    report = env.write(plan, env.rows(partition), Attempt(0, 0))
+    resources = (*env.settings.resources, ("gone", "amqp://127.0.0.1:1/?connect_timeout=1&timeout=1"))
+    shown = status("orders", env.log, resources, opened=env.resources)
+    assert pipelines(env.log) == ("orders",)
     assert (shown.driver, shown.incarnation) == ("driver-1", plan.incarnation)
     assert (shown.query, shown.sources) == ("q", (("broker: orders", process_id()),))
     assert [(epoch.epoch, epoch.state, epoch.branches) for epoch in shown.epochs] == [(1, "active", 0)]
@@ -37,10 +37,10 @@ def test_status_shows_epochs_branches_and_what_can_not_be_reached(stage: Stage) 
     writer.commit(plan, Batch("q", 0), [report])
     reader.logged(end)
     reader.close()
-    shown = status("orders", stage.log, stage.settings.resources, opened=stage.resources)
+    shown = status("orders", env.log, env.settings.resources, opened=env.resources)
     assert [(epoch.epoch, epoch.state, epoch.branches, epoch.logged) for epoch in shown.epochs] == [
         (1, "done", 3, True)
     ]
     assert shown.prepared == {"broker": (), "shop": ()}
     with pytest.raises(LogMissing):
-        status("other", stage.log, ())
+        status("other", env.log, ())

@@ -1,0 +1,181 @@
+"""`python -m bench.calls`: how many functions of ours an enlistment and a commit of two branches call, and how deep.
+
+They are counted by a profile function (`sys.setprofile`). Only the frames of our own packages count; the standard
+library is not ours to shorten.
+
+- `begin`: one call of `TransactionManager.begin`.
+- `enlist`: one call of `Transaction.enlist`, the first of this resource in its transaction.
+- `commit`: one call of `Transaction.commit` with two branches: two ends, two prepares, the force, two commits, the end.
+
+Every figure is taken twice. A `thread` carries its work out itself. For the `main` thread, in which signal handlers
+run, a thread of the manager's does it (`docs/decisions/0015-interrupted-at-any-bytecode.md`); both threads are counted
+then.
+
+`calls` is the number of calls, `depth` the largest number of our frames on one stack, `modules` the number of modules
+that they stand in. `packages` divides the calls: those of `xa` are the reference resource managers, and the contract.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.transactions import manager_over, transact
+from tm.log import FileLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Self
+
+    Listed = Callable[[str, Counter[str], list[str]], None]
+
+SUMMARY: Final = "our calls and frames in an enlistment, and in a commit of two branches"
+
+ROOT: Final = Path(__file__).parents[1]
+PACKAGES: Final = ("xa", "dtx", "rm_amqp", "rm_db", "tm")
+_FOLDERS: Final = {f"{ROOT / package}/": package for package in PACKAGES}
+
+
+class Profile:
+    """Counts the calls of our functions between `start` and `stop`, in every thread that was begun inside its block."""
+
+    def __init__(self) -> None:
+        self.functions: Counter[str] = Counter()
+        self.packages: Counter[str] = Counter()
+        self.deepest: list[str] = []
+        self._modules: set[str] = set()
+        self._counting = False
+
+    def __enter__(self) -> Self:
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    def start(self) -> None:
+        """From here on it counts."""
+        self._counting = True
+
+    def stop(self) -> dict[str, Any]:
+        """The figures since `start`."""
+        self._counting = False
+        figures = {
+            "calls": self.functions.total(),
+            "depth": len(self.deepest),
+            "modules": len(self._modules),
+            "packages": dict(sorted(self.packages.items())),
+        }
+        self.deepest = []
+        self.functions.clear()
+        self.packages.clear()
+        self._modules.clear()
+        return figures
+
+    def _profile(self, frame: FrameType, event: str, _argument: object) -> None:
+        if not self._counting or event != "call":
+            return
+        package = _package_of(frame)
+        if package is None:
+            return
+        code = frame.f_code
+        self.packages[package] += 1
+        self._modules.add(code.co_filename)
+        self.functions[_name_of(frame)] += 1
+        stack = []
+        at: FrameType | None = frame
+        while at is not None:
+            if _package_of(at) is not None:
+                stack.append(_name_of(at))
+            at = at.f_back
+        if len(stack) > len(self.deepest):
+            self.deepest = stack
+
+
+def _name_of(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"{Path(code.co_filename).relative_to(ROOT)} {code.co_qualname}"
+
+
+def _package_of(frame: FrameType) -> str | None:
+    """The package of ours in which the function of `frame` stands."""
+    name = frame.f_code.co_filename
+    return next((package for folder, package in _FOLDERS.items() if name.startswith(folder)), None)
+
+
+def measure(*, quick: bool, listed: Listed | None = None) -> dict[str, Any]:  # noqa: ARG001
+    """As `bench.command.Benchmark` says; `listed` is told which functions each figure counts."""
+    figures: dict[str, Any] = {}
+
+    def work() -> None:
+        figures["thread"] = _figures(listed)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return {"main": _figures(None), **figures}
+
+
+def _figures(listed: Listed | None) -> dict[str, Any]:
+    figures = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="xabridge-bench-") as folder,
+        Profile() as profile,
+        manager_over(FileLog(folder, "bench")) as manager,
+    ):
+        for _ in range(3):  # the first transactions make what later ones find
+            transact(manager)
+
+        def counted(name: str, work: Callable[[], Any]) -> Any:
+            profile.start()
+            result = work()
+            if listed is not None:
+                listed(name, profile.functions, profile.deepest)
+            figures[name] = profile.stop()
+            return result
+
+        transaction = counted("begin", manager.begin)
+        counted("enlist", lambda: transaction.enlist("one"))
+        transaction.enlist("two")
+        counted("commit", transaction.commit)
+    return figures
+
+
+def main() -> None:
+    """Prints the figures."""
+    parser = argparse.ArgumentParser(prog="python -m bench.calls", description=SUMMARY)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--list", action="store_true", help="which functions are called, and how often")
+    arguments = parser.parse_args()
+
+    def listed(name: str, functions: Counter[str], deepest: list[str]) -> None:
+        print(f"{name}: the deepest stack, and the functions by their calls")
+        for depth, function in enumerate(reversed(deepest), 1):
+            print(f"  {depth:5} {function}")
+        for function, count in functions.most_common():
+            print(f"  {count:5} × {function}")
+
+    figures = measure(quick=False, listed=listed if arguments.list else None)
+    if arguments.json:
+        print(json.dumps(figures))
+        return
+    for where, measured in figures.items():
+        for name, each in measured.items():
+            packages = ", ".join(f"{package} {count}" for package, count in each["packages"].items())
+            print(
+                f"{where:8} {name:8} {each['calls']:5} calls  {each['depth']:3} frames deep  "
+                f"{each['modules']:3} modules  ({packages})"
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""How far it is from an application's call to the disk and to the resource managers."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.calls import measure
+
+MOST = {"enlist": (60, 10), "commit": (200, 10)}
+"""Verb → the most calls of ours, and the most frames of ours on a stack."""
+
+
+@pytest.mark.parametrize("thread", ["main", "thread"])
+def test_the_way_is_short(thread: str) -> None:
+    figures = measure(quick=True)[thread]
+    for verb, (calls, depth) in MOST.items():
+        assert figures[verb]["calls"] <= calls, (verb, figures[verb])
+        assert figures[verb]["depth"] <= depth, (verb, figures[verb])

@@ -1,0 +1,253 @@
+"""The receive loop of a worker, without I/O: what is handled with what, what waits, and what ends in the dead
+letters."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cases import each
+from tm import ConfigurationError, ConsumerSettings, RolledBack
+from tm.consumer.receive_loop import receive_loop
+from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
+from tm.two_phase.driver import drive, suspension
+from xa.machine import advance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SEEDS = range(int(os.environ.get("XABRIDGE_SEED", "0")), int(os.environ.get("XABRIDGE_SEED", "0")) + 50)
+
+
+@dataclass(eq=False)
+class Told:
+    """A message."""
+
+    number: int
+    delivery_count: int = 0
+
+
+@dataclass
+class Queue:
+    """A queue with one worker, whose handler refuses some messages always, and fails now and then."""
+
+    settings: ConsumerSettings
+    poison: frozenset[int]
+    waiting: list[Told]
+    dice: random.Random
+    trouble: float = 0.0
+    handled: list[int] = field(default_factory=list)
+    dead: list[int] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    alone: set[int] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Until nothing is left."""
+        drive(receive_loop(self, self.settings, 60.0, lambda: not self.waiting))
+
+    async def receive(self, count: int, *, check: bool) -> Sequence[Told]:  # noqa: ARG002
+        return self.waiting[:count]
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    async def handle(self, messages: Sequence[Any]) -> Exception | None:
+        if self.poison.intersection(message.number for message in messages) or self.dice.random() < self.trouble:
+            for message in messages:
+                message.delivery_count += 1
+            return RolledBack("no")
+        self.take(messages, self.handled)
+        return None
+
+    async def give_back(self, messages: Sequence[Any]) -> Exception | None:  # noqa: ARG002
+        return None
+
+    async def refuse(self, messages: Sequence[Any]) -> Exception | None:
+        assert all(message.delivery_count == self.settings.max_deliveries for message in messages)
+        self.take(messages, self.dead)
+        return None
+
+    def take(self, messages: Any, into: list[int]) -> None:
+        into += [message.number for message in messages]
+        self.waiting = [message for message in self.waiting if message not in messages]
+
+
+@each("seed", SEEDS)
+def test_poison_is_dead_lettered_and_takes_nothing_with_it(seed: int) -> None:
+    dice = random.Random(seed)
+    count = dice.randrange(1, 60)
+    poison = frozenset(dice.sample(range(count), dice.randrange(min(count, 6))))
+    settings = ConsumerSettings("q", batch=dice.randrange(1, 20), max_deliveries=dice.randrange(2, 6))
+    queue = Queue(settings, poison, [Told(number) for number in range(count)], dice)
+    queue.run()
+    assert sorted(queue.dead) == sorted(poison), f"seed {seed}"
+    assert sorted(queue.handled) == sorted(set(range(count)) - poison), f"seed {seed}"
+
+
+@each("seed", SEEDS)
+def test_whatever_fails_now_and_then_every_message_comes_to_one_end(seed: int) -> None:
+    dice = random.Random(seed)
+    settings = ConsumerSettings("q", batch=7, max_deliveries=4)
+    queue = Queue(settings, frozenset({3, 4}), [Told(number) for number in range(40)], dice, trouble=0.2)
+    queue.run()
+    assert sorted(queue.dead + queue.handled) == list(range(40)), f"seed {seed}"
+    assert {3, 4} <= set(queue.dead)
+    assert max(queue.pauses) <= settings.retry_most_s
+
+
+def test_a_batch_with_a_message_that_failed_before_is_given_back_and_received_one_by_one() -> None:
+    """Otherwise the failure of one would count as a delivery of the others."""
+    first, again = Told(1), Told(2, 1)
+    effects = played(ConsumerSettings("q", batch=10), [first, again], None, [first], None)
+    assert effects == [
+        Receive(10, check=False),
+        GiveBack([first, again]),
+        Receive(1, check=False),
+        Handle([first]),
+        Receive(10, check=False),
+    ]
+
+
+@dataclass(frozen=True)
+class Receive:
+    count: int
+    check: bool
+
+
+@dataclass(frozen=True)
+class Handle:
+    messages: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Refuse:
+    messages: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class GiveBack:
+    messages: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Pause:
+    seconds: float
+
+
+class Played:
+    """Ports that have these answers, in this order; `asked` is what was asked."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        self.answers = answers
+        self.asked: list[Any] = []
+
+    async def _answer(self, asked: Any) -> Any:
+        self.asked.append(asked)
+        if not self.answers:
+            await suspension()
+        return self.answers.pop(0)
+
+    async def receive(self, count: int, *, check: bool) -> Any:
+        return await self._answer(Receive(count, check))
+
+    async def handle(self, messages: Sequence[Any]) -> Any:
+        return await self._answer(Handle(messages))
+
+    async def refuse(self, messages: Sequence[Any]) -> Any:
+        return await self._answer(Refuse(messages))
+
+    async def give_back(self, messages: Sequence[Any]) -> Any:
+        return await self._answer(GiveBack(messages))
+
+    async def pause(self, seconds: float) -> None:
+        await self._answer(Pause(seconds))
+
+
+def played(settings: ConsumerSettings, *answers: Any, stops_after: int = 100) -> list[Any]:
+    """What is asked when these are the answers."""
+    asked = 0
+
+    def stopping() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > stops_after
+
+    ports = Played(list(answers))
+    steps = receive_loop(ports, settings, 60.0, stopping)
+    with suppress(StopIteration):
+        steps.send(None)  # it stops where the answers end
+    steps.close()
+    return ports.asked
+
+
+def test_the_wait_before_another_attempt_grows_and_is_bounded() -> None:
+    settings = ConsumerSettings("q", retry_first_s=0.5, retry_most_s=100.0, max_deliveries=1000)
+    waits = [played(settings, [Told(1, deliveries)])[1] for deliveries in (1, 2, 3, 4, 500)]
+    assert waits == [Pause(0.5), Pause(1.0), Pause(2.0), Pause(4.0), Pause(15.0)]  # a quarter of the transaction's 60 s
+
+
+def test_after_a_failure_what_was_used_is_tried_first_and_the_pause_grows() -> None:
+    settings = ConsumerSettings("q", batch=10, retry_first_s=1.0)
+    down = RolledBack("down")
+    message = Told(1)
+    effects = played(settings, [message], down, None, down, None, down, None, [message], None)
+    assert effects == [
+        Receive(10, check=False),
+        Handle([message]),
+        Pause(1.0),
+        Receive(1, check=True),
+        Pause(2.0),
+        Receive(1, check=True),
+        Pause(4.0),
+        Receive(1, check=True),
+        Handle([message]),
+        Receive(10, check=False),
+    ]
+
+
+def test_a_consumer_that_stops_gives_back_what_it_has_not_begun() -> None:
+    settings = ConsumerSettings("q", batch=10)
+    message = Told(1, 1)
+    effects = played(settings, [message], None, stops_after=1)
+    assert effects == [Receive(10, check=False), Pause(0.1), GiveBack([message])]
+
+
+def test_a_message_is_refused_when_it_was_delivered_too_often() -> None:
+    message = Told(1, 5)
+    assert played(ConsumerSettings("q"), [message])[1] == Refuse([message])
+    message = Told(1, 99)  # it killed the process again and again
+    assert played(ConsumerSettings("q"), [message])[1] == Refuse([message])
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"workers": 0}, "workers is 0"),
+        ({"batch": 501}, "batch is 501: expected 1 to 500"),
+        ({"max_deliveries": True}, "max_deliveries is True"),
+        ({"retry_first_s": 0}, "retry_first_s is 0"),
+        ({"timeout_s": -1}, "timeout_s is -1"),
+        ({"takes": "all"}, "takes is 'all'"),
+    ],
+)
+def test_settings_that_are_wrong_are_named(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        ConsumerSettings("orders", **settings)
+
+
+def test_the_states_of_a_consumer() -> None:
+    state = CONSUMER.initial
+    for verb, target in (
+        (ConsumerVerb.START, ConsumerState.RUNNING),
+        (ConsumerVerb.STOP, ConsumerState.STOPPING),
+        (ConsumerVerb.END, ConsumerState.STOPPED),
+        (ConsumerVerb.STOP, ConsumerState.STOPPED),
+    ):
+        state = advance(CONSUMER, state, verb)
+        assert state is target
+    assert CONSUMER.refusal(ConsumerState.STOPPED, ConsumerVerb.START) is not None

@@ -1,0 +1,149 @@
+"""A subclass of Transaction that has the types of its resources: what it does, and what type checkers know of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_type
+
+import pytest
+
+from tests.tm.shop import NODE, Shop
+from tm import ConfigurationError, ProtocolMisuse, Transaction, TransactionManager
+from tm.log import FileLog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xabridge.testing.reference.session import ReferenceSession
+
+USERS = Path(__file__).parents[1] / "user"
+WRONG = (
+    ("tx.shop.execute(NUMBER).scalar_one()", "tx.shop.nothing(NUMBER).scalar_one()"),
+    ("await tx.broker.aio.receive(", "await tx.broker.aio.nothing("),
+    ("len(manager.get_transaction().broker.receive_batch", "len(manager.get_transaction().nothing.receive_batch"),
+    ("last: int = tx", "last: int = tx.broken or tx"),
+)
+"""Mistakes that are seen only by who knows the types of the resources."""
+
+
+class Both(Transaction):
+    """Has the resources of the tests."""
+
+    a: ReferenceSession
+    b: ReferenceSession
+
+
+class AndMore(Both):
+    """Has one more."""
+
+    c: ReferenceSession
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    shop = Shop(tmp_path, "abc")
+    yield shop
+    shop.close()
+
+
+def manager_of(shop: Shop, transaction: type[Transaction]) -> TransactionManager:
+    return shop.open(transaction=transaction)
+
+
+def test_an_annotated_resource_is_enlisted_when_it_is_first_used(shop: Shop) -> None:
+    with manager_of(shop, Both).begin() as tx:
+        assert isinstance(tx, Both)
+        assert not tx.resources
+        tx.a.write("k", 1)
+        assert list(tx.resources) == ["a"]
+        assert tx.a is tx["a"]
+        tx.b.write("k", 1)
+        tx["c"].write("k", 1)
+    assert shop.values() == {"a": 1, "b": 1, "c": 1}
+
+
+def test_in_a_task(shop: Shop) -> None:
+    manager = manager_of(shop, AndMore)
+
+    async def work() -> None:
+        async with manager.begin() as tx:
+            assert isinstance(tx, AndMore)
+            tx.a.write("k", 2)
+            tx.c.write("k", 2)
+
+    asyncio.run(work())
+    assert shop.values() == {"a": 2, "b": None, "c": 2}
+
+
+def test_the_manager_knows_its_class(tmp_path: Path) -> None:
+    with TransactionManager(NODE, FileLog(tmp_path / "log", NODE), background=False) as plain:
+        assert_type(plain, TransactionManager[Transaction])
+    shop = Shop(tmp_path / "shop", "ab")
+    resources = {name: shop.config(name) for name in "ab"}
+    log = FileLog(tmp_path / "log", NODE)
+    with TransactionManager(NODE, log, resources, transaction=Both, background=False) as manager:
+        assert_type(manager, TransactionManager[Both])
+        with manager.begin() as tx:
+            assert_type(tx, Both)
+            assert_type(manager.get_transaction(), Both)
+            assert manager.get_transaction() is tx
+            suspended = manager.suspend()
+            assert_type(suspended, Both)
+            manager.resume(suspended)
+
+
+def test_a_resource_that_is_not_configured_is_named(shop: Shop) -> None:
+    class Others(Transaction):
+        warehouse: ReferenceSession
+
+    with pytest.raises(ConfigurationError, match=r"Others\.warehouse: no resource of that name .*configured: a, b, c"):
+        manager_of(shop, Others)
+
+
+def test_what_a_transaction_has_itself_can_not_be_annotated() -> None:
+    with pytest.raises(TypeError, match=r"Wrong\.status: a transaction has a status of its own; use tx\['status'\]"):
+
+        class Wrong(Transaction):
+            status: ReferenceSession  # type: ignore[assignment]
+
+
+def test_an_attribute_with_a_value_is_not_a_resource(shop: Shop) -> None:
+    class WithValue(Transaction):
+        attempts: int = 0
+        a: ReferenceSession
+
+    assert WithValue.annotated == ("a",)
+    with manager_of(shop, WithValue).begin() as tx:
+        assert isinstance(tx, WithValue)
+        tx.attempts += 1
+        with pytest.raises(AttributeError):
+            tx.a = tx.a  # it is told by the manager
+    with pytest.raises(ProtocolMisuse):
+        tx.a  # noqa: B018 — it is over
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_type_checkers_know_the_resources(checker: str, tmp_path: Path) -> None:
+    if checker == "pyright" and shutil.which("node") is None:
+        pytest.skip("pyright needs node, which is not installed")
+    options = {
+        "mypy": ("--strict", f"--cache-dir={tmp_path}", "--python-executable", sys.executable),
+        "pyright": ("--pythonpath", sys.executable),
+    }
+    right = (USERS / "typed_resources.py").read_text(encoding="utf-8")
+    wrong = right
+    for good, bad in WRONG:
+        assert good in wrong
+        wrong = wrong.replace(good, bad)
+    (tmp_path / "right.py").write_text(right, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text(wrong, encoding="utf-8")
+    for name, mistakes in (("right.py", 0), ("wrong.py", len(WRONG))):
+        command = [sys.executable, "-m", checker, *options[checker], name]
+        found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert found.stdout.count(f"{name}:") == mistakes, found.stdout + found.stderr

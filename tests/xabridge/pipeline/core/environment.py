@@ -1,0 +1,204 @@
+"""The environment of the core in tests: the embedded broker, PostgreSQL, a decision log, and what Spark would do with
+the core."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from rm_amqp import AmqpResource, Message
+from xa import FORMAT_ID, TMENDRSCAN, TMONEPHASE, TMSTARTRSCAN, TMSUCCESS, Xid
+from xabridge.pipeline.core import (
+    AddressTarget,
+    Attempt,
+    Batch,
+    Messages,
+    Offset,
+    Query,
+    Settings,
+    SinkPlan,
+    SinkReport,
+    Source,
+    SourcePartition,
+    TableTarget,
+)
+from xabridge.pipeline.core.driver.query_binding import bind
+from xabridge.pipeline.core.driver.sink_coordinator import BatchResult, SinkCoordinator
+from xabridge.pipeline.core.driver.source_planner import SourcePlanner
+from xabridge.pipeline.core.resources import Resources
+from xabridge.pipeline.core.task.sink_task import SinkTask
+from xabridge.pipeline.core.task.source_task import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from tests.postgres import Postgres
+    from tests.rm_amqp.embedded import EmbeddedBroker
+
+_NUMBERS: Final = itertools.count(1)
+TABLE: Final = TableTarget("shop", "public.orders", lock_timeout_s=0.3)
+_GIDS: Final = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+EVERY: Final = 1_000_000
+"""A batch that no test reaches."""
+ALERTS: Final = AddressTarget("broker", "alerts")
+
+
+@dataclass
+class CoreEnvironment:
+    """The places, and what tests ask of them."""
+
+    broker: EmbeddedBroker
+    database: str
+    log: str
+    pipeline: str = "orders"
+    others: tuple[tuple[str, str], ...] = ()
+    """Further resources."""
+    resources: Resources = field(default_factory=Resources)
+    outage_s: float = 60.0
+    _opened: list[SourcePlanner | SinkCoordinator] = field(default_factory=list)
+
+    @property
+    def settings(self) -> Settings:
+        """What the pipeline knows."""
+        broker = f"amqp://{self.broker.address}/?timeout=20"
+        resources = (("broker", broker), ("shop", self.database), *self.others)
+        return Settings(self.pipeline, self.log, resources, outage_s=self.outage_s)
+
+    # --- the driver -------------------------------------------------------------------------------------------------
+    def reader(
+        self, driver: str = "driver-1", *, streaming: bool = True, query: Query | None = None, **source: Any
+    ) -> SourcePlanner:
+        """A reader of the queue `orders`, which a query reads that starts now; or a job."""
+        wanted = self.source(**source)
+        if streaming:
+            self.start(wanted, driver=driver, query=query)
+        return self.joined(wanted, driver, streaming=streaming)
+
+    def joined(self, source: Source, driver: str = "driver-1", *, streaming: bool = True) -> SourcePlanner:
+        """A source of the query that has started, or of a job."""
+        reader = SourcePlanner(self.settings, source, driver, streaming=streaming, resources=self.resources)
+        self._opened.append(reader)
+        return reader
+
+    def source(self, resource: str = "broker", **source: Any) -> Source:
+        """What reads the queue `orders`."""
+        return Source(resource, **{"queues": ("orders",), "partitions": 2, "rows": 100, **source})
+
+    def start(self, *sources: Source, driver: str = "driver-1", query: Query | None = None) -> None:
+        """What the driver does when it starts a query over these sources, whose checkpoint knows every batch."""
+        start = query or Query("q", f"run-{next(_NUMBERS)}", EVERY)
+        bind(self.settings, driver, start, sources, resources=self.resources)
+
+    def writer(self, driver: str = "driver-1") -> SinkCoordinator:
+        """A writer."""
+        writer = SinkCoordinator(self.settings, driver, resources=self.resources)
+        self._opened.append(writer)
+        return writer
+
+    def close(self) -> None:
+        """Closes what was opened for it."""
+        for opened in self._opened:
+            opened.close()
+        self.resources.close()
+
+    # --- the executors ----------------------------------------------------------------------------------------------
+    def rows(self, partition: SourcePartition) -> list[str]:
+        """What a task reads."""
+        return [str(body) for chunk in read(partition, resources=self.resources) for body in bodies(chunk)]
+
+    def write(self, plan: SinkPlan, rows: Sequence[str], attempt: Attempt | None = None) -> SinkReport:
+        """What a task writes: each row into the table, and as a message."""
+        with SinkTask(plan, attempt or Attempt(0, 0), resources=self.resources) as task:
+            if rows:
+                task.write_rows(TABLE, ("body",), [(row,) for row in rows])
+                task.send(ALERTS, Messages([row.encode() for row in rows]))
+            return task.prepare()
+
+    # --- a whole batch ----------------------------------------------------------------------------------------------
+    def batch(
+        self,
+        reader: SourcePlanner,
+        start: Offset,
+        number: int,
+        *,
+        driver: str = "driver-1",
+        end: Offset | None = None,
+    ) -> tuple[Offset, BatchResult]:
+        """A micro-batch from its planning to its commit."""
+        end = end or reader.latest(start)
+        partitions = reader.plan(start, end)
+        writer = self.writer(driver)
+        plan = writer.plan()
+        reports = [
+            self.write(plan, self.rows(partition), Attempt(partition.index, partition.index))
+            for partition in partitions
+        ]
+        writer.close()
+        committer = self.writer(driver)
+        decided = committer.commit(plan, Batch("q", number), reports)
+        committer.close()
+        return end, decided
+
+    # --- what is there ----------------------------------------------------------------------------------------------
+    def put(
+        self, bodies: Iterable[str], queue: str = "orders", broker: EmbeddedBroker | None = None, errors: str = "strict"
+    ) -> None:
+        """Messages that wait."""
+        rm = AmqpResource()
+        rm.open(f"amqp://{(broker or self.broker).address}/", 1)
+        xid = Xid(FORMAT_ID, b"put %d" % next(_NUMBERS), b"x")
+        rm.start(xid, 1)
+        rm.session(1).post(queue, [Message(body.encode(errors=errors), inferred=True).encode() for body in bodies])
+        rm.end(xid, 1, TMSUCCESS)
+        rm.commit(xid, 1, TMONEPHASE)
+        rm.close("", 1)
+
+    def queued(self, queue: str = "orders", broker: EmbeddedBroker | None = None) -> list[str]:
+        """What waits in a queue."""
+        rm = AmqpResource()
+        rm.open(f"amqp://{(broker or self.broker).address}/", 1)
+        found = [octets for page in rm._read(queue, 1, 1000, None) for octets in page]
+        rm.close("", 1)
+        return [bodies_of(octets) for octets in found]
+
+    def table(self) -> list[str]:
+        """What stands in the table."""
+        with psycopg.connect(self.database) as connection:
+            return [row[0] for row in connection.execute("SELECT body FROM orders ORDER BY id")]
+
+    def prepared(self) -> list[str]:
+        """Every prepared branch, wherever it is."""
+        rm = AmqpResource()
+        rm.open(f"amqp://{self.broker.address}/", 1)
+        found = [xid.bqual.decode() for xid in rm.recover(1, TMSTARTRSCAN | TMENDRSCAN)]
+        rm.close("", 1)
+        for name, url in self.others:
+            other = self.resources.get(name, url).rm
+            found += [xid.bqual.decode() for xid in other.recover(1, TMSTARTRSCAN | TMENDRSCAN)]
+        with psycopg.connect(self.database) as connection:
+            gids = [row[0] for row in connection.execute(_GIDS)]
+        return sorted(found + [Xid.parse(gid).bqual.decode() for gid in gids])
+
+
+def bodies(chunk: Messages) -> list[str]:
+    """The bodies as text."""
+    return [body.decode() if isinstance(body, bytes) else str(body) for body in chunk.body]
+
+
+def bodies_of(octets: bytes) -> str:
+    """The body of a message."""
+    message = Message.from_octets(octets)
+    return bytes(message.body).decode(errors="replace") if isinstance(message.body, bytes) else str(message.body)
+
+
+def new_environment(broker: EmbeddedBroker, postgres: Postgres, folder: Path) -> CoreEnvironment:
+    """An environment with queues, table and log of its own."""
+    database = postgres.create_database()
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY, body text NOT NULL)")
+        connection.execute("CREATE TABLE totals (product text PRIMARY KEY, total bigint, note text)")
+    return CoreEnvironment(broker, database, f"sqlite:///{folder / 'log.db'}")

@@ -1,0 +1,114 @@
+"""Attempts at one source partition, over the embedded broker."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.xabridge.pipeline.core.environment import bodies
+from xa import TMSUCCESS
+from xabridge.pipeline.core import BatchRefused, Offset
+from xabridge.pipeline.core.resources import Resources
+from xabridge.pipeline.core.task.source_task import read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rm_amqp import AmqpResource
+    from tests.xabridge.pipeline.core.environment import CoreEnvironment
+    from xabridge.pipeline.core import SourcePartition
+
+ROWS = [f"{number}" for number in range(6)]
+
+
+@pytest.fixture
+def other() -> Iterator[Resources]:
+    """Another executor's."""
+    resources = Resources()
+    yield resources
+    resources.close()
+
+
+def _planned(env: CoreEnvironment, partitions: int = 1) -> list[SourcePartition]:
+    env.put(ROWS)
+    reader = env.reader(partitions=partitions)
+    planned = list(reader.plan(Offset(), reader.latest(Offset())))
+    reader.close()
+    return planned
+
+
+def _begun(partition: SourcePartition, resources: Resources, count: int) -> AmqpResource:
+    """An attempt that has taken some messages."""
+    resource = resources.get(partition.resource, partition.url)
+    resource.reopen()
+    rm: AmqpResource = resource.rm  # type: ignore[assignment]
+    rm.start(partition.xid, 1)
+    assert len(rm.session(1).gather("orders", count)) == count
+    return rm
+
+
+def test_every_attempt_reads_the_same_rows_in_the_same_order(env: CoreEnvironment, other: Resources) -> None:
+    first, second = _planned(env, 2)
+    rows = [env.rows(first), env.rows(second)]
+    assert [len(one) for one in rows] == [6, 0]  # each may take 50
+    assert rows[0] == ROWS
+    for partition, told in zip((first, second), rows, strict=True):
+        again = [body for chunk in read(partition, resources=other, chunk=4) for body in bodies(chunk)]
+        assert again == told
+    assert env.prepared() == ["src/1/0", "src/1/1"]  # what took nothing is prepared as well
+
+
+def test_a_partition_that_took_nothing_takes_nothing_later(env: CoreEnvironment, other: Resources) -> None:
+    first, second = _planned(env, 2)
+    assert [len(env.rows(one)) for one in (first, second)] == [6, 0]
+    env.put(["late"])
+    assert list(read(second, resources=other)) == []
+    assert env.queued() == ["late"]
+
+
+def test_an_attempt_whose_executor_died_is_taken_over(env: CoreEnvironment, other: Resources) -> None:
+    (partition,) = _planned(env)
+    lost = _begun(partition, other, 2)
+    env.broker.cut(lost.container)
+    lost.drop()
+    assert env.rows(partition) == ROWS
+
+
+def test_an_attempt_that_ended_and_died_is_completed(env: CoreEnvironment, other: Resources) -> None:
+    (partition,) = _planned(env)
+    lost = _begun(partition, other, 2)
+    lost.end(partition.xid, 1, TMSUCCESS)
+    lost.drop()
+    assert env.rows(partition) == ROWS[:2]
+
+
+def test_an_attempt_at_work_is_waited_for(env: CoreEnvironment, other: Resources) -> None:
+    (partition,) = _planned(env)
+    slow = _begun(partition, other, 3)
+    asked = threading.Event()
+    rows: list[str] = []
+
+    def copy() -> None:
+        resources = Resources()
+        for chunk in read(partition, resources=resources, sleep=lambda _: asked.set()):
+            rows.extend(bodies(chunk))
+        resources.close()
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    assert asked.wait(30)
+    slow.end(partition.xid, 1, TMSUCCESS)
+    thread.join(30)
+    assert rows == ROWS[:3]
+
+
+def test_a_partition_of_an_epoch_that_was_given_up_is_refused(env: CoreEnvironment) -> None:
+    (partition,) = _planned(env)
+    plan = env.writer().plan()
+    env.writer().abort(plan, None, [])
+    with pytest.raises(BatchRefused, match="given up"):
+        env.rows(partition)
+    assert env.prepared() == []
+    assert env.queued() == ROWS

@@ -1,0 +1,127 @@
+"""`xabridge pipeline status`, and what `xabridge recover` says of a pipeline's branches."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from xabridge.cli import main
+from xabridge.pipeline.core import Attempt, Batch, Offset
+from xabridge.pipeline.core.ledger.opener import LedgerOpener
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.xabridge.pipeline.core.environment import CoreEnvironment
+
+Capture = pytest.CaptureFixture[str]
+
+
+def status(env: CoreEnvironment, *flags: str) -> int:
+    resources = [f"--resource={name}={url}" for name, url in env.settings.resources]
+    return main(["pipeline", "status", "--log", env.log, *resources, *flags])
+
+
+def told(env: CoreEnvironment, capsys: Capture) -> dict[str, Any]:
+    capsys.readouterr()
+    status(env, "orders", "--json")
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_batch_on_its_way_and_decided(env: CoreEnvironment, capsys: Capture) -> None:
+    env.put(["1", "2"])
+    reader = env.reader(partitions=1)
+    end = reader.latest(Offset())
+    (partition,) = reader.plan(Offset(), end)
+    writer = env.writer()
+    plan = writer.plan()
+    report = env.write(plan, env.rows(partition), Attempt(0, 0))
+    assert status(env) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"pipeline orders, incarnation {plan.incarnation}"
+    assert "  query q, reads broker: orders" in shown
+    assert [line for line in shown if line.strip().startswith("1 ") and "active" in line and "broker 2, shop 1" in line]
+    assert shown[-1] == "3 branches in doubt on broker and shop"
+    assert max(map(len, shown)) <= 80
+
+    writer.commit(plan, Batch("q", 0), [report])
+    (epoch,) = told(env, capsys)["epochs"]
+    assert (epoch["state"], epoch["logged"], epoch["decided_branches"]) == ("committed", False, 3)
+    assert list(epoch["prepared"]) == ["broker"], "the source waits until Spark has logged the batch"
+    reader.logged(end)
+    reader.close()
+    assert told(env, capsys)["epochs"][0]["state"] == "done"
+    status(env, "orders")
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing in doubt"
+
+
+def test_orphans_are_told_and_gone_after_the_next_plan(env: CoreEnvironment, capsys: Capture) -> None:
+    env.put(["1"])
+    reader = env.reader(partitions=1)
+    end = reader.latest(Offset())
+    (partition,) = reader.plan(Offset(), end)
+    plan = env.writer().plan()
+    env.write(plan, env.rows(partition), Attempt(0, 0))
+    ledger = LedgerOpener(env.log, "orders", sleep=time.sleep).join("driver-1")
+    ledger.log.abort(plan.gtrid)  # and nobody told the resource managers
+    ledger.close()
+    assert status(env, "orders") == 3
+    shown = capsys.readouterr().out
+    assert "3 of them orphans" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert len(told(env, capsys)["orphans"]) == 1
+    reader.plan(Offset(), end)
+    assert not told(env, capsys)["orphans"]
+    reader.close()
+
+
+def test_what_can_not_be_shown(env: CoreEnvironment, capsys: Capture, tmp_path: Path) -> None:
+    assert status(env, "orders") == 1
+    assert "there is no decision log here" in capsys.readouterr().err
+    env.reader(partitions=1).latest(Offset())
+    assert status(env, "order") == 1
+    assert "there is no pipeline 'order' here" in capsys.readouterr().err
+    gone = "--resource=gone=amqp://127.0.0.1:1/?connect_timeout=1&timeout=1"
+    assert status(env, "orders", gone) == 4
+    assert "gone could not be reached" in capsys.readouterr().out
+    assert main(["pipeline", "status", "orders", "--resource", "shop", "--log", env.log]) == 2
+    assert "write NAME=URL" in capsys.readouterr().err
+    nowhere = tmp_path / "nowhere.toml"
+    assert main(["pipeline", "status", "orders", "--config", str(nowhere)]) == 2
+    assert "nowhere.toml" in capsys.readouterr().err
+
+
+def test_recover_shows_a_pipelines_branches_as_such(env: CoreEnvironment, capsys: Capture, tmp_path: Path) -> None:
+    env.put(["1"])
+    reader = env.reader(partitions=1)
+    end = reader.latest(Offset())
+    (partition,) = reader.plan(Offset(), end)
+    plan = env.writer().plan()
+    env.write(plan, env.rows(partition), Attempt(0, 7))
+    config = tmp_path / "site.toml"
+    resources = "\n".join(f'{name} = "{url}"' for name, url in env.settings.resources)
+    config.write_text(f'node = "site"\nlog = "file://{tmp_path}/log"\n[resources]\n{resources}\n')
+
+    assert main(["recover", "list", "--config", str(config)]) == 3
+    shown = capsys.readouterr().out
+    assert "pipeline orders, epoch 1: its own log decides" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80
+    (name,) = (line for line in _run("recover", "list", "--names", "--config", str(config), capsys=capsys).splitlines())
+    details = " ".join(_run("recover", "show", name, "--config", str(config), capsys=capsys).split())
+    assert "made by pipeline orders, epoch 1" in details
+    assert "what source partition 0 took" in details
+    assert "what task 7 wrote as partition 0" in details
+    assert "xabridge pipeline status orders" in details
+    assert "left alone: belongs to node orders" in _run("recover", "run", "--config", str(config), capsys=capsys)
+    assert len(told(env, capsys)["epochs"][0]["prepared"]["broker"]) == 2, "left alone"
+    reader.close()
+
+
+def _run(*arguments: str, capsys: Capture) -> str:
+    capsys.readouterr()
+    main(list(arguments))
+    return capsys.readouterr().out

@@ -1,0 +1,140 @@
+"""Rows as PostgreSQL reads them, and the check that is made before the first row: over a real PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from xabridge.pipeline import PipelineError
+from xabridge.pipeline.core import TableTarget
+from xabridge.pipeline.core.task.table_writer import csv_rows
+from xabridge.pipeline.options import sink_options
+from xabridge.pipeline.spark.postgres_table import check_rows, csv_of, look_up
+from xabridge.pipeline.spark.task_writer import layout
+
+if TYPE_CHECKING:
+    from tests.postgres import Postgres
+
+DDL = """
+CREATE TABLE wide (
+    id bigint PRIMARY KEY, small smallint, real_ float8, text_ text NOT NULL, flag bool, price numeric(10, 2),
+    day date, at timestamptz, wall timestamp, octets bytea, doc jsonb, list json, counted bigserial,
+    twice bigint GENERATED ALWAYS AS (id * 2) STORED, mood varchar(10) DEFAULT 'fine', UNIQUE (small, text_)
+)"""
+
+
+@pytest.fixture
+def database(postgres: Postgres) -> str:
+    """A database with one table."""
+    url = postgres.create_database()
+    with psycopg.connect(url) as connection:
+        connection.execute(DDL)
+    return url
+
+
+ROWS: dict[str, tuple[Any, pa.DataType]] = {
+    "id": ([1, 2], pa.int64()),
+    "small": ([-5, None], pa.int16()),
+    "real_": ([math.inf, 0.1], pa.float64()),
+    "text_": (['a "b",\n\\.', ""], pa.string()),
+    "flag": ([True, None], pa.bool_()),
+    "price": ([Decimal("12.50"), None], pa.decimal128(10, 2)),
+    "day": ([dt.date(2024, 2, 29), None], pa.date32()),
+    "at": ([dt.datetime(2024, 2, 29, 12, 0, 0, 5, tzinfo=dt.UTC), None], pa.timestamp("us", tz="UTC")),
+    "wall": ([dt.datetime(2024, 2, 29, 12, 30), None], pa.timestamp("us")),  # noqa: DTZ001 — a wall clock's
+    "octets": ([b"\x00\xff\\", None], pa.binary()),
+    "doc": ([[("k", [1, 2])], None], pa.map_(pa.string(), pa.list_(pa.int64()))),
+    "list": ([[{"a": 1, "b": "ü"}], []], pa.list_(pa.struct([("a", pa.int64()), ("b", pa.string())]))),
+}
+SPARK = {
+    "id": "bigint",
+    "small": "smallint",
+    "real_": "double",
+    "text_": "string",
+    "flag": "boolean",
+    "price": "decimal(10,2)",
+    "day": "date",
+    "at": "timestamp",
+    "wall": "timestamp_ntz",
+    "octets": "binary",
+    "doc": "map<string,array<bigint>>",
+    "list": "array<struct<a:bigint,b:string>>",
+}
+
+
+def test_every_type_arrives_as_it_was(database: str) -> None:
+    target = TableTarget("shop", "wide")
+    check_rows(target, look_up(target, database), SPARK)
+    batch = pa.RecordBatch.from_arrays([pa.array(v, t) for v, t in ROWS.values()], names=list(ROWS))
+    names = ", ".join(ROWS)
+    select = f"SELECT {names} FROM wide ORDER BY id"  # noqa: S608 — our own names
+    with psycopg.connect(database) as connection:
+        with connection.cursor().copy(f"COPY wide ({names}) FROM STDIN (FORMAT csv)".encode()) as copy:
+            copy.write(csv_of(batch, list(ROWS)))
+        first, second = connection.execute(select.encode()).fetchall()
+    expected = [values[0] for values, _ in ROWS.values()]
+    expected[-2] = {"k": [1, 2]}
+    assert list(first) == expected
+    assert second[3] == "", "empty text is not null"
+    assert [*second[4:11]] == [None] * 7
+
+
+@pytest.mark.parametrize(
+    ("rows", "key", "message"),
+    [
+        ({"id": "bigint", "txt_": "string"}, (), r"no column 'txt_' \(did you mean text_\?\)"),
+        ({"id": "bigint"}, (), "text_ must have a value, and the query gives none"),
+        ({"id": "double", "text_": "string"}, (), "the column id is int8, and can't hold every double; cast it"),
+        ({"id": "bigint", "text_": "binary"}, (), "the column text_ is text, and can't hold every binary"),
+        ({"id": "bigint", "text_": "string", "twice": "bigint"}, (), "PostgreSQL makes the column twice itself"),
+        ({"id": "bigint", "text_": "string"}, ("small",), "the key column small is not among the query's"),
+        ({"id": "bigint", "text_": "string"}, ("text_",), r"no unique constraint has exactly .* id; small, text_"),
+    ],
+)
+def test_what_does_not_fit_is_refused(database: str, rows: dict[str, str], key: tuple[str, ...], message: str) -> None:
+    target = TableTarget("shop", "wide", key)
+    with pytest.raises(PipelineError, match=message):
+        check_rows(target, look_up(target, database), rows)
+
+
+def test_octets_in_json_are_as_sparks_to_json_has_them() -> None:
+    inner = pa.struct([("raw", pa.binary()), ("many", pa.list_(pa.binary()))])
+    batch = pa.record_batch([pa.array([{"raw": b"\xff\x00", "many": [b"a", None]}], inner)], names=["doc"])
+    (row,) = csv_rows(csv_of(batch, ["doc"]).decode())
+    assert json.loads(row[0] or "") == {"raw": "/wA=", "many": ["YQ==", None]}
+
+
+def test_a_key_is_a_unique_constraint_in_any_order(database: str) -> None:
+    target = TableTarget("shop", "wide", ("text_", "small"))
+    check_rows(target, look_up(target, database), {"id": "bigint", "text_": "string", "small": "smallint"})
+
+
+def test_no_table_and_no_prepared_transactions(database: str) -> None:
+    with pytest.raises(PipelineError, match="table shop:nowhere: there is no such table"):
+        look_up(TableTarget("shop", "nowhere"), database)
+    with pytest.raises(PipelineError, match="it can't be looked up"):
+        look_up(TableTarget("shop", "t"), "postgresql://postgres@127.0.0.1:1/x")
+
+
+def test_columns_of_messages_stay_out_of_the_table(database: str) -> None:
+    given = {"pipeline": "p", "log": database, "resource.shop": database, "resource.broker": "amqp://x/"}
+    rows = {"id": "bigint", "text_": "string", "body": "string", "subject": "string"}
+    both = layout(sink_options({**given, "table": "wide", "address": "a"}), rows)
+    assert both.columns == ("id", "text_")
+    chosen = layout(sink_options({**given, "table": "wide", "address": "a", "columns": "id,text_"}), rows)
+    assert chosen.columns == ("id", "text_")
+    with pytest.raises(PipelineError, match="it has no column 'body'"):
+        layout(sink_options({**given, "table": "wide"}), rows)
+    with pytest.raises(PipelineError, match="a message has no id; drop the column, or make it an application property"):
+        layout(sink_options({**given, "address": "a"}), rows)
+    with pytest.raises(PipelineError, match="the query has no column body"):
+        layout(sink_options({**given, "address": "a"}), {"subject": "string"})
+    with pytest.raises(PipelineError, match="the column subject has to be string, not int"):
+        layout(sink_options({**given, "address": "a"}), {"body": "binary", "subject": "int"})

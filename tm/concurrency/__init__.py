@@ -1,0 +1,1 @@
+"""Threads, tasks and signals: who may be inside a transaction, and what no signal handler may interrupt."""

@@ -1,0 +1,54 @@
+"""Reaper: one thread that rolls back the transactions that take longer than their timeout.
+
+It never touches a transaction that is prepared or being committed: `Transaction.expire` checks that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tm.transaction import Transaction
+
+logger = logging.getLogger("xabridge.tm")
+
+INTERVAL_S: Final = 0.25
+
+
+class Reaper:
+    """Looks at the live transactions every `INTERVAL_S`."""
+
+    def __init__(self, live: Mapping[bytes, Transaction], clock: Callable[[], float]) -> None:
+        self._live = live
+        self._clock = clock
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread = threading.Thread(target=self._run, name="xabridge-reaper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def reap(self) -> None:
+        """Looks at every live transaction once."""
+        now = self._clock()
+        for transaction in tuple(self._live.values()):
+            if now >= transaction.deadline:
+                try:
+                    transaction.expire(now)
+                except Exception:
+                    logger.exception("%s: rolling it back after its timeout failed; recovery takes it", transaction)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(INTERVAL_S):
+            self.reap()

@@ -1,0 +1,170 @@
+"""WorkerPool: the workers of one consumer together, as threads or as tasks of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from tm.consumer.worker import TaskCalls, ThreadCalls, Worker
+from tm.errors import TransactionError
+from tm.two_phase.driver import drive
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tm.consumer.job import Job
+
+    Failed = Callable[[BaseException], None]
+
+
+class WorkerPool(Protocol):
+    """What a consumer has to know of its workers."""
+
+    @property
+    def alive(self) -> int:
+        """How many have not ended."""
+        ...
+
+    def ask(self) -> None:
+        """They shall stop, once they have finished what they have in hand."""
+        ...
+
+    def stop(self, timeout_s: float) -> int:
+        """Asks, and waits for their end; how many had not finished by then."""
+        ...
+
+
+class ThreadPool:
+    """Workers in threads, begun at once. `failed` is told what one of them ended with."""
+
+    def __init__(self, job: Job, failed: Failed) -> None:
+        self._job = job
+        self._failed = failed
+        self._stopping = threading.Event()
+        queue = job.settings.queue
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"xabridge-{queue}-{number}", daemon=True)
+            for number in range(job.settings.workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, number: int) -> None:
+        try:
+            drive(Worker(number, self._job, ThreadCalls(self._stopping)).run())
+        except BaseException as error:  # noqa: BLE001 — told to who waits for it
+            self._failed(error)
+
+    @property
+    def alive(self) -> int:
+        return sum(thread.is_alive() for thread in self._threads)
+
+    def ask(self) -> None:
+        self._stopping.set()
+
+    def stop(self, timeout_s: float) -> int:
+        """A thread can't be ended: what it has in hand can't be committed any more."""
+        self.ask()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(deadline - time.monotonic(), 0.0))
+        left = self.alive
+        for transaction in self._job.statistics.busy if left else ():
+            with suppress(TransactionError):  # it is completing at this moment, or has
+                transaction.set_rollback_only("the consumer was stopped, and its handler did not finish in time")
+        return left
+
+
+class TaskPool:
+    """Workers in tasks of the running event loop, begun at once. `failed` is told what one of them ended with."""
+
+    def __init__(self, job: Job, failed: Failed) -> None:
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._tasks = [
+            asyncio.create_task(self._run(Worker(number, job, TaskCalls(self._stopping))))
+            for number in range(job.settings.workers)
+        ]
+
+    async def _run(self, worker: Worker) -> None:
+        try:
+            await worker.run()
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 — told to who waits for it
+            self._failed(error)
+
+    @property
+    def alive(self) -> int:
+        return sum(not task.done() for task in self._tasks)
+
+    def ask(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed: they have ended
+            self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def stop(self, timeout_s: float) -> int:
+        """In their own event loop, which can't wait for them, it only asks: `astop` waits."""
+        if self._loop.is_closed():  # they have ended with it
+            return 0
+        with suppress(RuntimeError):  # no loop runs here
+            if asyncio.get_running_loop() is self._loop:
+                self.ask()
+                return self.alive
+        return asyncio.run_coroutine_threadsafe(self.astop(timeout_s), self._loop).result()
+
+    async def astop(self, timeout_s: float) -> int:
+        """In their event loop. What has not finished is cancelled, and rolls back."""
+        self._stopping.set()
+        _, left = await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task in left:
+            task.cancel()
+        await self.end()
+        return len(left)
+
+    async def end(self) -> None:
+        """Returns when all have ended."""
+        await asyncio.wait(self._tasks)
+
+
+class TaskPoolInThread:
+    """Workers in tasks of an event loop of their own, which runs in a thread until `stop`."""
+
+    def __init__(self, job: Job, failed: Failed) -> None:
+        begun: Future[tuple[TaskPool, Callable[[], object]]] = Future()
+        self._thread = threading.Thread(
+            target=asyncio.run,
+            args=(self._serve(job, failed, begun),),
+            name=f"xabridge-{job.settings.queue}",
+            daemon=True,
+        )
+        self._thread.start()
+        self._tasks, self._release = begun.result()
+
+    @staticmethod
+    async def _serve(job: Job, failed: Failed, begun: Future[tuple[TaskPool, Callable[[], object]]]) -> None:
+        loop, released = asyncio.get_running_loop(), asyncio.Event()
+        tasks = TaskPool(job, failed)
+        begun.set_result((tasks, lambda: loop.call_soon_threadsafe(released.set)))
+        await released.wait()
+
+    @property
+    def alive(self) -> int:
+        return self._tasks.alive
+
+    def ask(self) -> None:
+        self._tasks.ask()
+
+    def stop(self, timeout_s: float) -> int:
+        if not self._thread.is_alive():
+            return 0
+        try:
+            return self._tasks.stop(timeout_s)
+        finally:
+            self._release()
+            self._thread.join()

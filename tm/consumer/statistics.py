@@ -1,0 +1,147 @@
+"""Statistics: what the messages of one consumer came to, as numbers; Health, which is made of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from tm.consumer.states import ConsumerState
+from tm.errors import HeuristicOutcomeError, OutcomeUnknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tm.telemetry.recorder import Recorder
+    from tm.transaction import Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Messages, by what became of their transactions: committed with the handler's work, rolled back (they come
+    again), dead-lettered, unknown, heuristic (somebody has to look); and how many were given back unhandled."""
+
+    handled: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+    unknown: int = 0
+    heuristic: int = 0
+    returned: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a consumer is. `trouble` says what keeps workers from receiving at this moment, and which handlers are at
+    work for longer than their transaction may take."""
+
+    state: ConsumerState
+    workers: int
+    busy: int
+    counts: Counts
+    trouble: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether it runs, every worker can receive, and no handler hangs."""
+        return self.state is ConsumerState.RUNNING and not self.trouble
+
+
+HANDLED: Final = "handled"
+FAILED: Final = "failed"
+DEAD_LETTERED: Final = "dead_lettered"
+UNKNOWN: Final = "unknown"
+HEURISTIC: Final = "heuristic"
+RETURNED: Final = "returned"
+
+
+def outcome_of(error: Exception) -> str:
+    """What a failure came to, as `Counts` names it."""
+    if isinstance(error, OutcomeUnknown):
+        return UNKNOWN
+    if isinstance(error, HeuristicOutcomeError):
+        return HEURISTIC
+    return FAILED
+
+
+class Statistics:
+    """Kept by the workers of one consumer, in any thread."""
+
+    def __init__(self, queue: str, recorder: Recorder | None, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._queue = queue
+        self._recorder = recorder
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._counts = Counts()
+        self._busy: dict[int, tuple[Transaction, float]] = {}
+        """By worker, and since when."""
+        self._trouble: dict[int, str] = {}
+        self._used: dict[str, None] = {}
+
+    @property
+    def counts(self) -> Counts:
+        """Since the start."""
+        return self._counts
+
+    @property
+    def trouble(self) -> tuple[str, ...]:
+        """What keeps workers from receiving."""
+        return tuple(self._trouble.values())
+
+    @property
+    def busy(self) -> tuple[Transaction, ...]:
+        """The transactions that handlers are at work in."""
+        return tuple(transaction for transaction, _ in self._busy.copy().values())
+
+    @property
+    def hanging(self) -> tuple[str, ...]:
+        """Which handlers are at work for longer than their transaction may take. It is rolled back meanwhile, and
+        their worker does nothing else."""
+        now = self.clock()
+        return tuple(
+            f"a handler is at work for {now - since:.1f} s, longer than the {transaction.timeout_s:g} s of its "
+            f"transaction {transaction}"
+            for transaction, since in self._busy.copy().values()
+            if now - since > transaction.timeout_s
+        )
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The resources that handlers have used, or tried to."""
+        return tuple(self._used)
+
+    def working(self, worker: int, transaction: Transaction) -> None:
+        """`worker` has messages in hand."""
+        self._trouble.pop(worker, None)
+        self._busy[worker] = transaction, self.clock()
+
+    def done(self, worker: int, outcome: str, messages: int, began: float) -> None:
+        """... and has come to an end with them."""
+        busy = self._busy.pop(worker, None)
+        if busy is not None:
+            self._note(busy[0])
+        self.count(outcome, messages)
+        if self._recorder is not None:
+            self._recorder.consumed(self._queue, outcome, messages, self.clock() - began)
+
+    def count(self, outcome: str, messages: int) -> None:
+        """So many messages came to this."""
+        if messages:
+            with self._lock:
+                self._counts = replace(self._counts, **{outcome: getattr(self._counts, outcome) + messages})
+
+    def troubled(self, worker: int, error: Exception) -> None:
+        """`worker` can't receive."""
+        self._trouble[worker] = f"{type(error).__name__}: {error}"
+
+    def idle(self, worker: int) -> None:
+        """`worker` could receive, and there was nothing."""
+        self._trouble.pop(worker, None)
+
+    def _note(self, transaction: Transaction) -> None:
+        for name in transaction.resources:
+            self._used[name] = None
+        if transaction.outcome is not None:
+            for reason in transaction.outcome.reasons:
+                if reason.resource:
+                    self._used[reason.resource] = None

@@ -1,0 +1,116 @@
+"""The errors that a transaction manager raises.
+
+There is one class for each decision that the caller takes:
+
+- RolledBack: try again.
+- The heuristic outcomes: somebody has to look at the data.
+- OutcomeUnknown: ask recovery, and don't try again.
+- ProtocolMisuse: fix the code.
+- ManagerUnusable: nothing can be decided any more. Restart the manager when the cause is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tm.outcome import Verdict, named
+
+if TYPE_CHECKING:
+    from tm.outcome import Outcome
+
+
+class TransactionError(Exception):
+    """What became of a transaction, where it was not a plain commit. `outcome` has the details, where it ended."""
+
+    outcome: Outcome | None = None
+
+
+class RolledBack(TransactionError):
+    """Nothing was written, consumed or sent. It is safe to try again."""
+
+
+class HeuristicOutcomeError(TransactionError):
+    """A resource manager completed a branch on its own. Somebody has to look at the data."""
+
+
+class HeuristicMixed(HeuristicOutcomeError):
+    """Some branches were committed, some rolled back."""
+
+
+class HeuristicHazard(HeuristicOutcomeError):
+    """Some branches may have been committed while others were rolled back."""
+
+
+class HeuristicCommitted(HeuristicOutcomeError):
+    """Everything was committed, against the decision."""
+
+
+class HeuristicRolledBack(HeuristicOutcomeError):
+    """Everything was rolled back, against the decision."""
+
+
+class OutcomeUnknown(TransactionError):
+    """A connection or the log was lost at a moment that leaves the outcome, or its completion, open. Don't try
+    again: ask recovery."""
+
+
+class ProtocolMisuse(TransactionError):
+    """The call does not fit the state; the message says which. Mend the code."""
+
+
+class ManagerUnusable(TransactionError):
+    """The manager can decide nothing any more, its log stopped or was closed."""
+
+
+def _because(outcome: Outcome) -> str:
+    return "; ".join(str(reason) for reason in outcome.reasons)
+
+
+_SAFE: Final = "Nothing was written, consumed or sent. It is safe to try again."
+
+
+def error_of(outcome: Outcome) -> TransactionError | None:
+    """The exception that tells `outcome` to the application; None for a plain commit."""
+    what = f"transaction {named(outcome.gtrid)}"
+    because = _because(outcome)
+    error: TransactionError
+    match outcome.verdict:
+        case Verdict.COMMITTED:
+            return None
+        case Verdict.ROLLED_BACK:
+            error = RolledBack(f"{what} was rolled back{': ' + because if because else ''}. {_SAFE}")
+        case Verdict.UNKNOWN:
+            error = OutcomeUnknown(_unknown(outcome, what, because))
+        case _:
+            who = ", ".join(f"{h.branch.resource} ({h.code.name}, xid {h.branch.xid})" for h in outcome.heuristics)
+            wanted = "commit" if outcome.decided else "rollback"
+            message = f"{what} was {outcome.verdict.value}; the decision was {wanted}, and these did otherwise: {who}."
+            error = _HEURISTIC_ERRORS[outcome.verdict](
+                f"{message} The outcome is in the log; look at the data, then let it be forgotten."
+            )
+    error.outcome = outcome
+    return error
+
+
+_HEURISTIC_ERRORS: Final[dict[Verdict, type[HeuristicOutcomeError]]] = {
+    Verdict.MIXED: HeuristicMixed,
+    Verdict.HAZARD: HeuristicHazard,
+    Verdict.HEUR_COMMITTED: HeuristicCommitted,
+    Verdict.HEUR_ROLLED_BACK: HeuristicRolledBack,
+}
+
+
+def _unknown(outcome: Outcome, what: str, because: str) -> str:
+    if outcome.decided:
+        left = ", ".join(dict.fromkeys(branch.resource for branch in outcome.pending))
+        return (
+            f"{what} could not be completed on {left}: {because}. The decision is COMMIT and is durable; "
+            f"recovery will finish it when {left} can be reached."
+        )
+    if outcome.pending:
+        left = ", ".join(dict.fromkeys(branch.resource for branch in outcome.pending))
+        return f"the outcome of {what} is not known: {because}. Recovery will find out and finish it on {left}."
+    return (
+        f"the outcome of {what} is not known: {because}. It was committed in one phase, so that only this "
+        "resource knows: look at its data before you try again."
+    )

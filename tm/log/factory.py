@@ -1,0 +1,51 @@
+"""Opens the decision log that a URL names, or looks at it: file:///folder, or a database for SqlLog."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from tm.log.file import FileLog
+from tm.log.image import read_log
+from xa.secrets import masked, with_password
+
+if TYPE_CHECKING:
+    from tm.log.decision import DecisionLog
+    from tm.log.image import LogImage
+
+
+def open_log(url: str, node: str) -> DecisionLog:
+    """The log at `url`, open for `node`; ValueError when the URL names none. LogError: it can't be opened."""
+    folder = folder_of(url)
+    if folder is not None:
+        return FileLog(folder, node)
+    from tm.log.sql import SqlLog  # noqa: PLC0415 — loads SQLAlchemy, which a log of files does not need
+
+    return SqlLog(with_password(url), node)
+
+
+def look_at_log(url: str, node: str) -> LogImage:
+    """What the log of `node` at `url` says, whoever has it open; nothing is changed. Errors as in `open_log`."""
+    folder = folder_of(url)
+    if folder is not None:
+        return read_log(folder)
+    from tm.log.sql import read_sql_log  # noqa: PLC0415 — as above
+
+    return read_sql_log(with_password(url), node)
+
+
+def folder_of(url: str) -> Path | None:
+    """The folder that `url` names, or None when it is a database's."""
+    no_url = f"log {masked(url)!r} is not a URL (file:///folder, or a database's)"
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # which may quote the URL
+        raise ValueError(no_url) from None
+    if not parts.scheme:
+        raise ValueError(no_url)
+    if parts.scheme != "file":
+        return None
+    if parts.netloc or not parts.path:
+        raise ValueError(f"log {masked(url)!r}: a folder is named with three slashes, file:///var/lib/xabridge/log")
+    return Path(unquote(parts.path))

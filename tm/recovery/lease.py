@@ -1,0 +1,121 @@
+"""Lease: what a manager holds at the resource that decides, so that other processes of its node see that it is at work.
+
+It is taken before the first transaction that is decided there, renewed long before it expires, and ended when the
+manager is closed. No decision depends on it: another process that takes its owner for dead lets the decider settle each
+transaction first. But once the lease may have expired, another process of the node may have finished what this one has
+decided. `held` tells for which transactions that can't be.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from tm.recovery.process import this_process
+from tm.throttle import WarningThrottle
+from xa import Owner, ThreadOfControl, XaError, entered
+from xa.gtrid import INCARNATION_SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tm.resources import Resource
+
+logger = logging.getLogger("xabridge.tm")
+
+LEASE_S: Final = 10.0
+RENEWALS: Final = 3
+"""How often it is renewed while it runs."""
+
+
+def since_boot() -> float:
+    """Seconds on a clock that goes on while this process, or the machine, is suspended."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+class Lease:
+    """The lease of one manager at `resource`. `begun()` is called after each renewal that came too late, and returns
+    the number of transactions that have begun so far. Safe to use from many threads."""
+
+    def __init__(
+        self,
+        node: str,
+        resource: Resource,
+        begun: Callable[[], int],
+        clock: Callable[[], float] = since_boot,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.owner = Owner(node, entropy(INCARNATION_SIZE), this_process())
+        self._resource = resource
+        self._begun = begun
+        self._clock = clock
+        self._control = ThreadOfControl()
+        self._lock = threading.Lock()
+        self._until: float | None = None
+        self._doubtful = 0
+        self._closing = threading.Event()
+        self._keeper: threading.Thread | None = None
+
+    @property
+    def resource(self) -> str:
+        """The name of the resource that decides."""
+        return self._resource.name
+
+    def take(self) -> None:
+        """Takes it, or renews it. XaError: the decider can't be used."""
+        with self._lock, entered(self._control):
+            if self._resource.suspect:
+                self._resource.reopen()
+            asked_at = self._clock()
+            try:
+                self._resource.decider.hold(self.owner, LEASE_S, self._resource.rmid)
+            except Exception as raised:
+                raise self._resource.as_xa_error(raised, "hold") from raised
+            if self._until is not None and self._clock() >= self._until:
+                self._doubtful = self._begun()
+            self._until = asked_at + LEASE_S
+
+    def held(self, sequence: int) -> bool:
+        """Whether the lease has been held without a break since the transaction `sequence` of this incarnation began,
+        so that nobody else can have finished it."""
+        with self._lock:
+            return self._until is not None and self._clock() < self._until and sequence > self._doubtful
+
+    def keep(self) -> None:
+        """Starts the thread that renews it."""
+        self._keeper = threading.Thread(target=self._renew, name="xabridge-lease", daemon=True)
+        self._keeper.start()
+
+    def end(self) -> None:
+        """Ends it, so that other processes of the node take over at once what this one leaves in doubt."""
+        self._closing.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        if self._until is None:
+            return
+        with self._lock, entered(self._control):
+            self._until = None
+            try:
+                if not self._resource.suspect:
+                    self._resource.decider.hold(self.owner, 0, self._resource.rmid)
+            except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's; it runs out by itself
+                error = self._resource.as_xa_error(raised, "hold")
+                logger.info("the lease at %s could not be ended, it runs out: %s", self._resource.name, error)
+
+    def _renew(self) -> None:
+        throttle = WarningThrottle(time.monotonic)
+        while not self._closing.wait(LEASE_S / RENEWALS):
+            if self._until is None:
+                continue  # nothing was begun yet
+            try:
+                self.take()
+                throttle.over("lease")
+            except XaError as error:
+                lasted = throttle.due("lease")
+                if lasted is not None:
+                    name = self._resource.name
+                    logger.warning("the lease at %s could not be renewed%s, will try again: %s", name, lasted, error)

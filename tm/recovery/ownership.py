@@ -1,0 +1,110 @@
+"""Whose a global transaction is: the one rule by which recovery and the commands tell what they may resolve, presume,
+settle and end. Everything else they leave alone, however clean the world looks to them.
+
+A decision belongs to the node and the incarnation in its gtrid, in the log or decider that the gtrid names:
+
+- Of another node, or in a log that is not open here: left alone. Its own node knows what is still to come.
+- In the log that is open here: ours, since one process at a time has it. That there is no decision means something only
+  for incarnations of which the log knows everything (`tm.log.incarnations`).
+- In a decider, where several processes of this node may be at work: ours, if it is of this manager's incarnation, or
+  nobody holds a lease for that incarnation any more. Then it is settled first, so that a process which only seemed
+  to be dead can't decide any more.
+- In a decider, of a version whose incarnations were counted, and who held no lease: ours, once it is settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
+
+from tm.log.incarnations import Incarnations
+from xa import Gtrid, XaError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tm.log import DecisionLog
+    from tm.log.image import LogImage
+    from tm.resources import Resource
+
+AtWork: TypeAlias = "Mapping[str, frozenset[bytes] | XaError]"
+"""Name of a decider → the incarnations under which other processes of this node are at work there, or what kept it from
+telling them."""
+
+
+class Claim(Enum):
+    """What a transaction is to who asks."""
+
+    OURS = "to be resolved here"
+    OTHERS = "another node's, or its decision lives elsewhere"
+    AT_WORK = "another process of this node is at work with it"
+    UNKNOWN = "who is at work with it can't be told now"
+    FOREIGN = "made by another product"
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """A claim, and in words why it is not ours."""
+
+    claim: Claim
+    why: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is to be resolved here."""
+        return self.claim is Claim.OURS
+
+
+_OURS = Whose(Claim.OURS)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Who asks: `node`, with its log `log_id` (b"" without one), whose `incarnations` it knows; with `deciders`
+    (decider id → resource name), where it begins transactions as the incarnation `own` (b"" where it begins none)."""
+
+    node: str
+    log_id: bytes = b""
+    incarnations: Incarnations = field(default_factory=Incarnations)
+    deciders: Mapping[bytes, str] = field(default_factory=lambda: MappingProxyType({}))
+    own: bytes = b""
+
+    def whose(self, gtrid: bytes, at_work: AtWork = MappingProxyType({}), *, decided: bool = False) -> Whose:
+        """Whose `gtrid` is; `decided`: a decision of it was found where it names, so that nothing is presumed."""
+        try:
+            read = Gtrid.decode(gtrid)
+        except ValueError:
+            return Whose(Claim.FOREIGN)
+        log = read.log_id.hex()
+        if read.node != self.node:
+            return Whose(Claim.OTHERS, f"belongs to node {read.node}, log {log}")
+        if read.log_id == self.log_id:
+            why = None if decided else self.incarnations.why_not(read.incarnation)
+            return _OURS if why is None else Whose(Claim.OTHERS, f"{why} (log {log})")
+        decider = self.deciders.get(read.log_id)
+        if decider is None:
+            return Whose(Claim.OTHERS, f"its decision lives in log {log}, which is not open here")
+        if isinstance(read.incarnation, int) or read.incarnation == self.own:
+            return _OURS
+        working = at_work.get(decider, frozenset())
+        if isinstance(working, XaError):
+            return Whose(Claim.UNKNOWN, f"{decider} can't tell who is at work with it: {working.message}")
+        if read.incarnation in working:
+            return Whose(Claim.AT_WORK, f"another process of this node is at work with it, as {decider} says")
+        return _OURS
+
+
+def ownership_of(
+    node: str, log: DecisionLog | LogImage | None, resources: Mapping[str, Resource], own: bytes = b""
+) -> Ownership:
+    """Whose branches may be resolved with this log, and with those of the resources that decide and were opened, by who
+    begins transactions there as the incarnation `own`."""
+    deciders = {}
+    for resource in resources.values():
+        if resource.decides and resource.identity is not None:  # it was opened once, so that its id is known
+            deciders[resource.decider.decider_id] = resource.name
+    if log is None:
+        return Ownership(node, deciders=deciders, own=own)
+    return Ownership(node, log.log_id, log.incarnations, deciders, own)

@@ -1,0 +1,224 @@
+"""recover(): one recovery pass, as a coroutine without I/O, in the order that is safe while transactions run.
+
+ 1. Read the decisions: those of the log, and those of each decider.
+ 2. Scan every resource manager for prepared and heuristically completed branches.
+ 3. Then read the live transactions, who else of this node is at work at each decider, and the decisions again. (A
+    branch that was prepared during the scan may belong to a transaction that has been decided since, or is about
+    to be. Who prepared one before the scan had its lease by then.)
+ 4. For each branch found: leave alone what isn't ours to resolve (`tm.recovery.ownership`), and what is live; commit
+   the
+    decided; roll back the rest (presumed abort). Where the decision lives in a decider, let that settle it first.
+ 5. End a decision of ours read in step 1 only if every one of its resource managers was reached, and none of its
+    branches is left; but for the resources that an operator has declared gone, for this decision. A branch whose
+    resource is not configured any more, and that this pass has found (by its xid) and finished under another name,
+    is not left. One that was not found anywhere may be: its resource manager was not asked.
+
+What is not ours is neither ended nor counted as undone. What a pass can't do stays as it is, and is named in its
+report. Passes may run concurrently with transactions and with each other; a branch that somebody else has finished
+is finished.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from tm.log import Branch, Decision, Heuristic
+from tm.recovery.ownership import Claim
+from tm.recovery.report import Action, Finding, Report
+from tm.two_phase.ports import code_of
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
+from xa import Code, Gtrid, XaError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tm.recovery.ownership import AtWork, Ownership
+    from tm.recovery.ports import Decisions, RecoveryPorts, Scanned
+    from tm.two_phase.ports import Answer
+    from xa import Xid
+
+AT_ONCE: Final = 256
+"""How many branches are asked of at a time: what is outstanding stays bounded, however much is in doubt."""
+
+_THIS_NODES: Final = frozenset({Claim.OURS, Claim.UNKNOWN})
+"""Decisions that are this pass's to carry out, now or when it can be told whose they are."""
+
+_FINISHED: Final = frozenset({Action.COMMITTED, Action.HEURISTIC, Action.FORGOTTEN})
+"""What a pass does with a branch of a decision after which it is not to be told any more."""
+
+_DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLED_BACK}
+_AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
+
+
+Gone: TypeAlias = "Mapping[bytes, frozenset[str]]"
+"""gtrid → the names, not configured any more, of resources whose branches of it an operator has taken care of."""
+
+
+async def recover(ports: RecoveryPorts, ownership: Ownership, gone: Gone = MappingProxyType({})) -> Report:
+    """One pass; see the module's docstring for its steps."""
+    before = await ports.read_decisions()
+    scanned = await ports.scan()
+    live, at_work, now = await ports.read_live()
+
+    report = Report()
+    found: list[Branch] = []
+    for resource, xids in scanned.items():
+        if isinstance(xids, XaError):
+            report.unreachable[resource] = xids.message
+        else:
+            found += [Branch(resource, xid) for xid in xids]
+
+    commits: list[tuple[Branch, str]] = []
+    rollbacks: list[tuple[Branch, str]] = []
+    settled: dict[bytes, Decision | XaError | None] = {}
+    for branch in found:
+        await _judge(ports, branch, ownership, live, at_work, now, settled, commits, rollbacks, report)
+    await _tell(ports, Verb.COMMIT_AGAIN, commits, report)
+    await _tell(ports, Verb.ROLLBACK, rollbacks, report)
+
+    owned = [
+        (decider, decision, whose.claim)
+        for decider, decided in ((None, before.logged), *before.by_decider.items())
+        for decision in decided.values()
+        if (whose := ownership.whose(decision.gtrid, at_work, decided=True)).claim in _THIS_NODES
+    ]
+    finished = _finished(report, now.heuristics)
+    for _, decision, _ in owned:
+        for name in _absent(decision, scanned, finished):
+            if name not in gone.get(decision.gtrid, ()):
+                report.unreachable[name] = "not configured any more, but a decision names a branch there"
+    left = {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
+    for decider, decision, claim in owned:
+        if claim is Claim.OURS and _is_over(decision, live, scanned, left, finished, gone):
+            await ports.end(decision, decider)
+            report.ended.append(decision.gtrid)
+        elif decision.gtrid not in live and now.find(decision.gtrid) is not None:
+            report.undone.append(decision.gtrid)
+            absent = _absent(decision, scanned, finished)
+            if absent:
+                report.not_configured[decision.gtrid] = tuple(absent)
+    return report
+
+
+def _finished(report: Report, noted: frozenset[Xid]) -> set[Xid]:
+    """The branches that were found, under whatever name, and that nothing is left to be told to."""
+    done = {finding.branch.xid for finding in report.findings if finding.action in _FINISHED}
+    left = {finding.branch.xid for finding in report.findings if finding.action is Action.PENDING}
+    return (done | {finding.branch.xid for finding in report.findings if finding.branch.xid in noted}) - left
+
+
+def _absent(decision: Decision, scanned: Mapping[str, object], finished: set[Xid]) -> dict[str, None]:
+    """The names in `decision` that nobody has any more, of branches that were not found and finished elsewhere."""
+    return dict.fromkeys(
+        branch.resource for branch in decision.branches if branch.resource not in scanned and branch.xid not in finished
+    )
+
+
+def _is_over(
+    decision: Decision,
+    live: frozenset[bytes],
+    scanned: Scanned,
+    left: set[Xid],
+    finished: set[Xid],
+    gone: Gone,
+) -> bool:
+    """Whether a decision read before the scan has no branch left: each resource manager was reached, and each
+    branch was either not found there or has been finished since; or it was finished under another name (`finished`).
+
+    What is gone need not be reached, but everything else has to be: a branch may be there, under another name.
+    """
+    if decision.gtrid in live or not all(branch.xid not in left for branch in decision.branches):
+        return False
+    absent = _absent(decision, scanned, finished)
+    if absent:
+        return absent.keys() <= gone.get(decision.gtrid, frozenset()) and not any(
+            isinstance(xids, XaError) for xids in scanned.values()
+        )
+    return not any(isinstance(scanned.get(branch.resource), XaError) for branch in decision.branches)
+
+
+async def _judge(
+    ports: RecoveryPorts,
+    branch: Branch,
+    ownership: Ownership,
+    live: frozenset[bytes],
+    at_work: AtWork,
+    now: Decisions,
+    settled: dict[bytes, Decision | XaError | None],
+    commits: list[tuple[Branch, str]],
+    rollbacks: list[tuple[Branch, str]],
+    report: Report,
+) -> None:
+    """Puts one branch into the list it belongs to, or into the report."""
+    gtrid = branch.xid.gtrid
+    ours = Gtrid.of(branch.xid)
+    if ours is None:
+        return  # somebody else's transaction manager made it
+    decision = now.find(gtrid)
+    whose = ownership.whose(gtrid, at_work, decided=decision is not None)
+    if whose.claim is Claim.UNKNOWN:
+        report.findings.append(Finding(branch, Action.PENDING, whose.why))
+        return
+    if not whose.is_ours:
+        _leave(report, branch, whose.why)
+        return
+    if gtrid in live:
+        return  # its own completion takes care of it
+    if branch.xid in now.heuristics:
+        _leave(report, branch, "completed on its own and noted; it waits to be forgotten")
+        return
+    if decision is not None:
+        commits.append((branch, "decided to commit"))
+        return
+    if ours.log_id == ownership.log_id:
+        rollbacks.append((branch, "no decision in the log: presumed rolled back"))
+        return
+    decider = ownership.deciders[ours.log_id]
+    if gtrid not in settled:
+        settled[gtrid] = await ports.settle(decider, gtrid)
+    word = settled[gtrid]
+    if isinstance(word, XaError):
+        report.findings.append(Finding(branch, Action.PENDING, f"{decider} can't tell the decision: {word.message}"))
+    elif word is not None:
+        commits.append((branch, f"decided to commit, in {decider}"))
+    else:
+        rollbacks.append((branch, f"{decider} has no decision and will take none: rolled back"))
+
+
+def _leave(report: Report, branch: Branch, why: str) -> None:
+    report.findings.append(Finding(branch, Action.LEFT_ALONE, why))
+
+
+async def _tell(ports: RecoveryPorts, verb: Verb, asked: Sequence[tuple[Branch, str]], report: Report) -> None:
+    """Commits or rolls back the branches, and reports what came of each."""
+    for first in range(0, len(asked), AT_ONCE):
+        some = asked[first : first + AT_ONCE]
+        answers = await ports.ask(verb, tuple(branch for branch, _ in some))
+        await _report(ports, verb, some, answers, report)
+
+
+async def _report(
+    ports: RecoveryPorts, verb: Verb, asked: Sequence[tuple[Branch, str]], answers: Sequence[Answer], report: Report
+) -> None:
+    for (branch, reason), answer in zip(asked, answers, strict=True):
+        meaning = MEANING[verb][code_of(answer)]
+        why = reason
+        if verb is Verb.ROLLBACK and code_of(answer) is Code.XAER_NOTA:
+            action, why = Action.GONE, "finished since the scan: what became of it is not for this pass to say"
+        elif meaning is Meaning.DONE:
+            action = _DONE[verb]
+        elif meaning is Meaning.LATER:
+            action, why = Action.PENDING, f"{reason}; {_said(answer)}"
+        elif meaning is _AGREES[verb]:
+            await ports.ask(Verb.FORGET, (branch,))
+            action = Action.FORGOTTEN
+        else:
+            refused = await ports.note(Heuristic(branch, HEURISTIC_CODE[meaning]))
+            action = Action.HEURISTIC if refused is None else Action.PENDING
+            why = f"{reason}; {_said(answer)}" + ("" if refused is None else f"; {refused}")
+        report.findings.append(Finding(branch, action, why))
+
+
+def _said(answer: Answer) -> str:
+    return answer.message if isinstance(answer, XaError) else answer.name

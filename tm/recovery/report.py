@@ -1,0 +1,49 @@
+"""Report: what one recovery pass did, branch by branch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tm.log import Branch
+
+
+class Action(Enum):
+    """What a pass did about one branch."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled back"
+    HEURISTIC = "completed on its own, noted"
+    FORGOTTEN = "completed on its own as decided, forgotten"
+    PENDING = "still in doubt"
+    LEFT_ALONE = "left alone"
+    GONE = "finished meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One branch that a pass met: what was done about it, and why."""
+
+    branch: Branch
+    action: Action
+    why: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What one pass did. `ended` and `undone` are the gtrids whose decisions are, and are not, carried out everywhere;
+    `unreachable` maps a resource's name to what kept the pass from it; `not_configured` the gtrid of an undone
+    decision to the names in it that no resource has any more."""
+
+    findings: list[Finding] = field(default_factory=list)
+    ended: list[bytes] = field(default_factory=list)
+    undone: list[bytes] = field(default_factory=list)
+    unreachable: dict[str, str] = field(default_factory=dict)
+    not_configured: dict[bytes, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing of ours is left in doubt, as far as could be seen."""
+        return not self.unreachable and all(finding.action is not Action.PENDING for finding in self.findings)

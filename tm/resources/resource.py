@@ -1,0 +1,290 @@
+"""Resource: a resource manager under the name that the configuration gives it; how it is found, opened and reopened.
+
+Its factory is an entry point of the group `xabridge.resource_managers` whose name is the scheme of the URL. With mode
+"decider" the name is `decider+` and the scheme. For a decider without an entry point of its own, the entry point
+`decider+*` is called with the scheme; it returns a factory or raises LookupError.
+
+A thread of control whose verb raised XAER_RMFAIL opens the resource again before its next verb. If that fails, the
+resource is down for every thread, and is not tried again before its back-off has passed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeGuard
+from weakref import WeakSet
+
+from tm.outcome import named
+from tm.resources.states import RESOURCE, ResourceState, ResourceVerb
+from tm.two_phase.return_codes import Verb
+from xa import TMREGISTER, TMUSEASYNC, Code, ResourceUnavailable, XaError, thread_of_control, xa_error
+from xa.machine import advance
+from xa.secrets import check_encoded, masked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tm.telemetry.recorder import Recorder
+    from xa import (
+        DecidingResource,
+        Handle,
+        LateEnding,
+        Registrar,
+        ResourceFactory,
+        ResourceManager,
+        ThreadOfControl,
+        Xid,
+    )
+
+logger = logging.getLogger("xabridge.tm.resources")
+
+GROUP: Final = "xabridge.resource_managers"
+_DECIDER: Final = "decider+"
+_ANY_DECIDER: Final = "decider+*"
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_LAST_S: Final = 30.0
+MAX_NAME: Final = 48
+
+_ROUTINE: Final[dict[Verb, str]] = {
+    Verb.END: "end",
+    Verb.END_LATE: "end",
+    Verb.PREPARE: "prepare",
+    Verb.COMMIT: "commit",
+    Verb.COMMIT_AGAIN: "commit",
+    Verb.COMMIT_ONE_PHASE: "commit",
+    Verb.ROLLBACK: "rollback",
+    Verb.FORGET: "forget",
+}
+"""Verb → the XA routine that carries it out; the decider's has a signature of its own."""
+
+Mode = Literal["two-phase", "decider"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceConfig:
+    """How a resource is configured. `factory` is for resource managers that no entry point names."""
+
+    url: str
+    mode: Mode = "two-phase"
+    factory: ResourceFactory | None = None
+
+
+class ConfigurationError(Exception):
+    """The configuration can't be used. The message names the place and the key, says what to do, and has no
+    password."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
+
+
+def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
+    """The factory for the resource `name`; ConfigurationError when nobody registered its scheme."""
+    if config.mode not in ("two-phase", "decider"):
+        raise ConfigurationError(f'resources.{name}.mode: {config.mode!r} is neither "two-phase" nor "decider"')
+    if config.factory is not None:
+        return config.factory
+    try:
+        check_encoded(config.url)
+    except ValueError as error:
+        raise ConfigurationError(f"resources.{name}.url: {error}") from None
+    scheme, separator, _ = config.url.partition("://")
+    if not separator or not scheme:
+        raise ConfigurationError(
+            f"resources.{name}.url: {masked(config.url)!r} is not a URL: write scheme://…, "
+            "as in postgresql://orders@db/shop"
+        )
+    if config.mode == "decider" and not scheme.startswith(_DECIDER):
+        scheme = f"{_DECIDER}{scheme}"
+    found: Any = _registered(name, scheme)
+    why = ""
+    if found is None and config.mode == "decider":
+        try:
+            found = _registered(name, _ANY_DECIDER, lambda find: find(scheme.removeprefix(_DECIDER)))
+        except LookupError as error:
+            why = f"; {error}"
+    if found is None:
+        known = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP))) or "none"
+        raise ConfigurationError(
+            f"resources.{name}.url: no resource manager is registered for {scheme}:// (registered: {known}{why}): "
+            "mend the URL, or install the package that has it"
+        )
+    factory: ResourceFactory = found
+    return factory
+
+
+def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
+    """What is registered for a scheme, passed through `then`; None if nothing is registered."""
+    entries = entry_points(group=GROUP, name=scheme)
+    if not entries:
+        return None
+    try:
+        return then(next(iter(entries)).load())
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"resources.{name}.url: the resource manager registered for {scheme}:// can't be loaded: {error}; "
+            "install its package again"
+        ) from error
+
+
+def is_decider(manager: ResourceManager) -> TypeGuard[DecidingResource]:
+    """Whether `manager` can be the one that decides."""
+    return hasattr(manager, "decide") and hasattr(manager, "settle")
+
+
+def ends_late(manager: ResourceManager) -> TypeGuard[LateEnding]:
+    """Whether `manager` can tell the end of an association with the prepare."""
+    return hasattr(manager, "end_late")
+
+
+class Resource:
+    """One configured resource manager, under its name and rmid."""
+
+    __slots__ = (
+        "_backoff_s",
+        "_clock",
+        "_lock",
+        "_lost",
+        "_retry_at",
+        "bqual",
+        "decides",
+        "dynamic",
+        "identity",
+        "name",
+        "overlaps",
+        "rm",
+        "rmid",
+        "routines",
+        "state",
+        "suspect",
+        "url",
+        "why",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        rmid: int,
+        config: ResourceConfig,
+        registrar: Registrar,
+        clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
+    ) -> None:
+        bqual = name.encode()
+        if not 1 <= len(bqual) <= MAX_NAME:
+            key = name or '""'
+            raise ConfigurationError(
+                f"resources.{key}: a name has 1 to {MAX_NAME} octets, this has {len(bqual)}: choose another"
+            )
+        self.name = name
+        self.rmid = rmid
+        self.url = config.url
+        self.bqual = bqual
+        self.rm = find_factory(name, config)(registrar)
+        if recorder is not None:
+            self.rm = recorder.resource(name, self.rm)
+        self.routines: dict[Verb, Callable[[Xid, int, int], Code | Handle]] = {
+            verb: getattr(self.rm, routine) for verb, routine in _ROUTINE.items()
+        }
+        self.decides = config.mode == "decider"
+        if ends_late(self.rm) and not self.decides:
+            self.routines[Verb.END_LATE] = self.rm.end_late
+        if self.decides and not is_decider(self.rm):
+            raise ConfigurationError(
+                f'resources.{name}.mode: {self.rm.name} can\'t be the one that decides: use mode = "two-phase"'
+            )
+        self.overlaps = bool(self.rm.flags & TMUSEASYNC)
+        self.dynamic = bool(self.rm.flags & TMREGISTER)
+        self.identity: str | None = None
+        self.state = RESOURCE.initial
+        self.suspect = True
+        """Whether it is not open, or a thread of control has lost its connection; kept here because every verb asks."""
+        self.why = RESOURCE.initial.value
+        self._lost: WeakSet[ThreadOfControl] = WeakSet()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._retry_at = 0.0
+        self._backoff_s = BACKOFF_FIRST_S
+
+    @property
+    def decider(self) -> DecidingResource:
+        """The resource manager as the one that decides."""
+        if not is_decider(self.rm):
+            raise TypeError(f"{self.name} is no decider")
+        return self.rm
+
+    def reopen(self, *, now: bool = False) -> None:
+        """Opens the resource again, if it is down or the calling thread of control has lost it. To be called if
+        `suspect` is set. XaError: it can't be used. While its back-off lasts, that is XAER_RMFAIL without another try,
+        unless `now`."""
+        control = thread_of_control()
+        with self._lock:
+            if self.state is ResourceState.OPEN and control not in self._lost:
+                self.suspect = bool(self._lost)
+                return
+            if self.state is ResourceState.CLOSED:
+                raise xa_error(Code.XAER_RMFAIL, f"{self.name} is closed")
+            wait_s = self._retry_at - self._clock()
+            if wait_s > 0 and not now:
+                raise xa_error(Code.XAER_RMFAIL, f"{self.why} (next try in {max(wait_s, 0.1):.1f} s)")
+            try:
+                self.rm.open(self.url, self.rmid)
+                self.identity = self.rm.identity
+            except Exception as raised:
+                error = self._named(raised, "open", None)
+                self._move(ResourceVerb.FAILED)
+                self.why = error.message
+                self._retry_at = self._clock() + self._backoff_s
+                self._backoff_s = min(self._backoff_s * 2, BACKOFF_LAST_S)
+                raise error from raised
+            self._lost.discard(control)
+            self._move(ResourceVerb.OPENED)
+            self._backoff_s = BACKOFF_FIRST_S
+            self._retry_at = 0.0
+
+    def failed(self, error: XaError) -> None:
+        """To be called with what a verb raised: after XAER_RMFAIL the calling thread of control has to open it
+        again."""
+        if isinstance(error, ResourceUnavailable):
+            self.lost(error.message)
+
+    def lost(self, why: str) -> None:
+        """The calling thread of control has to open it again before its next verb."""
+        with self._lock:
+            if self.state is ResourceState.OPEN:  # otherwise `why` says already why it can't be opened
+                self.why = why
+            self._lost.add(thread_of_control())
+            self.suspect = True
+
+    def as_xa_error(self, raised: Exception, routine: str, xid: Xid | None = None) -> XaError:
+        """The XaError for what `routine` raised, noted as `failed` does. After an exception that the contract does not
+        name, nothing may be assumed about the call; so it becomes XAER_RMFAIL."""
+        error = self._named(raised, routine, xid)
+        self.failed(error)
+        return error
+
+    def _named(self, raised: Exception, routine: str, xid: Xid | None) -> XaError:
+        if isinstance(raised, XaError):
+            return raised
+        about = f"{named(xid.gtrid)} (xid {xid})" if xid is not None else "no transaction"
+        logger.error("%s: %s of %s raised what its contract does not name", about, routine, self.name, exc_info=raised)
+        return xa_error(Code.XAER_RMFAIL, f"{routine} raised {type(raised).__name__}: {raised}", xid)
+
+    def close(self) -> None:
+        """Closes the resource manager for good. An error is logged."""
+        self.state = advance(RESOURCE, self.state, ResourceVerb.CLOSE)  # nobody opens it again from here on
+        try:
+            self.rm.close("", self.rmid)
+        except XaError as error:
+            logger.warning("%s could not be closed: %s", self.name, error)
+        except Exception:
+            logger.exception("%s: close raised what its contract does not name", self.name)
+        self.suspect = True
+        self.why = self.state.value
+
+    def _move(self, verb: ResourceVerb) -> None:
+        self.state = advance(RESOURCE, self.state, verb)
+        self.suspect = self.state is not ResourceState.OPEN or bool(self._lost)

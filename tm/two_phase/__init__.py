@@ -1,0 +1,1 @@
+"""The two-phase commit of one global transaction: the algorithm, the ports it works through, and who runs it."""

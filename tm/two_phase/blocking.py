@@ -1,0 +1,224 @@
+"""BlockingPorts: a two-phase commit on resource managers and the decision log, for the calling thread.
+
+Overlap: of several branches, the requests to resource managers that take TMASYNC are all sent first, then the others
+are asked one after another, then the replies are collected. A resource manager that takes no more at a time
+(XAER_ASYNC, which means that nothing was asked) has its outstanding replies collected first, and is then sent the next
+request.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from tm.log import LogError, LogFull
+from tm.log.decision_record import encode_branches
+from tm.outcome import named
+from tm.two_phase.return_codes import Verb
+from xa import TMASYNC, TMNOFLAGS, Code, Gtrid, Handle, XaError, XaMisuse, xa_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tm.log import Branch, Decision, DecisionLog, Heuristic
+    from tm.recovery.lease import Lease
+    from tm.resources import Resource
+    from tm.two_phase.ports import Answer
+
+logger = logging.getLogger("xabridge.tm")
+
+_OVERLAPPED: Final = frozenset({Verb.PREPARE, Verb.COMMIT, Verb.COMMIT_AGAIN, Verb.ROLLBACK})
+"""What waits for the other side, so that asking several branches at a time pays."""
+
+
+class BlockingPorts:
+    """`tm.two_phase.ports.Ports` that block: awaiting one never suspends. For any thread."""
+
+    __slots__ = ("_lease", "_log", "_resources", "_sleep")
+
+    def __init__(
+        self,
+        resources: Mapping[str, Resource],
+        log: DecisionLog | None,
+        sleep: Callable[[float], None] = time.sleep,
+        lease: Lease | None = None,
+    ) -> None:
+        self._resources = resources
+        self._log = log
+        self._sleep = sleep
+        self._lease = lease
+
+    # --- branches -------------------------------------------------------------------------------------------
+
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        overlaps = len(branches) > 1 and verb in _OVERLAPPED
+        order = self._overlapped(branches, flags) if overlaps else [(index, flags) for index in range(len(branches))]
+        answers: dict[int, Answer] = {}
+        handles: dict[int, Handle] = {}
+        try:
+            for index, its_flags in order:
+                answer = self._send(verb, branches[index], its_flags)
+                if its_flags & TMASYNC and _is_full(answer) and self._collect_all(index, branches, answers, handles):
+                    answer = self._send(verb, branches[index], its_flags)
+                if isinstance(answer, Handle):
+                    handles[index] = answer
+                else:
+                    answers[index] = answer
+        finally:  # an interruption of this thread leaves no operation behind that nobody waits for
+            for index, handle in handles.items():
+                answers[index] = self._collect(branches[index], handle)
+
+        for index, branch in enumerate(branches) if overlaps else ():
+            if _is_full(answers[index]):  # of other threads' operations, or it takes none at all
+                again = self._send(verb, branch, flags)
+                answers[index] = self._collect(branch, again) if isinstance(again, Handle) else again
+        return [answers[index] for index in range(len(branches))]
+
+    def _overlapped(self, branches: tuple[Branch, ...], flags: int) -> list[tuple[int, int]]:
+        """The branches in the order in which they are asked, by index, each with its flags: all that can be sent is
+        sent before anything is waited for.
+
+        The last one may as well be waited for at once, unless another one of its resource manager is outstanding: table
+        6-5 has no synchronous call beside an asynchronous one.
+        """
+        asynchronous: list[tuple[int, int]] = []
+        synchronous: list[tuple[int, int]] = []
+        sent: set[str] = set()
+        last = len(branches) - 1
+        for index, branch in enumerate(branches):
+            name = branch.resource
+            if self._resources[name].overlaps and (index < last or name in sent):
+                sent.add(name)
+                asynchronous.append((index, flags | TMASYNC))
+            else:
+                synchronous.append((index, flags))
+        return asynchronous + synchronous
+
+    def _collect_all(
+        self, full: int, branches: tuple[Branch, ...], answers: dict[int, Answer], handles: dict[int, Handle]
+    ) -> bool:
+        """Collects what is outstanding at the resource of the branch `full`; whether anything was."""
+        name = branches[full].resource
+        outstanding = [index for index in handles if branches[index].resource == name]
+        for index in outstanding:
+            answers[index] = self._collect(branches[index], handles.pop(index))
+        return bool(outstanding)
+
+    def _send(self, verb: Verb, branch: Branch, flags: int) -> Answer | Handle:
+        """Asks one branch; with TMASYNC the answer may be the handle of what is outstanding then."""
+        resource = self._resources.get(branch.resource)
+        if resource is None:
+            return xa_error(Code.XAER_RMFAIL, f"{branch.resource} is not configured", branch.xid)
+        try:
+            if resource.suspect:
+                _open_again(resource, verb, branch)
+            answer = resource.routines[verb](branch.xid, resource.rmid, flags)
+        except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's: the outcome is unknown
+            error = resource.as_xa_error(raised, verb.value, branch.xid)
+            if verb is Verb.ROLLBACK and error.code is Code.XAER_PROTO:
+                return self._roll_back_again(resource, branch, flags)
+            return error
+        if type(answer) is Code or (flags & TMASYNC and type(answer) is Handle):
+            return answer
+        return resource.as_xa_error(_no_answer(answer), verb.value, branch.xid)
+
+    def _roll_back_again(self, resource: Resource, branch: Branch, flags: int) -> Answer | Handle:
+        """The application's session may have lost the connection without a word to the manager: the thread of
+        control has to open again before the resource manager takes any verb."""
+        resource.lost("rollback was refused")
+        try:
+            _open_again(resource, Verb.ROLLBACK, branch)
+            return resource.routines[Verb.ROLLBACK](branch.xid, resource.rmid, flags)
+        except Exception as raised:  # noqa: BLE001 — as above
+            return resource.as_xa_error(raised, "rollback", branch.xid)
+
+    def _collect(self, branch: Branch, handle: Handle) -> Answer:
+        resource = self._resources[branch.resource]
+        try:
+            completion = resource.rm.complete(handle, resource.rmid, TMNOFLAGS)
+            error, code = completion.error, completion.code
+        except Exception as raised:  # noqa: BLE001 — as above
+            return resource.as_xa_error(raised, "complete", branch.xid)
+        if error is not None:
+            resource.failed(error)
+            return error
+        return code
+
+    async def decide(self, branch: Branch, decision: Decision) -> Answer:
+        resource = self._resources[branch.resource]
+        record = encode_branches(decision.branches)
+        try:
+            answer = resource.decider.decide(branch.xid, resource.rmid, record)
+        except Exception as raised:  # noqa: BLE001 — as above
+            return resource.as_xa_error(raised, "decide", branch.xid)
+        return answer if type(answer) is Code else resource.as_xa_error(_no_answer(answer), "decide", branch.xid)
+
+    # --- log ------------------------------------------------------------------------------------------------
+
+    async def force(self, decision: Decision) -> LogError | None:
+        if self._log is None:
+            return LogFull("there is no decision log; the decision belongs into the decider")
+        try:
+            self._log.decide(decision)
+        except LogError as error:
+            return error
+        return None
+
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        branch = heuristic.branch
+        logger.error(
+            "%s (xid %s) on %s was completed on its own: %s",
+            named(branch.xid.gtrid), branch.xid, branch.resource, heuristic.code.name,
+        )  # fmt: skip
+        if self._log is None:
+            return LogFull("there is no log to note it in; the resource manager remembers it")
+        try:
+            self._log.note_heuristic(heuristic)
+        except LogError as error:
+            return error
+        return None
+
+    async def end(self, decision: Decision, decider: str | None = None) -> None:
+        """When it can't be noted now, recovery does it again."""
+        if decider is not None:
+            resource = self._resources[decider]
+            try:
+                resource.decider.end_decisions([decision.gtrid], resource.rmid)
+            except Exception as raised:  # noqa: BLE001 — as above
+                error = resource.as_xa_error(raised, "end_decisions")
+                logger.warning("%s: its end could not be noted: %s", named(decision.gtrid), error)
+        elif self._log is not None:
+            try:
+                self._log.end(decision.gtrid)
+            except LogError as error:
+                logger.warning("%s: its end could not be noted: %s", named(decision.gtrid), error)
+
+    async def pause(self, seconds: float) -> None:
+        self._sleep(seconds)
+
+    async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
+        if decider is not None:
+            return self._lease is not None and self._lease.held(Gtrid.decode(gtrid).sequence)
+        return self._log is not None and self._log.held()
+
+
+def _is_full(answer: object) -> bool:
+    """Whether too many operations are outstanding for another one."""
+    return type(answer) is XaMisuse and answer.code is Code.XAER_ASYNC
+
+
+def _open_again(resource: Resource, verb: Verb, branch: Branch) -> None:
+    """Opens the resource, where that has to be done before the verb. XAER_RMFAIL: it can't be opened, for whatever
+    reason. What `open` is told says nothing of the branch: its XAER_RMERR, a password that is refused say, would mean
+    of a commit that the work was rolled back."""
+    try:
+        resource.reopen()
+    except XaError as error:
+        told = f"{verb.value}: {resource.name} can't be opened: {error.message}"
+        raise xa_error(Code.XAER_RMFAIL, told, branch.xid) from error
+
+
+def _no_answer(answer: object) -> TypeError:
+    """For a verb that returned what is neither a Code nor, with TMASYNC, a Handle."""
+    return TypeError(f"it returned {answer!r}")

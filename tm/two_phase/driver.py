@@ -1,0 +1,39 @@
+"""drive(): runs a coroutine of ours in a thread, without an event loop.
+
+The algorithms of this package (the two-phase commit, a recovery pass, the rounds of a consumer) are coroutines. They do
+no I/O themselves: they `await` the methods of their ports. That makes one algorithm serve everybody:
+
+- In a thread the ports block. Awaiting such a port never suspends the coroutine, so that one `send` runs it to its end.
+  That is what `drive` does.
+- In asyncio a coroutine is awaited, as any other, with ports that await the event loop.
+- In a test the ports are models. They suspend the coroutine in front of every answer (`suspension`), so that a
+  scheduler
+  decides who goes on, and who never does.
+"""
+
+from __future__ import annotations
+
+from types import coroutine
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Generator
+
+T = TypeVar("T")
+
+
+def drive(steps: Coroutine[None, None, T]) -> T:
+    """What `steps` returns or raises. Its ports must block: RuntimeError, and it is closed, where one suspends it."""
+    try:
+        steps.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    steps.close()
+    raise RuntimeError(f"{steps!r} was suspended, and nobody is there to resume it")
+
+
+@coroutine
+def suspension() -> Generator[None, None, None]:
+    """Suspends the awaiting coroutine, until whoever drives it sends it on."""
+    yield

@@ -1,0 +1,201 @@
+"""Executor: runs two-phase commits to their end, and tells what came of them: the transaction, the log lines, recovery.
+
+A commit runs in the thread that asks for it. One that is asked to return at the decision goes on behind that in a
+thread of the executor, if there is room.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from tm.log import LogStopped
+from tm.outcome import Outcome, Reason, Verdict, named
+from tm.recovery.unfinished import UnfinishedTransaction
+from tm.two_phase.states import GlobalState
+from xa import switch_control
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from contextlib import AbstractContextManager
+
+    from tm.recovery.service import RecoveryService
+    from tm.telemetry.recorder import Recorder
+    from tm.transaction import Transaction
+    from tm.two_phase.commit import TwoPhaseCommit
+    from tm.two_phase.ports import Ports
+
+    Steps: TypeAlias = tuple[TwoPhaseCommit, Coroutine[None, None, Outcome]]
+    """A commit, and its coroutine `commit` or `rollback`."""
+
+logger = logging.getLogger("xabridge.tm")
+
+_COMMITTED: Final = Verdict.COMMITTED
+WORKERS: Final = 4
+"""Threads that go on behind the commit point of transactions that wait for their decision only."""
+BACKLOG: Final = 256
+"""So many transactions are with the workers, at work or waiting for one. Who comes while there is no room goes on by
+itself, and thereby slower: what waits stays bounded, and nobody waits for anybody."""
+
+
+class Executor:
+    """For the transactions of one manager; `live` are those that have not ended. Their commits work through `ports`."""
+
+    def __init__(
+        self,
+        live: dict[bytes, Transaction],
+        ports: Ports,
+        recovery: RecoveryService,
+        recorder: Recorder | None,
+    ) -> None:
+        self.ports = ports
+        self._live = live
+        self._recovery = recovery
+        self._recorder = recorder
+        self._background = ThreadPoolExecutor(WORKERS, thread_name_prefix="xabridge-completion")
+        self._room = threading.BoundedSemaphore(BACKLOG)
+        self.log_stopped = False
+        """Whether the log told nothing any more; to be set back by who has asked it again."""
+
+    def run(
+        self, transaction: Transaction, guard: AbstractContextManager[None], begin: Callable[[], Steps | None]
+    ) -> bool:
+        """Runs what `begin` returns, which is the coroutine of the transaction's `commit` or `rollback` (None: there is
+        nothing to do), all of it under the guard. The transaction is live until its end.
+
+        True: the commit stopped at its decision, as it was asked to. It goes on in the background; where there was no
+        room it has gone on here. What came of it then is not for this caller to hear.
+        """
+        decided = False
+        with guard:
+            begun = begin()
+            if begun is None:
+                return False
+            commit, steps = begun
+            try:
+                steps.send(None)  # returns where the steps stop at their decision; StopIteration: they are at their end
+                decided = True
+                if not self._handed_over(transaction, commit, steps):
+                    steps.send(None)
+            except StopIteration as stop:
+                self._completed(transaction, commit, stop.value)
+            except BaseException as error:
+                self._broken_off(transaction, commit, error)
+                raise
+        return decided
+
+    def _handed_over(
+        self, transaction: Transaction, commit: TwoPhaseCommit, steps: Coroutine[None, None, Outcome]
+    ) -> bool:
+        """Whether a thread of ours goes on with the steps."""
+        if not self._room.acquire(blocking=False):
+            return False
+        transaction.goes_on()
+        try:
+            self._background.submit(self._go_on, transaction, commit, steps)
+        except RuntimeError:  # after `stop`
+            self._room.release()
+            return False
+        return True
+
+    def _go_on(self, transaction: Transaction, commit: TwoPhaseCommit, steps: Coroutine[None, None, Outcome]) -> None:
+        switch_control(transaction.control)
+        try:
+            steps.send(None)
+        except StopIteration as stop:
+            self._completed(transaction, commit, stop.value)
+        except BaseException as error:
+            logger.exception("%s: its completion in the background failed; recovery takes it", transaction)
+            self._broken_off(transaction, commit, error)
+        finally:
+            switch_control(None)
+            self._room.release()
+
+    def stop(self) -> None:
+        """Waits for what is done in the background; nothing more is begun there."""
+        self._background.shutdown(wait=True)
+
+    def _completed(self, transaction: Transaction, commit: TwoPhaseCommit, outcome: Outcome) -> None:
+        idle = transaction.waits and outcome.verdict is Verdict.ROLLED_BACK and not (outcome.reasons or outcome.pending)
+        try:
+            if outcome.verdict is not _COMMITTED:
+                self._leave(transaction, commit, outcome, interrupted=False)
+                if not idle:
+                    self._tell(transaction, outcome)
+            elif logger.isEnabledFor(logging.DEBUG):
+                logger.debug("%s: committed", transaction)
+            transaction.completed(outcome, commit.state)
+        finally:
+            self._live.pop(transaction.gtrid, None)
+        if not idle:
+            self._record(transaction, outcome)
+        if outcome.pending:
+            self._recovery.wake()
+
+    def _broken_off(self, transaction: Transaction, commit: TwoPhaseCommit, error: BaseException) -> None:
+        """A completion was interrupted: recovery finishes it, with what this process knows of it."""
+        outcome = _interrupted(commit, error)
+        try:
+            self._leave(transaction, commit, outcome, interrupted=True)
+            self._tell(transaction, outcome)
+            transaction.completed(outcome, GlobalState.IN_DOUBT)
+        finally:
+            self._live.pop(transaction.gtrid, None)
+            self._recovery.wake()
+        self._record(transaction, outcome)
+
+    def _record(self, transaction: Transaction, outcome: Outcome) -> None:
+        if self._recorder is None:
+            return
+        if transaction.waits:
+            self._recorder.began(transaction.gtrid)
+        self._recorder.completed(outcome)
+
+    def _leave(self, transaction: Transaction, commit: TwoPhaseCommit, outcome: Outcome, *, interrupted: bool) -> None:
+        """Remembers the branches that no scan may find, for recovery to roll them back."""
+        branches = outcome.pending
+        if outcome.decided is None:
+            branches = commit.everybody()
+        elif outcome.decided:
+            branches = ()  # they are prepared, and decided: the scan finds them
+        if not branches and not outcome.pending and not interrupted:
+            return
+        self._recovery.unfinished.add(
+            UnfinishedTransaction(
+                transaction.gtrid,
+                transaction.control,
+                branches,
+                tuple(dict.fromkeys((*commit.associations, *commit.everybody()))),
+                commit.decider.resource if commit.decider is not None else None,
+                undecided=outcome.decided is None,
+            )
+        )
+
+    def _tell(self, transaction: Transaction, outcome: Outcome) -> None:
+        because = "; ".join(map(str, outcome.reasons)) or "asked for"
+        level = logging.INFO if outcome.verdict is Verdict.ROLLED_BACK else logging.ERROR
+        logger.log(level, "%s: %s: %s", transaction, outcome.verdict.value, because)
+        for branch in outcome.pending:
+            logger.warning("%s: %s on %s is left to recovery", transaction, branch.xid, branch.resource)
+        if any(isinstance(reason.said, LogStopped) for reason in outcome.reasons):
+            self.log_stopped = True
+
+
+def _interrupted(commit: TwoPhaseCommit, error: BaseException) -> Outcome:
+    """The outcome of a completion that was broken off: whatever is prepared is left to recovery."""
+    logger.error("%s: completion was interrupted by %s", named(commit.gtrid), type(error).__name__)
+    reason = Reason(None, f"its completion was interrupted by {type(error).__name__}: {error}")
+    return Outcome(
+        commit.gtrid,
+        Verdict.UNKNOWN,
+        _DECIDED.get(commit.state),
+        commit.everybody() if commit.state is GlobalState.ROLLING_BACK else commit.branches,
+        commit.heuristics(),
+        (*commit.reasons, reason),
+    )
+
+
+_DECIDED: Final = {GlobalState.COMMITTING: True, GlobalState.ROLLING_BACK: False}
+"""State in which a completion was broken off → whether it is decided to commit; unknown in any other."""

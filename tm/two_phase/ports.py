@@ -1,0 +1,60 @@
+"""Ports: what the two-phase commit asks of the world, and what the world answers.
+
+The algorithm (`tm.two_phase.commit`) does no I/O. It awaits the methods of a `Ports`. `tm.two_phase.blocking` carries
+them out on resource managers and the decision log; the simulation carries them out on models, and crashes in front of
+any.
+
+A failure that the algorithm goes on with is an answer, not an exception.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from xa import Code, XaError
+
+if TYPE_CHECKING:
+    from tm.log import Branch, Decision, Heuristic, LogError
+    from tm.two_phase.return_codes import Verb
+
+Answer: TypeAlias = Code | XaError
+"""What a resource manager answered: the code that it returned, or the error that it raised (with its code)."""
+
+
+def code_of(answer: Answer) -> Code:
+    """The code in an answer."""
+    return answer if isinstance(answer, Code) else answer.code
+
+
+class Ports(Protocol):
+    """What a two-phase commit is given."""
+
+    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
+        """Asks `verb`, with `flags`, of every branch, overlapped where the resource managers can. The answers are in
+        the order of the branches."""
+        ...
+
+    async def force(self, decision: Decision) -> LogError | None:
+        """Makes the decision durable in the log. None, or the error that `DecisionLog.decide` raised."""
+        ...
+
+    async def decide(self, branch: Branch, decision: Decision) -> Answer:
+        """Lets the resource that decides commit its `branch` and the decision together."""
+        ...
+
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        """Makes a heuristic outcome durable in the log. None, or the error."""
+        ...
+
+    async def end(self, decision: Decision, decider: str | None = None) -> None:
+        """Notes lazily, in the log or in `decider`, that every branch of the decision is finished."""
+        ...
+
+    async def pause(self, seconds: float) -> None:
+        """Waits before the next try."""
+        ...
+
+    async def is_held(self, gtrid: bytes, decider: str | None) -> bool:
+        """Whether nobody else can have finished branches of `gtrid` since it began, because this process has held the
+        lease at `decider`, or without a decider the log, all the time. False where that can't be told."""
+        ...

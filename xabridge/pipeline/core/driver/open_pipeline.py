@@ -1,0 +1,161 @@
+"""OpenPipeline: a pipeline that a process of the driver has open, and the ports to it, which block."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from rm_amqp import AmqpResource
+from tm.log import DecisionRefused, LogError
+from tm.log.sql.gtrids import TakenOver
+from tm.two_phase.blocking import BlockingPorts
+from tm.two_phase.return_codes import Verb
+from xa import XaError, log_prefix
+from xabridge.pipeline.core.driver.upsert_branch import upsert_staged_rows
+from xabridge.pipeline.core.errors import BatchRefused, PipelineError, PipelineTaken
+from xabridge.pipeline.core.protocol.ports import Ports
+from xabridge.pipeline.core.resources import ask_branches, broker, call_resource, prepared_branches
+from xabridge.pipeline.core.xids import Incarnation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from tm.log import Branch, Decision, Heuristic
+    from tm.log.sql import SqlLog
+    from tm.log.sql.gtrids import Entry
+    from tm.log.sql.states import GtridState
+    from tm.resources import Resource
+    from tm.two_phase.ports import Answer
+    from xa import Xid
+    from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
+    from xabridge.pipeline.core.task.staging_table import StagedRows
+
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+
+class OpenPipeline:
+    """A pipeline that this process has open: its ledger, its resource managers, and the ports to both. Not for several
+    threads at a time."""
+
+    def __init__(
+        self, ledger: SqlLedger, resources: Mapping[str, Resource], sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.ledger = ledger
+        self.own = Incarnation(ledger.pipeline, ledger.log.log_id, ledger.log.epoch)
+        self.names = tuple(resources)
+        self.resources = resources
+        prefix = log_prefix(ledger.pipeline, ledger.log.log_id)
+
+        async def pause(seconds: float) -> None:
+            sleep(seconds)
+
+        self.ports = Ports(ledger, BlockingLog(ledger.log), BlockingBranches(resources, prefix), pause)
+
+
+class BlockingLog:
+    """A `LogPort`."""
+
+    def __init__(self, log: SqlLog) -> None:
+        self._log = log
+        self._ports = BlockingPorts({}, log)
+
+    async def begin(self, gtrid: bytes) -> LogError | None:
+        try:
+            self._log.begin(gtrid)
+        except TakenOver:
+            raise
+        except DecisionRefused as error:
+            return error
+        return None
+
+    async def force(self, decision: Decision) -> LogError | None:
+        return await self._ports.force(decision)
+
+    async def abort(self, gtrid: bytes) -> GtridState:
+        return self._log.abort(gtrid)
+
+    async def entry(self, gtrid: bytes) -> Entry | None:
+        return self._log.entry(gtrid)
+
+    async def decisions(self) -> Sequence[Decision]:
+        return self._log.decisions()
+
+    async def end(self, decision: Decision) -> None:
+        await self._ports.end(decision)
+
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        return await self._ports.note(heuristic)
+
+
+class BlockingBranches:
+    """A `BranchPort`. `prefix`: what every gtrid of the pipeline's log begins with."""
+
+    def __init__(self, resources: Mapping[str, Resource], prefix: bytes) -> None:
+        self._resources = resources
+        self._prefix = prefix
+
+    async def ask(self, verb: Verb, branches: Sequence[Branch]) -> list[Answer]:
+        return ask_branches(self._resources, verb, branches)
+
+    async def prepared(self, resource: str) -> frozenset[Xid] | XaError:
+        try:
+            return prepared_branches(self._resources[resource], self._prefix)
+        except XaError as error:
+            logger.warning("%s could not be asked for prepared branches: %s", resource, error)
+            return error
+
+    async def fence(self, resource: str, gtrid: bytes) -> XaError | None:
+        fenced = self._resources[resource]
+        rm = fenced.rm
+        if not isinstance(rm, AmqpResource):
+            return None
+        try:
+            call_resource(fenced, "fence", lambda: rm.fence(gtrid, fenced.rmid))
+        except XaError as error:
+            logger.warning("%s: no fence could be put up: %s", resource, error)
+            return error
+        return None
+
+    async def message_counts(self, resource: str, gtrid: bytes) -> Mapping[Xid, int] | XaError:
+        counted = self._resources[resource]
+        try:
+            return call_resource(counted, "recover", lambda: broker(counted).holds(gtrid, counted.rmid))
+        except XaError as error:
+            return error
+
+    async def upsert(self, gtrid: bytes, staged: Sequence[StagedRows]) -> Sequence[Branch] | BatchRefused:
+        done: list[Branch] = []
+        for name in sorted({one.target.resource for one in staged}):
+            some = [one for one in staged if one.target.resource == name]
+            try:
+                branch = upsert_staged_rows(self._resources[name], gtrid, some, self._prefix)
+            except BatchRefused as refused:
+                ask_branches(self._resources, Verb.ROLLBACK, done)
+                return refused
+            done += [branch] if branch is not None else []
+        return done
+
+    async def has_messages(self, resource: str, queues: Sequence[str]) -> bool | XaError:
+        read = self._resources[resource]
+        rm = broker(read)
+        try:
+            for queue in queues:
+                if call_resource(read, "browse", partial(rm.has_messages, queue, read.rmid)):
+                    return True
+        except XaError as error:
+            return error
+        return False
+
+
+@contextmanager
+def pipeline_errors() -> Iterator[None]:
+    """Raises errors of the decision log as errors of the pipeline."""
+    try:
+        yield
+    except TakenOver as error:
+        raise PipelineTaken(str(error)) from error
+    except LogError as error:
+        raise PipelineError(f"the decision log: {error}") from error

@@ -1,0 +1,167 @@
+"""The driver's side of the sink of a pipeline: it plans the sink of each micro-batch, and commits or aborts it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rm_db import PostgresResource
+from tm.log.sql.gtrids import TakenOver
+from tm.two_phase.driver import drive
+from xa import XaError
+from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
+from xabridge.pipeline.core.errors import PipelineError, PipelineTaken
+from xabridge.pipeline.core.ledger.opener import LedgerOpener
+from xabridge.pipeline.core.ledger.refusals import not_bound
+from xabridge.pipeline.core.protocol import batch_decision, epoch_plan
+from xabridge.pipeline.core.resources import PROCESS, call_resource
+from xabridge.pipeline.core.values import SinkPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tm.resources import Resource
+    from xabridge.pipeline.core.ledger.sql_ledger import SqlLedger
+    from xabridge.pipeline.core.resources import Resources
+    from xabridge.pipeline.core.values import Batch, Settings, SinkReport
+
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What became of a micro-batch, for metrics and logs. `before`: it had been decided before, so that this attempt
+    was discarded. `swept`: how many orphans were rolled back. `left`: how many branches are left to recovery."""
+
+    gtrid: bytes
+    before: bool
+    branches: int
+    rows: int
+    messages: int
+    swept: int
+    left: int
+    seconds: float
+
+
+class SinkCoordinator:
+    """Coordinates the sink of one pipeline. One is made where Spark plans the sink, and another one where it commits or
+    aborts. It may be kept from batch to batch, because opening the log takes longer than deciding a small batch."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        driver: str,
+        *,
+        resources: Resources = PROCESS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._opener = LedgerOpener(settings.log, settings.pipeline, sleep=sleep)
+        self._resources = resources.of(settings.resources)
+        self._sleep = sleep
+        self._ledger: SqlLedger | None = None
+
+    def plan(self, *, streaming: bool = True) -> SinkPlan:
+        """Plans the sink of the micro-batch that is being planned, and sweeps orphans. Its global transaction is the
+        one that was planned last, or a new one for a batch that reads nothing new. With `streaming` the sink belongs to
+        the query that the pipeline is bound to, otherwise to a job. PipelineTaken: the pipeline is not bound to a
+        query."""
+        with pipeline_errors():
+            pipeline = self._opened(None, takes=not streaming)
+            query = self._query(pipeline) if streaming else ""
+            gtrid, epoch, decided = drive(epoch_plan.plan_sink(pipeline.ports, pipeline.own, query, pipeline.names))
+        return SinkPlan(
+            self._settings.pipeline,
+            gtrid,
+            epoch,
+            pipeline.own.incarnation,
+            self._settings.resources,
+            decided=decided,
+            query=query,
+            outage_s=self._settings.outage_s,
+        )
+
+    def _query(self, pipeline: OpenPipeline) -> str:
+        bound = drive(pipeline.ledger.known()).bound
+        if bound is None or bound.incarnation != pipeline.own.incarnation:
+            raise PipelineTaken(not_bound(self._settings.pipeline))
+        return bound.query
+
+    @staticmethod
+    def checked(resources: Mapping[str, Resource], tasks: int) -> None:
+        """For the start of a query: PipelineError where a database can't prepare the branches of so many tasks. Orphans
+        of failed attempts may need as many again."""
+        for name, resource in resources.items():
+            rm = resource.rm
+            if not isinstance(rm, PostgresResource):
+                continue
+            try:
+                call_resource(resource, "open", lambda: None)
+            except XaError as error:
+                raise PipelineError(f"{name} can't be reached: {error}") from error
+            told = f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, and what they leave over"
+            if rm.max_prepared < tasks:
+                raise PipelineError(
+                    f"{told}, need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
+                    "(coalesce, spark.sql.shuffle.partitions) or by key, which needs one for all of them"
+                )
+            if rm.max_prepared < 2 * tasks:
+                logger.warning("%s, may need %d", told, 2 * tasks)
+
+    def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> BatchResult:
+        """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. After the decision nothing
+        is raised: what can't be finished now is left to recovery. `batch` is None for a job without streaming."""
+        began = time.perf_counter()
+        told = [report for report in reports if report is not None]
+        with pipeline_errors():
+            pipeline = self._opened(plan.incarnation)
+            outcome = drive(batch_decision.commit(pipeline.ports, pipeline.own, plan, batch, told, pipeline.names))
+            pipeline.ledger.log.flush()
+        decided = BatchResult(
+            outcome.decision.gtrid,
+            outcome.before,
+            len(outcome.decision.branches),
+            sum(report.rows for report in told),
+            sum(report.messages for report in told),
+            outcome.swept,
+            outcome.left,
+            time.perf_counter() - began,
+        )
+        logger.info("pipeline %s: %s", plan.pipeline, decided)
+        return decided
+
+    def abort(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> None:
+        """Rolls the micro-batch back, unless it is decided. Spark calls this also right after a commit that raised. A
+        task that failed has reported None. Only then may a message be to blame here, because a commit notes that
+        itself."""
+        del batch  # what matters stands in the log and at the resource managers
+        written = bool(reports) and None not in reports
+        with pipeline_errors():
+            pipeline = self._opened(plan.incarnation)
+            if not drive(batch_decision.abort(pipeline.ports, plan, pipeline.names, written=written)):
+                logger.warning("epoch %d of pipeline %s is decided: it is not rolled back", plan.epoch, plan.pipeline)
+
+    def close(self) -> None:
+        """Closes the ledger."""
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger.close()
+
+    def _opened(self, incarnation: int | None, *, takes: bool = False) -> OpenPipeline:
+        """The pipeline under the driver's present incarnation, or under the one in which the batch was planned."""
+        if self._ledger is not None and not self._still(self._ledger, incarnation):
+            self.close()
+        if self._ledger is None:
+            self._ledger = self._opener.join(self._driver, incarnation, takes=takes)
+        return OpenPipeline(self._ledger, self._resources, self._sleep)
+
+    def _still(self, ledger: SqlLedger, incarnation: int | None) -> bool:
+        """Whether the ledger that is open is the one that would be joined now."""
+        try:
+            drive(ledger.row())
+        except TakenOver:
+            return False
+        return incarnation is None or ledger.log.epoch == incarnation

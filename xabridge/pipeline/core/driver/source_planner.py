@@ -1,0 +1,203 @@
+"""The driver's side of one source of a pipeline: it plans what each micro-batch reads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from tm.two_phase.driver import drive
+from xa import XaError
+from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
+from xabridge.pipeline.core.errors import PipelineError
+from xabridge.pipeline.core.ledger.opener import LedgerOpener
+from xabridge.pipeline.core.process_ids import process_id
+from xabridge.pipeline.core.protocol import epoch_plan
+from xabridge.pipeline.core.protocol.epoch_plan import Origin
+from xabridge.pipeline.core.protocol.recovery import resolve
+from xabridge.pipeline.core.resources import PROCESS, broker, call_resource
+from xabridge.pipeline.core.retry import Backoff, is_outage
+from xabridge.pipeline.core.values import Offset, SourcePartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xabridge.pipeline.core.resources import Resources
+    from xabridge.pipeline.core.values import Settings, Source
+
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+PURGE_EVERY: Final = 100
+"""Batches between two purges of what is done."""
+
+
+class SourcePlanner:
+    """Plans one source of a pipeline.
+
+    `driver` names the driver: the same name in all of its processes, and never that of another driver
+    (`process_ids.driver_id`). With `streaming` it is a source of the query that the pipeline was bound to (`bind`), and
+    this process plans it from now on. PipelineTaken: the pipeline is not bound to a query that reads this source, or
+    another process plans it. Without `streaming` it is the source of a job, which takes the pipeline where its driver
+    never had it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        driver: str,
+        *,
+        streaming: bool = True,
+        resources: Resources = PROCESS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        settings.url(source.resource)
+        opener = LedgerOpener(settings.log, settings.pipeline, sleep=sleep)
+        with pipeline_errors():
+            ledger = opener.join(driver, takes=not streaming)
+            try:
+                self._origin = Origin(*ledger.claim(str(source), process_id())) if streaming else Origin()
+            except BaseException:
+                ledger.close()
+                raise
+        self._pipeline = OpenPipeline(ledger, resources.of(settings.resources), sleep)
+        self._logged = -1
+        self._resolved = False
+        self._limits: dict[int, int] = {}
+        self._batches = 0
+        self._planned_rows = 0
+
+    def planned_rows(self) -> int:
+        """How many messages were planned to be taken since the last call of this. Fewer than the limits allow, while a
+        failed batch is being isolated."""
+        rows, self._planned_rows = self._planned_rows, 0
+        return rows
+
+    def latest(self, start: Offset, limit: int | None = None) -> Offset:
+        """The end of the next micro-batch; `start` when there is nothing to read. Spark has logged `start`. `limit` is
+        Spark's read limit, the most rows that the batch may have; `plan` keeps to it."""
+        self.logged(start)
+        self._resolve()
+        source = self._source
+        with pipeline_errors():
+            epoch = drive(
+                epoch_plan.latest(
+                    self._pipeline.ports,
+                    self._origin,
+                    start.epoch,
+                    source.resource,
+                    source.queues,
+                    self._settings.outage_s,
+                )
+            )
+            if epoch == start.epoch:  # a driver that has lost the pipeline must not wait for messages for ever
+                drive(self._pipeline.ledger.row())
+        if limit is not None:
+            self._limits = {epoch: limit}
+        return Offset(epoch)
+
+    def available(self) -> int:
+        """How many messages there are to read now."""
+        self._resolve()
+        resource = self._pipeline.resources[self._source.resource]
+        rm = broker(resource)
+        backoff = Backoff(self._settings.outage_s)
+        while True:
+            try:
+                return call_resource(
+                    resource, "browse", lambda: sum(rm.count(one, resource.rmid) for one in self._source.queues)
+                )
+            except XaError as error:
+                if not is_outage(error) or not backoff.wait():
+                    raise PipelineError(f"{resource.name} can't be read: {error}") from error
+
+    def _resolve(self) -> None:
+        """Finishes what earlier drivers have left over, once, so that the messages that it holds can be read again."""
+        if self._resolved:
+            return
+        with pipeline_errors():
+            drive(resolve(self._pipeline.ports, self._pipeline.own, self._pipeline.names, None))
+        self._resolved = True
+
+    def plan(self, start: Offset, end: Offset) -> Sequence[SourcePartition]:
+        """The partitions of the epoch `end`: it begins a new global transaction, or is replayed where it is decided. []
+        when `start` is `end`. EpochGone, PipelineTaken."""
+        if start == end:
+            return []
+        self.logged(start)
+        source, pipeline = self._source, self._pipeline
+        rows = min(source.rows, self._limits.get(end.epoch, source.rows))
+        with pipeline_errors():
+            planned = drive(
+                epoch_plan.plan(
+                    pipeline.ports,
+                    pipeline.own,
+                    self._origin,
+                    start.epoch,
+                    end.epoch,
+                    source.resource,
+                    source.partitions,
+                    rows,
+                    pipeline.names,
+                    self._settings.outage_s,
+                )
+            )
+            decided = self._decided(again=planned.again)
+        count = len(planned.xids)
+        self._planned_rows += planned.rows
+        if planned.again:
+            logger.info("epoch %d is decided: what it took is read again from %d branches", end.epoch, count)
+        return [self._partition(end.epoch, index, planned, decided) for index in range(count)]
+
+    def _decided(self, *, again: bool) -> int:
+        """The last batch of the query that is decided; the one before it where the last one is read again."""
+        last = drive(self._pipeline.ledger.known()).decided.get(self._origin.query)
+        return -1 if last is None else last.batch - again
+
+    def _partition(self, epoch: int, index: int, planned: epoch_plan.ReadPlan, decided: int) -> SourcePartition:
+        rows, count = planned.rows, len(planned.xids)
+        share = 0 if planned.again else rows // count + (index < rows % count)
+        source = self._source
+        queues = source.queues[index % len(source.queues) :] + source.queues[: index % len(source.queues)]
+        return SourcePartition(
+            self._settings.pipeline,
+            epoch,
+            index,
+            planned.xids[index],
+            source.resource,
+            self._settings.url(source.resource),
+            queues,
+            share,
+            query=self._origin.query,
+            decided=decided,
+            aside=planned.aside,
+            text=source.text,
+            bad_records=source.bad_records,
+            outage_s=self._settings.outage_s,
+        )
+
+    def plan_job(self) -> Sequence[SourcePartition]:
+        """`latest` and `plan` for a job without streaming: it gets an epoch of its own, whatever there is to read."""
+        with pipeline_errors():
+            epoch = drive(self._pipeline.ports.ledger.allot())
+        return self.plan(Offset(), Offset(epoch))
+
+    def logged(self, end: Offset) -> None:
+        """Spark has logged every batch up to `end`, so that none of them will be read again: finishes their source
+        branches. An epoch whose sink is not ours is decided now, with its sources alone."""
+        if end.epoch == self._logged:
+            return
+        with pipeline_errors():
+            drive(epoch_plan.logged(self._pipeline.ports, end.epoch, self._pipeline.names))
+            # In the other processes, too, what has ended must not be anybody's work any more.
+            self._pipeline.ledger.log.flush()
+            self._batches += 1
+            if self._batches % PURGE_EVERY == 0:
+                self._pipeline.ledger.purge()
+        self._logged = end.epoch
+
+    def close(self) -> None:
+        """Closes the ledger. Nothing is lost where this is not called."""
+        self._pipeline.ledger.close()

@@ -1,0 +1,100 @@
+"""The driver's branch for the rows that tasks have staged by key, from its start to its vote."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from tm.log import Branch
+from tm.two_phase.ports import code_of
+from tm.two_phase.return_codes import Verb
+from xa import TMFAIL, TMSUCCESS, Code, XaError
+from xabridge.pipeline.core.errors import BatchRefused
+from xabridge.pipeline.core.resources import ask_branches, call_resource, database, prepared_branches
+from xabridge.pipeline.core.task.staging_table import RowsGone, is_connection_loss, is_row_error, upsert
+from xabridge.pipeline.core.xids import is_upsert, upsert_xid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tm.resources import Resource
+    from xabridge.pipeline.core.task.staging_table import StagedRows
+
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+PAUSES_S: Final = (0.1, 0.5, 2.0)
+"""How long to wait before each further try, where somebody else's transaction was in the way."""
+_IN_THE_WAY: Final = (
+    psycopg.errors.LockNotAvailable,
+    psycopg.errors.DeadlockDetected,
+    psycopg.errors.SerializationFailure,
+)
+
+
+def upsert_staged_rows(
+    resource: Resource,
+    gtrid: bytes,
+    staged: Sequence[StagedRows],
+    pipeline: bytes,
+    *,
+    entropy: Callable[[int], bytes] = os.urandom,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Branch | None:
+    """Upserts the rows under a branch, and prepares it. Returns the branch; None where nothing had to be changed.
+    BatchRefused: the rows could not be upserted, and no branch is left. `pipeline` is the prefix of its gtrids."""
+    for pause_s in (*PAUSES_S, None):
+        branch = Branch(resource.name, upsert_xid(gtrid, entropy(8)))
+        try:
+            return _prepared(resource, branch, staged, pipeline)
+        except _IN_THE_WAY as error:
+            if pause_s is None:
+                table = ", ".join(sorted({one.target.table for one in staged}))
+                raise BatchRefused(f"{table} is locked, by none of this pipeline's: {error}") from error
+            logger.warning("%s: somebody else's transaction is in the way of rows by key: %s", resource.name, error)
+            sleep(pause_s)
+    raise AssertionError("unreachable: the last pause is None")
+
+
+def _prepared(resource: Resource, branch: Branch, staged: Sequence[StagedRows], pipeline: bytes) -> Branch | None:
+    rm, xid = database(resource), branch.xid
+    mine = {resource.name: resource}
+    try:
+        earlier = [one for one in prepared_branches(resource, xid.gtrid) if one.gtrid == xid.gtrid and is_upsert(one)]
+        if earlier:  # a try whose connection was lost has prepared one: it has the locks that this one needs
+            ask_branches(mine, Verb.ROLLBACK, [Branch(resource.name, one) for one in earlier])
+        call_resource(resource, "start", lambda: rm.start(xid, resource.rmid))
+    except XaError as error:
+        raise BatchRefused(f"{resource.name}: rows by key can't be written now: {error}", outage=True) from error
+    try:
+        upsert(rm.session(resource.rmid).psycopg, xid.gtrid, staged, pipeline)
+        vote = _vote(mine, branch)
+    except BaseException as error:
+        ask_branches(mine, Verb.END, [branch], TMFAIL)
+        ask_branches(mine, Verb.ROLLBACK, [branch])
+        if isinstance(error, XaError):
+            resource.failed(error)
+        if isinstance(error, (psycopg.Error, XaError, RowsGone)) and not isinstance(error, _IN_THE_WAY):
+            of_rows = is_row_error(error) if isinstance(error, psycopg.Error) else _is_integrity(error)
+            raise BatchRefused(
+                f"{resource.name}: rows by key can't be written: {error}",
+                of_rows=of_rows,
+                outage=is_connection_loss(error),
+            ) from error
+        raise
+    return None if vote is Code.XA_RDONLY else branch
+
+
+def _is_integrity(error: Exception) -> bool:
+    return isinstance(error, XaError) and error.code is Code.XA_RBINTEGRITY
+
+
+def _vote(resources: Mapping[str, Resource], branch: Branch) -> Code:
+    for verb, flags in ((Verb.END, TMSUCCESS), (Verb.PREPARE, 0)):
+        (answer,) = ask_branches(resources, verb, [branch], flags)
+        if isinstance(answer, XaError):
+            raise answer
+    return code_of(answer)

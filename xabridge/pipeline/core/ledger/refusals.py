@@ -1,0 +1,37 @@
+"""The messages for whoever can't have a pipeline, or has lost it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xabridge.pipeline.core.ledger.rows import PipelineRow
+
+
+def not_bound(pipeline: str) -> str:
+    """For a source or a sink of a query that the pipeline was not bound to."""
+    return (
+        f"pipeline {pipeline!r} is not bound to this start of a query: its driver has not said which sources and which "
+        "sink belong together. Call pipeline.register(spark) in the driver, with the session that starts the query, "
+        "before it is started"
+    )
+
+
+def read_by_another(pipeline: str, query: str, what: str) -> str:
+    """For a source that is not the one that the pipeline is bound to."""
+    return (
+        f"pipeline {pipeline!r} is read by another query of this driver ({query}), which {what}: stop that query "
+        "first, or give this one a pipeline of its own"
+    )
+
+
+def taken(pipeline: str, row: PipelineRow | None, why: str) -> str:
+    """For a driver that has lost the pipeline."""
+    if row is None:
+        return f"pipeline {pipeline!r} was removed from its log"
+    at = datetime.fromtimestamp(row.taken_at, UTC).isoformat(sep=" ", timespec="seconds")
+    return (
+        f"pipeline {pipeline!r} was taken by driver {row.driver} at {at} (incarnation {row.incarnation}); {why}: it "
+        "decides nothing any more. Run one driver for a pipeline: stop the other one, or give this one another name"
+    )

@@ -1,0 +1,106 @@
+"""What the ledger answers: its rows as values, and what follows from several of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRow:
+    """A pipeline, as `xabridge.pipeline.core.ledger.schema` says."""
+
+    pipeline: str
+    incarnation: int
+    driver: str
+    reader: str
+    taken_at: float
+    epoch: int
+    forgotten: int
+    gtrid: bytes | None
+    again: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """An epoch, as `xabridge.pipeline.core.ledger.schema` says."""
+
+    epoch: int
+    gtrid: bytes
+    tries: int
+    source: str
+    previous: int = 0
+    sunk: bool = False
+    logged: bool = False
+    finished: frozenset[str] = frozenset()
+    planned_at: float = 0.0
+    query: str = ""
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedEpochs:
+    """The epochs that one global transaction has: one for each source that is read, or one that reads nothing. Empty
+    once their rows are removed."""
+
+    epochs: tuple[EpochRow, ...]
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that messages to people name."""
+        return self.epochs[0].epoch
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The resources that are read, sorted."""
+        return tuple(sorted({row.source for row in self.epochs if row.source}))
+
+    @property
+    def sunk(self) -> bool:
+        """Whether a sink of ours was planned."""
+        return any(row.sunk for row in self.epochs)
+
+    @property
+    def logged(self) -> bool:
+        """Whether Spark is known to have logged it, as of everything whose rows are removed."""
+        return all(row.logged for row in self.epochs)
+
+    @property
+    def finished(self) -> frozenset[str]:
+        """The words that say whose branches are finished."""
+        return frozenset().union(*(row.finished for row in self.epochs))
+
+    def as_logged(self) -> PlannedEpochs:
+        """The same after Spark has logged it."""
+        return PlannedEpochs(tuple(replace(row, logged=True) for row in self.epochs))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """The last micro-batch of a query."""
+
+    batch: int
+    gtrid: bytes
+    offsets: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRow:
+    """The query that has a pipeline, as `xabridge.pipeline.core.ledger.schema` says."""
+
+    query: str
+    run: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOwnership:
+    """Who owns a pipeline, as a query has to know when it asks for it: the query that it is bound to; the last decided
+    micro-batch of each query that ever wrote under its name; and the other pipelines that the asking query has."""
+
+    bound: QueryRow | None
+    decided: Mapping[str, BatchRow]
+    elsewhere: tuple[str, ...] = ()

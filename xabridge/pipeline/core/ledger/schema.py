@@ -1,0 +1,149 @@
+"""The tables of a pipeline, beside those of its decision log (`tm.log.sql.tables`) and in the same database.
+
+    xabridge_pipeline         a row for each pipeline: its name is the node of its log incarnation, driver   who has it:
+    the log's incarnation, and the driver that took it (`core.process_ids`) reader                empty; who reads
+    stands in xabridge_pipeline_source taken_at              when that was epoch                 the highest number of
+    an epoch that was ever given forgotten             the highest number of an epoch whose row was removed gtrid
+    the global transaction that was planned last again                 the incarnation in which it was planned to be
+    read again; 0: it was not xabridge_pipeline_driver  a row for each driver that has ever taken it. A driver that has
+    a row and does not have the pipeline now was fenced off, and does not come back without a new start of its query
+    pipeline, driver      primary key incarnation           the last one that it had xabridge_pipeline_epoch   a row for
+    each epoch that was planned pipeline, epoch       primary key previous              the epoch that the same source
+    of the same checkpoint read before; 0 for none gtrid, tries          its present global transaction, and how many it
+    has had; the epochs that the sources of one query read in one micro-batch have the same one source
+    the resource that it reads; empty for a batch that reads nothing query, place          the query that reads it, and
+    which of its sources; empty and 0 for a job without streaming sunk                  whether a sink of ours was
+    planned for it logged                whether Spark is known to have logged it finished              whose branches
+    are finished: words `src:NAME` and `snk:NAME` planned_at            when it was planned last xabridge_pipeline_batch
+    a row for each query (checkpoint): its last micro-batch pipeline, query       primary key batch, gtrid          the
+    batch is decided if and only if the log says so of this gtrid offsets               a digest of what the checkpoint
+    says that it reads; empty where that is not known xabridge_pipeline_query   a row for each pipeline that a streaming
+    query has: no other query works under its name pipeline              primary key query, run            the query's
+    id, which stands in its checkpoint, and the id of its latest start incarnation           the one that this start
+    has; a row of an older one is of a start that is over bound_at              when that was xabridge_pipeline_source
+    a row for each source of that query pipeline, place       primary key: the source's number in the query, from 0
+    source                what it reads: the resource and its queues process               the process that plans it
+    (`core.process_ids`); empty until it asks for the first time
+
+    xabridge_pipeline_isolation  a row for a pipeline whose last tries failed (`core.protocol.isolation`)
+        pipeline              primary key
+        gtrid                 the try that was planned, or that failed, last
+        suspects, aside       how it was planned
+        place                 which of the query's sources is suspected, or was last; -1: none was
+        failed                how many messages it had when it failed; -1: it did not, -2: no message is to blame
+
+Tables of earlier versions lack the last three tables, and the columns query, place and offsets: `upgrade` adds them.
+
+Each change is one short transaction, which first locks the log's row of the node and compares the incarnation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    inspect,
+    text,
+)
+from sqlalchemy.schema import CreateColumn
+
+if TYPE_CHECKING:
+    from tm.log.sql.database import Database
+
+METADATA: Final = MetaData()
+PIPELINE: Final = Table(
+    "xabridge_pipeline",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("driver", String(255), nullable=False),
+    Column("reader", String(255), nullable=False),
+    Column("taken_at", Double, nullable=False),
+    Column("epoch", BigInteger, nullable=False, default=0),
+    Column("forgotten", BigInteger, nullable=False, default=0),
+    Column("gtrid", LargeBinary(64)),
+    Column("again", BigInteger, nullable=False, default=0),
+)
+DRIVER: Final = Table(
+    "xabridge_pipeline_driver",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("driver", String(255), primary_key=True),
+    Column("incarnation", BigInteger, nullable=False),
+)
+EPOCH: Final = Table(
+    "xabridge_pipeline_epoch",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("epoch", BigInteger, primary_key=True, autoincrement=False),
+    Column("previous", BigInteger, nullable=False),
+    Column("gtrid", LargeBinary(64), nullable=False),
+    Column("tries", Integer, nullable=False),
+    Column("source", String(48), nullable=False),
+    Column("sunk", Boolean, nullable=False, default=False),
+    Column("logged", Boolean, nullable=False, default=False),
+    Column("finished", Text, nullable=False, default=""),
+    Column("planned_at", Double, nullable=False),
+    Column("query", String(255), nullable=False, server_default=""),
+    Column("place", Integer, nullable=False, server_default="0"),
+)
+BATCH: Final = Table(
+    "xabridge_pipeline_batch",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("query", String(255), primary_key=True),
+    Column("batch", BigInteger, nullable=False),
+    Column("gtrid", LargeBinary(64), nullable=False),
+    Column("offsets", String(64), nullable=False, server_default=""),
+)
+ISOLATION: Final = Table(
+    "xabridge_pipeline_isolation",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("gtrid", LargeBinary(64), nullable=False),
+    Column("suspects", BigInteger, nullable=False),
+    Column("aside", BigInteger, nullable=False),
+    Column("failed", BigInteger, nullable=False),
+    Column("place", Integer, nullable=False),
+)
+QUERY: Final = Table(
+    "xabridge_pipeline_query",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("query", String(255), nullable=False),
+    Column("run", String(255), nullable=False),
+    Column("incarnation", BigInteger, nullable=False),
+    Column("bound_at", Double, nullable=False),
+)
+SOURCE: Final = Table(
+    "xabridge_pipeline_source",
+    METADATA,
+    Column("pipeline", String(32), primary_key=True),
+    Column("place", Integer, primary_key=True, autoincrement=False),
+    Column("source", Text, nullable=False),
+    Column("process", String(255), nullable=False),
+)
+
+
+def upgrade(database: Database) -> None:
+    """Adds the columns that tables of earlier versions lack. Several processes may do so at the same time."""
+    with database.writing(), database.engine.connect() as connection:
+        connection.execute(text("BEGIN IMMEDIATE" if database.is_sqlite else "BEGIN"))
+        for table in (EPOCH, BATCH):
+            known = {column["name"] for column in inspect(connection).get_columns(table.name)}
+            for column in table.columns:
+                if column.name not in known:
+                    what = CreateColumn(column).compile(dialect=connection.dialect)
+                    missing = "" if database.is_sqlite else "IF NOT EXISTS "
+                    connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {missing}{what}"))
+        connection.execute(text("COMMIT"))

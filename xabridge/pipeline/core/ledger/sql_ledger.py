@@ -1,0 +1,345 @@
+"""SqlLedger: the ledger of a pipeline in the database of its log.
+
+It is opened by `xabridge.pipeline.core.ledger.opener`. The tables are in `xabridge.pipeline.core.ledger.schema`.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from sqlalchemy import delete, func, select, text, update
+
+from tm.log.sql import retry
+from tm.log.sql.gtrids import TakenOver
+from tm.log.sql.states import GtridState
+from tm.log.sql.tables import GTRIDS, NODE
+from xabridge.pipeline.core.errors import PipelineTaken
+from xabridge.pipeline.core.ledger.refusals import not_bound, read_by_another, taken
+from xabridge.pipeline.core.ledger.rows import (
+    BatchRow,
+    EpochRow,
+    PipelineOwnership,
+    PipelineRow,
+    PlannedEpochs,
+    QueryRow,
+)
+from xabridge.pipeline.core.ledger.schema import BATCH, EPOCH, ISOLATION, PIPELINE, QUERY, SOURCE
+from xabridge.pipeline.core.protocol.isolation import Isolation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+
+    from sqlalchemy import Connection, Executable
+
+    from tm.log.sql import SqlLog
+    from tm.log.sql.database import Database
+
+T = TypeVar("T")
+
+KEEP_S: Final = 24 * 3600.0
+"""How long gtrids that are done are kept, for people."""
+KEEP_EPOCHS: Final = 1000
+"""How many epochs are kept, for people."""
+
+
+class SqlLedger:
+    """The ledger of one pipeline, under one incarnation, in the database of its log: a `LedgerPort` whose methods
+    block, so that they never suspend a coroutine."""
+
+    def __init__(self, database: Database, log: SqlLog, sleep: Callable[[float], None]) -> None:
+        self.log = log
+        self.pipeline = log.node
+        self._database = database
+        self._sleep = sleep
+
+    def close(self) -> None:
+        """Lets go of the log and the database."""
+        self.log.close()
+        self._database.engine.dispose()
+
+    # --- questions -------------------------------------------------------------------------------------------
+    async def row(self) -> PipelineRow:
+        row = self._read(lambda: read_pipeline(self._database, self.pipeline))
+        if row is None or row.incarnation != self.log.epoch:
+            raise TakenOver(taken(self.pipeline, row, f"this is incarnation {self.log.epoch}"))
+        return row
+
+    async def epoch(self, epoch: int) -> EpochRow | None:
+        found = self._epochs(EPOCH.c.epoch == epoch)
+        return found[0] if found else None
+
+    async def planned(self, gtrid: bytes) -> PlannedEpochs:
+        return PlannedEpochs(tuple(self._epochs(EPOCH.c.gtrid == gtrid)))
+
+    async def later(self, query: str, place: int, epoch: int) -> Sequence[EpochRow]:
+        return self._epochs(EPOCH.c.query == query, EPOCH.c.place == place, EPOCH.c.epoch > epoch, EPOCH.c.source != "")
+
+    async def waiting(self, query: str | None = None) -> Sequence[EpochRow]:
+        of_query = () if query is None else (EPOCH.c.query == query,)
+        return self._epochs(EPOCH.c.logged.is_(False), EPOCH.c.source != "", *of_query)
+
+    async def known(self, query: str = "") -> PipelineOwnership:
+        found = self._read(lambda: read_ownership(self._database, self.pipeline, query))
+        await self.row()  # after reading: nobody has changed it until here
+        return found
+
+    async def unlogged(self, upto: int) -> Sequence[EpochRow]:
+        found: list[EpochRow] = []
+        row = await self.epoch(upto)
+        while row is not None and not row.logged:
+            found.append(row)
+            row = await self.epoch(row.previous)
+        return found[::-1]
+
+    async def last_batch(self, query: str) -> BatchRow | None:
+        statement = select(BATCH).where(BATCH.c.pipeline == self.pipeline, BATCH.c.query == query)
+        rows = self._read(lambda: self._rows(statement))
+        return _batch_row(rows[0]) if rows else None
+
+    async def isolation(self) -> Isolation | None:
+        found = select(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline)
+        rows = self._read(lambda: self._rows(found))
+        return _isolation_row(rows[0]) if rows else None
+
+    # --- changes ----------------------------------------------------------------------------------------
+    async def allot(self) -> int:
+
+        def change(connection: Connection) -> int:
+            more = self._update(epoch=PIPELINE.c.epoch + 1)
+            return int(connection.execute(more.returning(PIPELINE.c.epoch)).scalar_one())
+
+        return self._change("an epoch's number", change)
+
+    async def plan(
+        self, epoch: int, previous: int, gtrid: bytes, tries: int, source: str, query: str = "", place: int = 0
+    ) -> None:
+        insert = self._database.insert(EPOCH).values(
+            pipeline=self.pipeline,
+            epoch=epoch,
+            previous=previous,
+            gtrid=gtrid,
+            tries=tries,
+            source=source,
+            sunk=False,
+            logged=False,
+            finished="",
+            planned_at=self._database.now(),
+            query=query,
+            place=place,
+        )
+        names = ("gtrid", "tries", "source", "sunk", "planned_at", "query", "place")
+        row = insert.on_conflict_do_update(
+            index_elements=[EPOCH.c.pipeline, EPOCH.c.epoch], set_={name: insert.excluded[name] for name in names}
+        )
+        self._changes("a plan", row, self._update(gtrid=gtrid, again=0))
+
+    async def plan_replay(self, gtrid: bytes) -> None:
+        self._changes("a plan", self._update(gtrid=gtrid, again=self.log.epoch))
+
+    async def end_replay(self) -> None:
+        self._changes("the end of a replay", self._update(again=0))
+
+    async def mark_sink(self, gtrid: bytes) -> None:
+        self._changes("a sink's plan", update(EPOCH).where(EPOCH.c.gtrid == gtrid).values(sunk=True))
+
+    async def bind_batch(self, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
+        row = {"batch": batch, "gtrid": gtrid, "offsets": offsets}
+        insert = self._database.insert(BATCH).values(pipeline=self.pipeline, query=query, **row)
+        binding = insert.on_conflict_do_update(
+            index_elements=[BATCH.c.pipeline, BATCH.c.query], set_={name: insert.excluded[name] for name in row}
+        )
+        self._changes("a batch", binding)
+
+    async def bind_query(self, query: str, run: str, sources: Sequence[str]) -> None:
+        row = {"query": query, "run": run, "incarnation": self.log.epoch, "bound_at": self._database.now()}
+        insert = self._database.insert(QUERY).values(pipeline=self.pipeline, **row)
+        binding = insert.on_conflict_do_update(
+            index_elements=[QUERY.c.pipeline], set_={name: insert.excluded[name] for name in row}
+        )
+        places = [
+            SOURCE.insert().values(pipeline=self.pipeline, place=place, source=source, process="")
+            for place, source in enumerate(sources)
+        ]
+        self._changes("a query", binding, delete(SOURCE).where(SOURCE.c.pipeline == self.pipeline), *places)
+
+    async def name_epochs(self, query: str, epochs: Collection[int]) -> None:
+        naming = update(EPOCH).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch.in_(epochs), EPOCH.c.query == "")
+        self._changes("a query's epochs", naming.values(query=query))
+
+    def claim(self, source: str, process: str) -> tuple[str, int]:
+        """Claims a source for `process`, which plans it from now on. Returns the query that reads it, and its place
+        there. PipelineTaken: the pipeline is not bound to a query that reads it, or another process plans it."""
+
+        def change(connection: Connection) -> tuple[str, int]:
+            row = connection.execute(select(QUERY).where(QUERY.c.pipeline == self.pipeline)).one_or_none()
+            if row is None or row.incarnation != self.log.epoch:
+                raise PipelineTaken(not_bound(self.pipeline))
+            mine = (SOURCE.c.pipeline == self.pipeline, SOURCE.c.source == source)
+            place = connection.execute(select(SOURCE.c.place, SOURCE.c.process).where(*mine)).one_or_none()
+            if place is None:
+                raise PipelineTaken(read_by_another(self.pipeline, row.query, f"does not read {source}"))
+            if place.process not in {"", process}:
+                raise PipelineTaken(read_by_another(self.pipeline, row.query, f"reads it in process {place.process}"))
+            connection.execute(update(SOURCE).where(*mine).values(process=process))
+            return row.query, place.place
+
+        return self._change("a source's process", change)
+
+    async def mark_logged(self, epochs: Collection[int]) -> None:
+        logging = update(EPOCH).where(EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch.in_(epochs)).values(logged=True)
+        last = max(epochs, default=0) - KEEP_EPOCHS  # the oldest rows go, of those that were logged before
+        old = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.epoch <= last, EPOCH.c.logged.is_(True))
+        forgotten = select(func.max(EPOCH.c.epoch)).where(*old).scalar_subquery()
+        noting = self._update(forgotten=forgotten).where(PIPELINE.c.forgotten < forgotten)
+        self._changes("what Spark has logged", logging, *((noting, delete(EPOCH).where(*old)) if last > 0 else ()))
+
+    async def set_isolation(self, isolation: Isolation) -> None:
+        self._changes("an isolation", self._isolating(isolation))
+
+    async def note_failure(self, gtrid: bytes, messages: int, place: int = -1) -> None:
+
+        def change(connection: Connection) -> None:
+            found = select(ISOLATION).where(ISOLATION.c.pipeline == self.pipeline)
+            row = connection.execute(found).one_or_none()
+            changed = (Isolation(b"") if row is None else _isolation_row(row)).after(gtrid, messages, place)
+            connection.execute(self._isolating(changed))
+
+        self._change("a failure", change)
+
+    def _isolating(self, isolation: Isolation) -> Any:
+        values = {
+            "gtrid": isolation.gtrid,
+            "suspects": isolation.suspects,
+            "aside": isolation.aside,
+            "failed": isolation.failed,
+            "place": isolation.place,
+        }
+        insert = self._database.insert(ISOLATION).values(pipeline=self.pipeline, **values)
+        return insert.on_conflict_do_update(
+            index_elements=[ISOLATION.c.pipeline], set_={name: insert.excluded[name] for name in values}
+        )
+
+    async def mark_finished(self, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
+
+        def change(connection: Connection) -> frozenset[str]:
+            where = (EPOCH.c.pipeline == self.pipeline, EPOCH.c.gtrid == gtrid)
+            known = connection.execute(select(EPOCH.c.finished).where(*where)).scalars()
+            every = frozenset(words).union(*(finished.split() for finished in known))
+            connection.execute(update(EPOCH).where(*where).values(finished=" ".join(sorted(every))))
+            return every
+
+        return self._change("what is finished", change)
+
+    def purge(self, older_than_s: float = KEEP_S) -> int:
+        """Removes the gtrids that nobody needs any more, and returns how many these were."""
+        needed = select(EPOCH.c.gtrid).where(
+            EPOCH.c.pipeline == self.pipeline, EPOCH.c.logged.is_(False), EPOCH.c.source != ""
+        )
+        last = select(BATCH.c.gtrid).where(BATCH.c.pipeline == self.pipeline)
+        keep = [
+            bytes(row[0]) for row in (*self._read(lambda: self._rows(needed)), *self._read(lambda: self._rows(last)))
+        ]
+        return self.log.purge(older_than_s=older_than_s, keep=keep)
+
+    # --- statements ---------------------------------------------------------------------------------------------
+    def _update(self, **values: Any) -> Any:
+        return update(PIPELINE).where(PIPELINE.c.pipeline == self.pipeline).values(**values)
+
+    def _epochs(self, *where: Any) -> Sequence[EpochRow]:
+        statement = select(EPOCH).where(EPOCH.c.pipeline == self.pipeline, *where).order_by(EPOCH.c.epoch)
+        return [_epoch_row(row) for row in self._read(lambda: self._rows(statement))]
+
+    def _rows(self, statement: Any) -> Sequence[Any]:
+        with self._database.engine.connect() as connection:
+            return connection.execute(statement).all()
+
+    def _changes(self, what: str, *statements: Executable) -> None:
+        def change(connection: Connection) -> None:
+            for statement in statements:
+                connection.execute(statement)
+
+        self._change(what, change)
+
+    def _change(self, what: str, change: Callable[[Connection], T]) -> T:
+        def attempt() -> T:
+            with changing(self._database, self.pipeline, self.log.epoch) as connection:
+                return change(connection)
+
+        return retry.change(attempt, f"{what} in {self._database}", self._sleep)
+
+    def _read(self, action: Callable[[], T]) -> T:
+        return retry.read(action, f"reading {self._database}", self._sleep)
+
+
+@contextmanager
+def changing(database: Database, pipeline: str, incarnation: int) -> Iterator[Connection]:
+    """A transaction during which the pipeline stays under this incarnation. TakenOver: it is under another one."""
+    with database.writing(), database.engine.connect() as connection:
+        connection.execute(text("BEGIN IMMEDIATE" if database.is_sqlite else "BEGIN"))
+        try:
+            _hold(connection, pipeline, incarnation)
+            yield connection
+        except BaseException:
+            connection.execute(text("ROLLBACK"))
+            raise
+        connection.execute(text("COMMIT"))
+
+
+def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
+    """Locks the pipeline, so that nobody takes it until the transaction is over. TakenOver: somebody has."""
+    held = select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == pipeline).with_for_update(read=True)
+    row = connection.execute(held).one_or_none()
+    if row is None or row.epoch != incarnation:
+        raise TakenOver(
+            f"pipeline {pipeline!r} was taken by {row.holder if row else 'nobody'} as incarnation "
+            f"{row.epoch if row else 0}, this one is {incarnation}: it decides nothing any more; stop it"
+        )
+
+
+def read_ownership(database: Database, pipeline: str, query: str) -> PipelineOwnership:
+    """Who owns a pipeline, as this query has to know when it asks for it."""
+    asked = select(QUERY.c.query, QUERY.c.run, QUERY.c.incarnation).where(QUERY.c.pipeline == pipeline)
+    states = (GtridState.COMMITTED.value, GtridState.DONE.value)
+    batches = (
+        select(BATCH)
+        .join(GTRIDS, GTRIDS.c.gtrid == BATCH.c.gtrid)
+        .where(BATCH.c.pipeline == pipeline, GTRIDS.c.state.in_(states))
+    )
+    others = select(QUERY.c.pipeline).where(QUERY.c.query == query, QUERY.c.pipeline != pipeline)
+    with database.engine.connect() as connection:
+        row = connection.execute(asked).one_or_none()
+        elsewhere = tuple(connection.execute(others.order_by(QUERY.c.pipeline)).scalars())
+        decided = {one.query: _batch_row(one) for one in connection.execute(batches)}
+    return PipelineOwnership(None if row is None else QueryRow(*row), decided, elsewhere)
+
+
+def _batch_row(row: Any) -> BatchRow:
+    return BatchRow(row.batch, bytes(row.gtrid), row.offsets)
+
+
+def _epoch_row(row: Any) -> EpochRow:
+    return EpochRow(
+        row.epoch,
+        bytes(row.gtrid),
+        row.tries,
+        row.source,
+        row.previous,
+        bool(row.sunk),
+        bool(row.logged),
+        frozenset(row.finished.split()),
+        row.planned_at,
+        row.query,
+        row.place,
+    )
+
+
+def _isolation_row(row: Any) -> Isolation:
+    return Isolation(bytes(row.gtrid), row.suspects, row.aside, row.failed, row.place)
+
+
+def read_pipeline(database: Database, pipeline: str) -> PipelineRow | None:
+    """The row of a pipeline; None where there is none."""
+    with database.engine.connect() as connection:
+        row = connection.execute(select(PIPELINE).where(PIPELINE.c.pipeline == pipeline)).one_or_none()
+    return None if row is None else PipelineRow(*row)

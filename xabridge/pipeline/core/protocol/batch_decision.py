@@ -1,0 +1,320 @@
+"""The commit and the abort of a micro-batch.
+
+Commit:
+
+ 1. A batch that was decided before is not decided again: this attempt at it is rolled back.
+ 2. The rows that tasks have staged by key are upserted, and the branches of these upserts are prepared.
+ 3. Every branch that a task reported must be prepared. What the sources took is what their prepared branches hold.
+ 4. The batch is bound to its global transaction, durably.
+ 5. The decision, which names all of these branches, is forced into the log: the commit point. Nothing is raised after
+    it.
+ 6. The sinks are committed, the global transaction is fenced, and its other branches are rolled back. The sources wait
+    until Spark has logged the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tm.log import Branch, Decision, LogError
+from tm.log.sql.states import GtridState
+from tm.two_phase.return_codes import Verb
+from xa import XaError
+from xabridge.pipeline.core.errors import BatchRefused, EpochGone, PipelineError
+from xabridge.pipeline.core.protocol.epoch_plan import OLDER, check_one_gtrid, decision_error
+from xabridge.pipeline.core.protocol.isolation import EXCUSED, Isolation
+from xabridge.pipeline.core.protocol.recovery import (
+    DECIDED,
+    SweepResult,
+    carry_out,
+    fence,
+    finish_branches,
+    scan,
+    settle,
+)
+from xabridge.pipeline.core.retry import retried
+from xabridge.pipeline.core.xids import is_excuse, is_source, source_epoch
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from tm.log.sql.gtrids import Entry
+    from xa import Xid
+    from xabridge.pipeline.core.ledger.rows import PipelineRow, PlannedEpochs
+    from xabridge.pipeline.core.protocol.ports import Ports
+    from xabridge.pipeline.core.values import Batch, SinkPlan, SinkReport
+    from xabridge.pipeline.core.xids import Incarnation
+
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a batch: its decision; whether it was decided `before`; how many orphans were rolled back
+    (`swept`), and how many branches are left to recovery (`left`)."""
+
+    decision: Decision
+    before: bool
+    swept: int = 0
+    left: int = 0
+
+
+async def commit(
+    ports: Ports,
+    own: Incarnation,
+    plan: SinkPlan,
+    batch: Batch | None,
+    reports: Sequence[SinkReport],
+    resources: Collection[str],
+) -> Outcome:
+    """Commits the batch, as the module's docstring says. BatchRefused: it is not decided, and has to be run again."""
+    try:
+        return await _commit(ports, own, plan, batch, reports, resources)
+    except PipelineError as error:
+        with suppress(LogError):  # the failure is not noted then: the log is away, or another driver has the pipeline
+            if isinstance(error, BatchRefused) and error.of_rows:
+                found = await scan(ports, resources, SweepResult())
+                await _note_failed(ports, plan.gtrid, found.get(plan.gtrid, []))
+            else:
+                await ports.ledger.note_failure(plan.gtrid, EXCUSED)
+        raise
+
+
+async def _commit(
+    ports: Ports,
+    own: Incarnation,
+    plan: SinkPlan,
+    batch: Batch | None,
+    reports: Sequence[SinkReport],
+    resources: Collection[str],
+) -> Outcome:
+    if batch is not None and batch.query != plan.query:
+        raise PipelineError(
+            f"{_batch_name(plan, batch)} was planned for query {plan.query}, and query {batch.query} wrote it"
+        )
+    before = await _decided_before(ports, plan, batch)
+    if before is not None:
+        return await _discard(ports, own, plan, before, resources)
+    standing = await ports.ledger.row()
+    entry = await ports.log.entry(plan.gtrid)
+    planned = await ports.ledger.planned(plan.gtrid)
+    if (
+        plan.decided
+        or entry is None
+        or entry.state is not GtridState.ACTIVE
+        or standing.gtrid != plan.gtrid
+        or not planned.epochs
+    ):
+        raise _refusal(plan, batch, entry, standing)
+    await check_one_gtrid(ports, own, plan.query, plan.gtrid)
+    reported = [branch for report in reports for branch in report.branches]
+    reported += await _upsert_staged(ports, plan, reports, resources)
+    decision = Decision(plan.gtrid, await _branches_to_decide(ports, plan, planned, reported, resources))
+    await _reset_unproven_isolation(ports, plan.gtrid, decision.branches)
+    if batch is not None:
+        await ports.ledger.bind_batch(batch.query, batch.number, plan.gtrid, batch.offsets)
+    refused = await ports.log.force(decision)
+    if refused is not None:
+        raise decision_error(_batch_name(plan, batch), refused) from refused
+    outcome = Outcome(decision, before=False)
+    try:
+        await _finish(ports, plan, planned, outcome, resources, logged=batch is None or not planned.sources)
+    except LogError as error:
+        logger.warning(
+            "%s is decided; what could not be finished is left to recovery: %s", _batch_name(plan, batch), error
+        )
+    return outcome
+
+
+async def _decided_before(ports: Ports, plan: SinkPlan, batch: Batch | None) -> Decision | None:
+    """The decision of the batch, if it has one."""
+    gtrid, offsets = plan.gtrid, ""
+    if batch is not None:
+        bound = await ports.ledger.last_batch(batch.query)
+        if bound is not None and bound.batch > batch.number:
+            raise EpochGone(
+                f"batch {batch.number} of query {batch.query} was decided long ago (the last one is {bound.batch}): "
+                f"{OLDER}"
+            )
+        if bound is None or bound.batch != batch.number:
+            return None
+        gtrid, offsets = bound.gtrid, bound.offsets
+        if gtrid != plan.gtrid:  # an earlier attempt at this batch: unless it is decided already, it never will be
+            await ports.log.abort(gtrid)
+    entry = await ports.log.entry(gtrid)
+    if entry is None or entry.decision is None or entry.state not in DECIDED:
+        return None
+    if batch is not None and gtrid != plan.gtrid:
+        await _check_same(ports, plan, batch, entry.decision, offsets)
+    return entry.decision
+
+
+async def _check_same(ports: Ports, plan: SinkPlan, batch: Batch, decision: Decision, offsets: str) -> None:
+    """The batch was decided before, under another global transaction. That is right for a batch that reads none of our
+    sources, because such a batch gets a new global transaction each time it is planned. EpochGone: one of the two has
+    read from our sources, or the batch reads other offsets of other sources now."""
+    planned = await ports.ledger.planned(plan.gtrid)
+    ours = planned.sources or any(is_source(branch.xid) for branch in decision.branches)
+    if ours or (offsets and batch.offsets and offsets != batch.offsets):
+        raise EpochGone(
+            f"batch {batch.number} of query {batch.query} was decided, with other messages than now: {OLDER}"
+        )
+
+
+def _refusal(plan: SinkPlan, batch: Batch | None, entry: Entry | None, standing: PipelineRow) -> PipelineError:
+    name = _batch_name(plan, batch)
+    if plan.decided:
+        return PipelineError(
+            f"{name}: epoch {plan.epoch} was decided, and not as this batch: the checkpoint was copied, or another "
+            "sink had it. Start with a new checkpoint"
+        )
+    if entry is not None and entry.state is GtridState.ABORTED:
+        return BatchRefused(f"{name} was given up: it is rolled back, and has to be run again")
+    if standing.gtrid != plan.gtrid:
+        return BatchRefused(f"{name}: another batch of the pipeline was planned since; it has to be run again")
+    return BatchRefused(f"{name}: its global transaction is {entry.state.value if entry else 'unknown'}")
+
+
+async def _reset_unproven_isolation(ports: Ports, gtrid: bytes, branches: Sequence[Branch]) -> None:
+    """Where messages were set aside and the batch had no others, its decision proves nothing about them. So every
+    source may be suspected again."""
+    known = await ports.ledger.isolation()
+    if known is None or known.gtrid != gtrid or not known.aside:
+        return
+    messages = await _message_counts(ports, gtrid, branches)
+    if messages.get(known.place, 0) <= known.aside:
+        await ports.ledger.set_isolation(Isolation(gtrid, place=known.place))
+
+
+async def _upsert_staged(
+    ports: Ports, plan: SinkPlan, reports: Sequence[SinkReport], resources: Collection[str]
+) -> Sequence[Branch]:
+    """Upserts the rows that tasks have staged, and returns the prepared branches. BatchRefused: they could not be
+    upserted."""
+    staged = tuple(one for report in reports for one in report.staged)
+    if not staged:
+        return ()
+    for name in sorted({one.target.resource for one in staged}):
+        _check_configured(name, resources)
+    if any(report.staged and report.gtrid != plan.gtrid for report in reports):
+        raise BatchRefused("rows by key are of another attempt: the batch has to be run again")
+    answer = await retried(ports, partial(ports.branches.upsert, plan.gtrid, staged), plan.outage_s)
+    if isinstance(answer, BatchRefused):
+        raise answer
+    return answer
+
+
+def _check_configured(name: str, resources: Collection[str]) -> None:
+    if name not in resources:
+        raise PipelineError(f"resource {name!r} is not configured for the sink's commit")
+
+
+async def _branches_to_decide(
+    ports: Ports, plan: SinkPlan, planned: PlannedEpochs, reported: Sequence[Branch], resources: Collection[str]
+) -> tuple[Branch, ...]:
+    """The branches that the decision names. BatchRefused: not all of them are prepared."""
+    prepared: dict[str, frozenset[Xid]] = {}
+    for resource in sorted({branch.resource for branch in reported} | set(planned.sources)):
+        _check_configured(resource, resources)
+        told = await retried(ports, partial(ports.branches.prepared, resource), plan.outage_s)
+        if isinstance(told, XaError):
+            raise BatchRefused(f"{resource} can't be asked what is prepared: {told.message}")
+        prepared[resource] = told
+    strange = [branch for branch in reported if branch.xid.gtrid != plan.gtrid]
+    missing = [branch for branch in reported if branch.xid not in prepared[branch.resource]]
+    if strange or missing:
+        what = "of another attempt" if strange else "not prepared any more"
+        names = ", ".join(f"{branch.xid} on {branch.resource}" for branch in (strange or missing)[:3])
+        raise BatchRefused(f"{len(strange or missing)} branches are {what} ({names}): the batch has to be run again")
+    sources = [
+        Branch(resource, xid)
+        for resource in planned.sources
+        for xid in sorted(prepared[resource], key=lambda xid: xid.bqual)
+        if xid.gtrid == plan.gtrid and is_source(xid)
+    ]
+    return (*sources, *reported)
+
+
+async def _finish(
+    ports: Ports, plan: SinkPlan, planned: PlannedEpochs, outcome: Outcome, resources: Collection[str], *, logged: bool
+) -> None:
+    """Step 6. `logged`: the sources need not wait for Spark."""
+    if logged:
+        await ports.ledger.mark_logged(tuple(row.epoch for row in planned.epochs))
+        planned = planned.as_logged()
+    outcome.left = await carry_out(ports, outcome.decision, planned, resources)
+    await fence(ports, plan.gtrid, resources)
+    swept = SweepResult()
+    found = await scan(ports, resources, swept)
+    await settle(ports, plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
+    outcome.swept, outcome.left = swept.rolled_back, outcome.left + swept.left
+
+
+async def _discard(
+    ports: Ports, own: Incarnation, plan: SinkPlan, decision: Decision, resources: Collection[str]
+) -> Outcome:
+    """The batch was decided before: rolls back what this attempt has prepared, and finishes what that one has left."""
+    outcome = Outcome(decision, before=True)
+    if plan.gtrid != decision.gtrid:
+        swept = SweepResult()
+        found = await scan(ports, resources, swept)
+        await settle(ports, plan.gtrid, found.get(plan.gtrid, ()), resources, swept)
+        outcome.swept, outcome.left = swept.rolled_back, swept.left
+    planned = await ports.ledger.planned(decision.gtrid)
+    outcome.left += await carry_out(ports, decision, planned, resources)
+    standing = await ports.ledger.row()
+    if standing.again == own.incarnation and standing.gtrid == decision.gtrid:
+        await ports.ledger.end_replay()
+    return outcome
+
+
+async def abort(ports: Ports, plan: SinkPlan, resources: Collection[str], *, written: bool = False) -> bool:
+    """Rolls the batch back. False: it is decided, and was left alone. `written`: every task had written, so that it was
+    the commit that failed; the commit has noted itself whether a message may be to blame."""
+    if plan.decided:
+        return False
+    state = await ports.log.abort(plan.gtrid)
+    if state in DECIDED:
+        return False
+    await fence(ports, plan.gtrid, resources)
+    swept = SweepResult()
+    mine = (await scan(ports, resources, swept)).get(plan.gtrid, [])
+    if not written and not swept.unreachable and not any(is_excuse(branch.xid) for branch in mine):
+        await _note_failed(ports, plan.gtrid, mine)
+    await finish_branches(ports, Verb.ROLLBACK, mine)
+    return True
+
+
+async def _note_failed(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -> None:
+    """Notes that one of the messages that the batch has read may have made it fail."""
+    messages = await _message_counts(ports, gtrid, prepared)
+    if any(messages.values()):
+        known = await ports.ledger.isolation()
+        tried = known if known is not None else Isolation(gtrid)
+        place = (tried if tried.gtrid == gtrid else replace(tried, suspects=0)).suspected(messages)
+        await ports.ledger.note_failure(gtrid, messages.get(place, 0), place)
+
+
+async def _message_counts(ports: Ports, gtrid: bytes, prepared: Sequence[Branch]) -> dict[int, int]:
+    """How many messages the batch has read from each source, by the source's place. Empty where a broker can't be
+    asked."""
+    planned = await ports.ledger.planned(gtrid)
+    places = {row.epoch: row.place for row in planned.epochs}
+    messages: dict[int, int] = {}
+    for resource in sorted({branch.resource for branch in prepared if is_source(branch.xid)}):
+        told = await ports.branches.message_counts(resource, gtrid)
+        if isinstance(told, XaError):
+            return {}
+        for xid, count in told.items():
+            if is_source(xid) and (place := places.get(source_epoch(xid))) is not None:
+                messages[place] = messages.get(place, 0) + count
+    return messages
+
+
+def _batch_name(plan: SinkPlan, batch: Batch | None) -> str:
+    name = f"pipeline {plan.pipeline!r}, epoch {plan.epoch}"
+    return name if batch is None else f"{name} (batch {batch.number})"

@@ -1,0 +1,100 @@
+"""Ownership: which query has a pipeline, and when another query may take it over.
+
+A streaming query is known by the id that its checkpoint contains. When the query starts, its driver binds the pipeline
+to it (`xabridge.pipeline.core.driver.query_binding.bind`), with every source that it reads, before anything of it is
+planned. There are three cases:
+
+1. The pipeline belongs to this query already. Then its checkpoint has to know every batch that is decided. The number
+   of the last batch is enough to tell, because it is also the version of the query's state.
+2. The pipeline belongs to nobody. Then the query gets it. The same holds for a pipeline whose tables, of an earlier
+   version, do not say whose it is, if this query was the last one to write.
+3. The pipeline belongs to another query, so this one has a new checkpoint or is another application. It is refused,
+   unless it names the query that it follows (the option `adopt`). The old checkpoint counts as lost then: what it had
+   decided is finished, and what it had not decided goes back to the queues.
+
+A query that has another pipeline is refused, so that renaming a pipeline loses nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xabridge.pipeline.core.errors import EpochGone, PipelineError
+from xabridge.pipeline.core.protocol.epoch_plan import OLDER
+from xabridge.pipeline.core.protocol.recovery import DECIDED, SweepResult, carry_out, resolve, scan, settle
+from xabridge.pipeline.core.xids import epoch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from xabridge.pipeline.core.ledger.rows import BatchRow, PipelineOwnership
+    from xabridge.pipeline.core.protocol.ports import Ports
+    from xabridge.pipeline.core.values import Query
+    from xabridge.pipeline.core.xids import Incarnation
+
+
+def check(pipeline: str, query: Query, known: PipelineOwnership) -> None:
+    """PipelineError: the query can't have the pipeline."""
+    owner = _owner_of(known)
+    if owner not in {None, query.id, query.adopt or None}:
+        raise PipelineError(
+            f"pipeline {pipeline!r} belongs to query {owner}, which has another checkpoint than this one ({query.id}). "
+            "Use that checkpoint. Where it is lost, or older than what was decided, start with this new one and the "
+            f'option adopt = "{owner}": nothing is read twice, and the state of a stateful query begins anew. For '
+            "another query, use a pipeline of its own"
+        )
+    if known.elsewhere:
+        raise PipelineError(
+            f"query {query.id} has pipeline {known.elsewhere[0]!r}, and its checkpoint names what that one has read "
+            f"and decided: start it as that pipeline again. Pipeline {pipeline!r} needs a checkpoint of its own"
+        )
+    last = known.decided.get(query.id)
+    if last is not None and last.batch > query.planned:
+        raise EpochGone(
+            f"pipeline {pipeline!r}: batch {last.batch} of query {query.id} is decided, and the checkpoint has none "
+            f"behind {query.planned}: {OLDER}"
+        )
+
+
+async def bind(
+    ports: Ports, own: Incarnation, query: Query, sources: Sequence[str], resources: Collection[str]
+) -> None:
+    """Binds the pipeline to this start of the query, as the module's docstring says. PipelineError: it can't."""
+    known = await ports.ledger.known(query.id)
+    check(own.pipeline, query, known)
+    if known.bound is None:
+        await _name_old_epochs(ports, known.decided)
+    if _owner_of(known) not in {None, query.id}:
+        await _give_up(ports, own, resources)
+    await ports.ledger.bind_query(query.id, query.run, tuple(sources))
+
+
+def _owner_of(known: PipelineOwnership) -> str | None:
+    """The query that has the pipeline, or that wrote last where that is not said."""
+    if known.bound is not None:
+        return known.bound.query
+    return max(known.decided, key=lambda query: epoch_of(known.decided[query].gtrid), default=None)
+
+
+async def _name_old_epochs(ports: Ports, decided: Mapping[str, BatchRow]) -> None:
+    """Names the query of old epochs. Tables of earlier versions do not say which query has read an epoch, but it is
+    known of the epochs that a decided batch follows."""
+    for query, last in decided.items():
+        planned = await ports.ledger.planned(last.gtrid)
+        rows = await ports.ledger.unlogged(planned.epoch if planned.epochs else 0)
+        await ports.ledger.name_epochs(query, tuple({row.epoch for row in (*rows, *planned.epochs)}))
+
+
+async def _give_up(ports: Ports, own: Incarnation, resources: Collection[str]) -> None:
+    """No earlier checkpoint will come back: finishes what is decided, and rolls back everything else."""
+    waiting = await ports.ledger.waiting(None)
+    for gtrid in sorted({row.gtrid for row in waiting}):
+        swept = SweepResult()
+        found = await scan(ports, resources, swept)
+        await settle(ports, gtrid, found.get(gtrid, ()), resources, swept)
+        planned = await ports.ledger.planned(gtrid)
+        entry = await ports.log.entry(gtrid)
+        await ports.ledger.mark_logged(tuple(row.epoch for row in planned.epochs))
+        if entry is not None and entry.state in DECIDED and entry.decision is not None:
+            await carry_out(ports, entry.decision, planned.as_logged(), resources)
+    await resolve(ports, own, resources, None)

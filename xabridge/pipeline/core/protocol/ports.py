@@ -1,0 +1,205 @@
+"""The ports of the pipeline's algorithms: everything that the driver's side asks of the world.
+
+The algorithms (which query has the pipeline, what a micro-batch reads, its commit and abort, recovery) are coroutines
+without I/O. They await the methods of these ports and nothing else:
+
+- in a driver the ports block (`xabridge.pipeline.core.driver.open_pipeline`), so that a coroutine never suspends, and
+  `drive` runs it to its end on the caller's thread;
+- in a simulation each port call suspends the coroutine. So every call is a point where the process may die, and where
+  somebody else may act (`tests/simulation/pipeline`).
+
+An error that an algorithm goes on with is an answer, in the type of the method. The ledger and the log raise LogError
+when nothing can go on: TakenOver, once another driver has the pipeline, and LogStopped, while the database can't be
+reached. Every call may be made again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+
+    from tm.log import Branch, Decision, Heuristic, LogError
+    from tm.log.sql.gtrids import Entry
+    from tm.log.sql.states import GtridState
+    from tm.two_phase.ports import Answer
+    from tm.two_phase.return_codes import Verb
+    from xa import XaError, Xid
+    from xabridge.pipeline.core.errors import BatchRefused
+    from xabridge.pipeline.core.ledger.rows import BatchRow, EpochRow, PipelineOwnership, PipelineRow, PlannedEpochs
+    from xabridge.pipeline.core.protocol.isolation import Isolation
+    from xabridge.pipeline.core.task.staging_table import StagedRows
+
+T = TypeVar("T")
+
+
+class LedgerPort(Protocol):
+    """The ledger of one pipeline, under one incarnation: who has the pipeline, its epochs, and the last micro-batch of
+    each query."""
+
+    # --- questions --------------------------------------------------------------------------------------------------
+    async def row(self) -> PipelineRow:
+        """The pipeline's own row. TakenOver: another driver has the pipeline."""
+        ...
+
+    async def epoch(self, epoch: int) -> EpochRow | None:
+        """The row of this epoch."""
+        ...
+
+    async def planned(self, gtrid: bytes) -> PlannedEpochs:
+        """The epochs that were planned last under this global transaction."""
+        ...
+
+    async def later(self, query: str, place: int, epoch: int) -> Sequence[EpochRow]:
+        """The epochs after this one that the query's source at this place has read."""
+        ...
+
+    async def waiting(self, query: str | None = None) -> Sequence[EpochRow]:
+        """The epochs of this query (None: of any query) that read something and that Spark is not known to have
+        logged."""
+        ...
+
+    async def known(self, query: str = "") -> PipelineOwnership:
+        """What is known of the pipeline when this query asks for it. TakenOver: another driver has the pipeline."""
+        ...
+
+    async def unlogged(self, upto: int) -> Sequence[EpochRow]:
+        """This epoch, and those that its checkpoint read before it, as far as Spark is not known to have logged them;
+        the oldest first."""
+        ...
+
+    async def last_batch(self, query: str) -> BatchRow | None:
+        """The last micro-batch of this query."""
+        ...
+
+    async def isolation(self) -> Isolation | None:
+        """How the last try was planned, and whether it failed; None: no message was ever suspected."""
+        ...
+
+    # --- changes ----------------------------------------------------------------------------------------------------
+    async def allot(self) -> int:
+        """Allots the number of a new epoch. A number that is never used does no harm."""
+        ...
+
+    async def plan(
+        self, epoch: int, previous: int, gtrid: bytes, tries: int, source: str, query: str = "", place: int = 0
+    ) -> None:
+        """From now on the epoch, which follows `previous`, belongs to this global transaction, which becomes the one
+        that was planned last."""
+        ...
+
+    async def plan_replay(self, gtrid: bytes) -> None:
+        """What was decided under this global transaction is going to be read again."""
+        ...
+
+    async def end_replay(self) -> None:
+        """What was planned to be read again has been read."""
+        ...
+
+    async def mark_sink(self, gtrid: bytes) -> None:
+        """A sink of ours was planned for this global transaction."""
+        ...
+
+    async def bind_batch(self, query: str, batch: int, gtrid: bytes, offsets: str = "") -> None:
+        """This is the query's last micro-batch. It is decided if the global transaction is."""
+        ...
+
+    async def bind_query(self, query: str, run: str, sources: Sequence[str]) -> None:
+        """The pipeline belongs to this start of this query, which reads these sources."""
+        ...
+
+    async def name_epochs(self, query: str, epochs: Collection[int]) -> None:
+        """These epochs were read by this query. Tables of earlier versions did not say so."""
+        ...
+
+    async def mark_logged(self, epochs: Collection[int]) -> None:
+        """Spark has logged these epochs."""
+        ...
+
+    async def set_isolation(self, isolation: Isolation) -> None:
+        """The next try is planned like this."""
+        ...
+
+    async def note_failure(self, gtrid: bytes, messages: int, place: int = -1) -> None:
+        """The try failed with so many messages of the source at `place`, or EXCUSED: no message is to blame. What is
+        excused stays excused."""
+        ...
+
+    async def mark_finished(self, gtrid: bytes, words: Collection[str]) -> frozenset[str]:
+        """The branches of the global transaction that these words name are finished. Returns all such words."""
+        ...
+
+
+class LogPort(Protocol):
+    """The pipeline's decision log."""
+
+    async def begin(self, gtrid: bytes) -> LogError | None:
+        """Begins a global transaction; or the refusal."""
+        ...
+
+    async def force(self, decision: Decision) -> LogError | None:
+        """Makes the decision durable: the commit point; or the error. After LogStopped the outcome is unknown."""
+        ...
+
+    async def abort(self, gtrid: bytes) -> GtridState:
+        """Decides that the global transaction is aborted, unless it is decided already. The answer is final."""
+        ...
+
+    async def entry(self, gtrid: bytes) -> Entry | None:
+        """What the log has about the global transaction."""
+        ...
+
+    async def decisions(self) -> Sequence[Decision]:
+        """The decisions that have not ended."""
+        ...
+
+    async def end(self, decision: Decision) -> None:
+        """Notes, lazily, that every branch of the decision is finished."""
+        ...
+
+    async def note(self, heuristic: Heuristic) -> LogError | None:
+        """Makes a heuristic outcome durable; or the error."""
+        ...
+
+
+class BranchPort(Protocol):
+    """The resource managers, by name. XaError as an answer: the resource manager could not be asked, or refused."""
+
+    async def ask(self, verb: Verb, branches: Sequence[Branch]) -> list[Answer]:
+        """Asks `verb` of every branch, overlapped; the answers are in the order of the branches."""
+        ...
+
+    async def prepared(self, resource: str) -> frozenset[Xid] | XaError:
+        """The prepared branches of this pipeline's log."""
+        ...
+
+    async def fence(self, resource: str, gtrid: bytes) -> XaError | None:
+        """From now on no branch of the global transaction can be started or prepared there. A database has no
+        fences, and answers None."""
+        ...
+
+    async def message_counts(self, resource: str, gtrid: bytes) -> Mapping[Xid, int] | XaError:
+        """How many messages each prepared branch of the global transaction has taken."""
+        ...
+
+    async def upsert(self, gtrid: bytes, staged: Sequence[StagedRows]) -> Sequence[Branch] | BatchRefused:
+        """Upserts staged rows under one branch for each database, and prepares these branches. After BatchRefused
+        none of them is left."""
+        ...
+
+    async def has_messages(self, resource: str, queues: Sequence[str]) -> bool | XaError:
+        """Whether one of the queues has a message."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What the driver's algorithms call."""
+
+    ledger: LedgerPort
+    log: LogPort
+    branches: BranchPort
+    pause: Callable[[float], Coroutine[Any, Any, None]]
+    """Waits for so many seconds."""

@@ -1,0 +1,156 @@
+"""Recovery: phase two of what is decided, and the rollback of what nobody decided.
+
+1. Every decision that has not ended is carried out: its sinks at once, its sources when Spark has logged the batch.
+2. Every resource manager is asked for its prepared branches of this log.
+3. The log gives its final word on the global transaction of each of them, except the one at work: what is not decided
+   by then never will be (presumed abort). This comes before anything is rolled back.
+4. The branches of an undecided global transaction are rolled back. So are those of a decided one that its decision does
+   not name: they belong to attempts that Spark did not accept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tm.log import Branch, Heuristic
+from tm.log.sql.states import GtridState
+from tm.two_phase.ports import code_of
+from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
+from xa import XaError
+from xabridge.pipeline.core.xids import is_source, word
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from tm.log import Decision
+    from xabridge.pipeline.core.ledger.rows import PlannedEpochs
+    from xabridge.pipeline.core.protocol.ports import Ports
+    from xabridge.pipeline.core.xids import Incarnation
+
+
+AT_ONCE: Final = 256
+"""How many branches are finished at a time."""
+PAUSES_S: Final = (0.05, 0.2, 0.8)
+"""How long to wait before each further try."""
+DECIDED: Final = frozenset({GtridState.COMMITTED, GtridState.DONE})
+_AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
+
+
+@dataclass(slots=True)
+class SweepResult:
+    """What a sweep did: how many branches it rolled back, how many are left for the next sweep, and which resources
+    could not be asked, with the reason."""
+
+    rolled_back: int = 0
+    left: int = 0
+    unreachable: dict[str, str] = field(default_factory=dict)
+
+
+async def finish_branches(ports: Ports, verb: Verb, branches: Iterable[Branch]) -> list[Branch]:
+    """Commits (COMMIT_AGAIN) or rolls back branches. Returns those that could not be finished now. A branch that was
+    completed heuristically is forgotten where its outcome agrees with the decision, and noted in the log otherwise."""
+    left = list(branches)
+    for pause_s in (*PAUSES_S, None):
+        asked, left = left, []
+        for first in range(0, len(asked), AT_ONCE):
+            some = tuple(asked[first : first + AT_ONCE])
+            answers = await ports.branches.ask(verb, some)
+            for branch, answer in zip(some, answers, strict=True):
+                meaning = MEANING[verb][code_of(answer)]
+                if meaning is Meaning.DONE:
+                    continue
+                if meaning is Meaning.LATER:
+                    left.append(branch)
+                elif meaning is _AGREES[verb]:
+                    await ports.branches.ask(Verb.FORGET, (branch,))
+                else:
+                    refused = await ports.log.note(Heuristic(branch, HEURISTIC_CODE[meaning]))
+                    if refused is not None:
+                        left.append(branch)
+        if not left or pause_s is None:
+            break
+        await ports.pause(pause_s)
+    return left
+
+
+async def carry_out(ports: Ports, decision: Decision, planned: PlannedEpochs, resources: Collection[str]) -> int:
+    """Commits the branches that the decision names at these resources and that are not finished: sinks, and sources
+    once Spark has logged the batch. Ends the decision when nothing is left. Returns how many branches could not be
+    finished now."""
+    finished = planned.finished
+    due = [
+        branch
+        for branch in decision.branches
+        if branch.resource in resources
+        and word(branch) not in finished
+        and (planned.logged or not is_source(branch.xid))
+    ]
+    left = await finish_branches(ports, Verb.COMMIT_AGAIN, due)
+    done = {word(branch) for branch in due} - {word(branch) for branch in left}
+    if done and planned.epochs:
+        finished = await ports.ledger.mark_finished(decision.gtrid, done)
+    if {word(branch) for branch in decision.branches} <= finished | done:
+        await ports.log.end(decision)
+    return len(left)
+
+
+async def scan(ports: Ports, resources: Collection[str], swept: SweepResult) -> dict[bytes, list[Branch]]:
+    """The prepared branches of this log, by global transaction. Resources that can't be asked are noted in `swept`."""
+    found: dict[bytes, list[Branch]] = {}
+    for resource in resources:
+        prepared = await ports.branches.prepared(resource)
+        if isinstance(prepared, XaError):
+            swept.unreachable[resource] = prepared.message
+            continue
+        for xid in sorted(prepared, key=lambda xid: (xid.gtrid, xid.bqual)):
+            found.setdefault(xid.gtrid, []).append(Branch(resource, xid))
+    return found
+
+
+async def sweep(ports: Ports, own: Incarnation, resources: Collection[str], keep: bytes | None) -> SweepResult:
+    """Steps 2 to 4 of the module's docstring. `keep` is the global transaction at work, which is left alone."""
+    swept = SweepResult()
+    found = await scan(ports, resources, swept)
+    for gtrid in sorted(found):
+        if gtrid != keep and own.owns(gtrid):
+            await settle(ports, gtrid, found[gtrid], resources, swept)
+    return swept
+
+
+async def settle(
+    ports: Ports, gtrid: bytes, prepared: Sequence[Branch], resources: Collection[str], swept: SweepResult
+) -> None:
+    """Steps 3 and 4 for one global transaction, of which these branches are prepared."""
+    state = await ports.log.abort(gtrid)
+    orphans = list(prepared)
+    if state in DECIDED:
+        entry = await ports.log.entry(gtrid)
+        if entry is None or entry.decision is None:
+            return  # it was purged in the meantime: the next sweep finds what it is then
+        named = {branch.xid for branch in entry.decision.branches}
+        orphans = [branch for branch in prepared if branch.xid not in named]
+    else:
+        await fence(ports, gtrid, resources)
+    left = await finish_branches(ports, Verb.ROLLBACK, orphans)
+    swept.rolled_back += len(orphans) - len(left)
+    swept.left += len(left)
+
+
+async def fence(ports: Ports, gtrid: bytes, resources: Collection[str]) -> None:
+    """Fences the global transaction, so that late attempts can neither start nor prepare branches. Where that fails
+    now, a later sweep finds what they have prepared."""
+    for resource in resources:
+        await ports.branches.fence(resource, gtrid)
+
+
+async def resolve(ports: Ports, own: Incarnation, resources: Collection[str], keep: bytes | None) -> SweepResult:
+    """Steps 1 to 4 of the module's docstring."""
+    undone = await ports.log.decisions()
+    left = 0
+    for decision in undone:
+        planned = await ports.ledger.planned(decision.gtrid)
+        left += await carry_out(ports, decision, planned, resources)
+    swept = await sweep(ports, own, resources, keep)
+    swept.left += left
+    return swept

@@ -1,0 +1,310 @@
+"""The decoder of a source: AMQP messages into columns.
+
+It reads hundreds of thousands of messages at a time, so frequent sections are read directly from the octets, without
+making AMQP values of them. A message that can't be read, or that the user's function `bad_records` names bad, is left
+out, and its place is noted.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.protocol.addresses import ORIGIN_QUEUE
+from dtx.protocol.composites import WireError
+from dtx.protocol.decoding import DecodeError, decode_from, skip
+from dtx.protocol.messages import (
+    APPLICATION_PROPERTIES,
+    DATA,
+    DELIVERY_ANNOTATIONS,
+    HEADER,
+    MESSAGE_ANNOTATIONS,
+    PROPERTIES,
+    SEQUENCE,
+    VALUE,
+    read_header,
+)
+from dtx.protocol.values import Symbol
+from xabridge.pipeline.core.messages import Messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from dtx.protocol.messages import Header
+
+SHORT: Final = 3
+"""Where the value of a message's first section begins, where its descriptor has its short form."""
+NORMAL: Final = 4
+"""The priority of a message that has none."""
+_FIELDS: Final = ("message_id", None, None, "subject", "reply_to", "correlation_id", "content_type", None, None,
+                  "creation_time_ms", "group_id")  # fmt: skip
+"""The fields of the properties section that are columns, by their place."""
+_KEPT: Final = tuple((place, name) for place, name in enumerate(_FIELDS) if name is not None)
+
+
+class _Columns:
+    """The columns of a chunk. A column is made when the first message has a value for it."""
+
+    def __init__(self) -> None:
+        self.body: list[bytes | str | None] = []
+        self.address: list[str | None] = []
+        self.told: str | None = None
+        """The queue that the delivery annotations of the message tell which is being read."""
+        self._others: dict[str, list[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self.body)
+
+    def put(self, name: str, value: Any) -> None:
+        """What the message that is being read has in a column."""
+        column = self._others.get(name)
+        count = len(self.body)
+        if column is None:
+            column = self._others[name] = []
+        if len(column) < count:
+            column.extend([None] * (count - len(column)))
+        column.append(value)
+
+    def drop(self) -> None:
+        """What the message that is being read has put goes."""
+        count = len(self.body)
+        for column in self._others.values():
+            del column[count:]
+
+    def end(self, body: bytes | str | None, address: str | None) -> None:
+        """The message is read."""
+        self.body.append(body)
+        self.address.append(address)
+
+    def messages(self) -> Messages:
+        """The columns."""
+        count = len(self.body)
+        for column in self._others.values():
+            if len(column) < count:
+                column.extend([None] * (count - len(column)))
+        return Messages(self.body, self.address, **self._others)
+
+
+@dataclass(slots=True)
+class Sorting:
+    """Which messages are left out: those at the first `aside` places; those that can't be read (with `text`, also those
+    whose body is not UTF-8); and those that `is_bad` gives a reason for. `bad`: place → reason, of the latter two."""
+
+    aside: int = 0
+    text: bool = False
+    is_bad: Callable[[Mapping[str, Any]], object] | None = None
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+def decode_messages(
+    messages: Iterable[tuple[str | None, bytes]], chunk: int, sorting: Sorting | None = None
+) -> Iterator[Messages]:
+    """Messages by columns, at most `chunk` at a time. Each comes with the queue that it was taken from, or None where
+    its delivery annotations tell it, as in a browse of a branch."""
+    kept = sorting if sorting is not None else Sorting()
+    numbered = enumerate(messages)
+    for _ in islice(numbered, kept.aside):
+        pass
+    while some := list(islice(numbered, chunk)):
+        columns = _Columns()
+        places = [place for place, (address, octets) in some if _read(place, octets, address, columns, kept)]
+        read = columns.messages()
+        if kept.is_bad is not None:
+            read = _without(read, _named_bad(read, places, kept))
+        if len(read):
+            yield read
+
+
+def _named_bad(messages: Messages, places: Sequence[int], sorting: Sorting) -> frozenset[int]:
+    """The places of the messages for which the function gives a reason."""
+    names = [one.name for one in fields(messages) if getattr(messages, one.name) is not None]
+    columns = zip(*(getattr(messages, name) for name in names), strict=True)
+    bad = set()
+    for at, values in enumerate(columns):
+        why = sorting.is_bad(dict(zip(names, values, strict=True))) if sorting.is_bad is not None else None
+        if why:
+            bad.add(at)
+            sorting.bad[places[at]] = str(why)
+    return frozenset(bad)
+
+
+def _without(messages: Messages, left_out: frozenset[int]) -> Messages:
+    if not left_out:
+        return messages
+    kept = [at for at in range(len(messages)) if at not in left_out]
+    columns: dict[str, Any] = {one.name: getattr(messages, one.name) for one in fields(messages)}
+    chosen = {name: [column[at] for at in kept] for name, column in columns.items() if column is not None}
+    return replace(messages, **chosen)
+
+
+def _read(place: int, octets: bytes, address: str | None, columns: _Columns, sorting: Sorting) -> bool:
+    try:
+        body = _sections(octets, columns)
+        if sorting.text and type(body) is bytes:
+            body = body.decode("utf-8")
+    except (DecodeError, WireError, ValueError, IndexError, AttributeError) as error:  # the last: a map that is none
+        columns.drop()
+        sorting.bad[place] = f"it can't be read: {error}"
+        return False
+    columns.end(body, address if address is not None else columns.told)
+    return True
+
+
+def _sections(octets: bytes, columns: _Columns) -> bytes | str | None:
+    """Reads a message, and gives its body."""
+    body: bytes | str | None = None
+    parts: list[bytes] = []
+    columns.told = None
+    at, end = 0, len(octets)
+    while at < end:
+        if octets[at] or octets[at + 1] != 0x53:
+            at, code = _long_section(octets, at)
+        else:
+            code = octets[at + 2]
+            at += 3
+        if code == DATA:
+            start, at = _binary(octets, at)
+            parts.append(octets[start:at])
+        elif code in {VALUE, SEQUENCE}:
+            body, at = _value(octets, at)
+        else:
+            at = _READERS.get(code, _skipped)(octets, at, columns)
+    if parts:
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    return body
+
+
+def _skipped(octets: bytes, at: int, _columns: _Columns) -> int:
+    return skip(octets, at)
+
+
+@lru_cache(maxsize=256)
+def _known_header(octets: bytes) -> Header:
+    """Most messages have one of a few headers."""
+    return read_header(octets)
+
+
+def _header(octets: bytes, at: int, columns: _Columns) -> int:
+    short = at == SHORT and octets[at] == 0xC0
+    header = _known_header(octets[: at + 2 + octets[at + 1]]) if short else read_header(octets)
+    if header.delivery_count:
+        columns.put("delivery_count", header.delivery_count)
+    if header.priority != NORMAL:
+        columns.put("priority", header.priority)
+    return header.end
+
+
+def _origin(octets: bytes, at: int, columns: _Columns) -> int:
+    value, end = decode_from(octets, at)
+    columns.told = value.get(Symbol(ORIGIN_QUEUE))
+    return end
+
+
+def _map_into(name: str) -> Callable[[bytes, int, _Columns], int]:
+    def read(octets: bytes, at: int, columns: _Columns) -> int:
+        value, end = decode_from(octets, at)
+        columns.put(name, {str(key): text_of(item) for key, item in value.items()})
+        return end
+
+    return read
+
+
+def _long_section(octets: bytes, at: int) -> tuple[int, int]:
+    """Where the value of a section begins whose descriptor is not in its short form, and its code."""
+    if octets[at]:
+        raise DecodeError(f"a section is a described value; at {at} is none")
+    descriptor, start = decode_from(octets, at + 1)
+    if isinstance(descriptor, int):
+        return start, int(descriptor)
+    raise DecodeError(f"at {at} is no section of a message")
+
+
+def _binary(octets: bytes, at: int) -> tuple[int, int]:
+    kind = octets[at]
+    if kind == 0xA0:
+        start = at + 2
+        end = start + octets[at + 1]
+    elif kind == 0xB0:
+        start = at + 5
+        end = start + int.from_bytes(octets[at + 1 : start], "big")
+    else:
+        raise DecodeError(f"a data section is binary; at {at} is none")
+    if end > len(octets):
+        raise DecodeError(f"a value at {at} is cut off")
+    return start, end
+
+
+def _value(octets: bytes, at: int) -> tuple[bytes | str | None, int]:
+    value, end = decode_from(octets, at)
+    return (value if type(value) is bytes else text_of(value)), end
+
+
+def _properties(octets: bytes, at: int, columns: _Columns) -> int:
+    if octets[at] != 0xC0:  # a list of one octet's size; the others are rare
+        items, end = decode_from(octets, at)
+        for place, name in _KEPT:
+            if place < len(items) and items[place] is not None:
+                columns.put(name, _property(name, items[place]))
+        return end
+    end = at + 2 + octets[at + 1]
+    count = octets[at + 2]
+    at += 3
+    for place in range(count):
+        kind = octets[at]
+        if kind == 0x40:
+            at += 1
+            continue
+        if kind in {0xA1, 0xA3}:
+            stop = at + 2 + octets[at + 1]
+            value = octets[at + 2 : stop].decode("utf-8")
+            at = stop
+        else:
+            value, at = decode_from(octets, at)
+        field = _FIELDS[place] if place < len(_FIELDS) else None
+        if field is not None:
+            columns.put(field, _property(field, value))
+    if at != end or end > len(octets):
+        raise DecodeError("the properties don't end where they say")
+    return end
+
+
+def _property(name: str, value: Any) -> Any:
+    if name == "creation_time_ms":
+        return int(value)
+    return value if type(value) is str else text_of(value)
+
+
+def text_of(value: Any) -> str | None:
+    """A value of AMQP as text: octets in hex, lists and maps as JSON."""
+    if value is None:
+        return None
+    if type(value) is str:
+        return value
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {str(text_of(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value)
+
+
+_READERS: Final[dict[int, Callable[[bytes, int, _Columns], int]]] = {
+    HEADER: _header,
+    DELIVERY_ANNOTATIONS: _origin,
+    MESSAGE_ANNOTATIONS: _map_into("annotations"),
+    PROPERTIES: _properties,
+    APPLICATION_PROPERTIES: _map_into("application_properties"),
+}

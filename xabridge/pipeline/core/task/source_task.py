@@ -1,0 +1,168 @@
+"""The executor's side of a source: `read` takes the messages of one partition and prepares them. No decision log is
+needed here, and none is loaded. Resource managers stay open in the process, for the tasks that come after.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from tm.log import Branch
+from tm.two_phase.driver import drive
+from tm.two_phase.return_codes import Verb
+from xa import TMFAIL, TMSUCCESS, Code, XaError
+from xabridge.pipeline.core.errors import BatchRefused, PipelineError
+from xabridge.pipeline.core.protocol import partition_read
+from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource
+from xabridge.pipeline.core.task.excuse import excuse
+from xabridge.pipeline.core.task.message_decoder import Sorting, decode_messages
+from xabridge.pipeline.core.user_functions import function_named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tm.resources import Resource
+    from xa import Xid
+    from xabridge.pipeline.core.messages import Messages
+    from xabridge.pipeline.core.protocol.partition_read import TakenMessages
+    from xabridge.pipeline.core.resources import Resources
+    from xabridge.pipeline.core.values import SourcePartition
+
+T = TypeVar("T")
+
+logger: Final = logging.getLogger("xabridge.pipeline")
+
+CHUNK: Final = 10_000
+
+
+def read(
+    partition: SourcePartition,
+    *,
+    chunk: int = CHUNK,
+    resources: Resources = PROCESS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Messages]:
+    """The messages of the partition, at most `chunk` at a time: the same ones in the same order in every attempt. They
+    are prepared, durably, before the first one is yielded. BatchRefused: the epoch was given up in the meantime."""
+    try:
+        resource = resources.get(partition.resource, partition.url)
+        taker = BlockingPartition(resource, partition, sleep, chunk)
+        rows: Iterable[Messages] = taker.rows if taker.run() else _read_again(resource, partition, chunk)
+        yield from rows
+    except PipelineError:
+        excuse(((partition.resource, partition.url),), partition.xid.gtrid, resources)
+        raise
+
+
+def _with_queues(taken: TakenMessages) -> Iterator[tuple[str | None, bytes]]:
+    for queue, messages in taken:
+        for octets in messages:
+            yield queue, octets
+
+
+def _read_again(resource: Resource, partition: SourcePartition, chunk: int) -> Iterator[Messages]:
+    """Reads the prepared branch again. A branch of an attempt that came only as far as its end holds the bad messages
+    too, and is refused."""
+    sorting = _sorting(partition)
+    sorting.aside = 0
+    for messages in decode_messages(_held_messages(resource, partition), chunk, sorting):
+        if sorting.bad:
+            break
+        yield messages
+    if sorting.bad:
+        raise BatchRefused(f"{partition.xid} tells messages that are bad now: {next(iter(sorting.bad.values()))}")
+
+
+def _sorting(partition: SourcePartition) -> Sorting:
+    return Sorting(partition.aside, partition.text, function_named(partition.bad_records))
+
+
+def _held_messages(resource: Resource, partition: SourcePartition) -> Iterator[tuple[str | None, bytes]]:
+    """The messages that the prepared branch holds."""
+    try:
+        for page in broker(resource).retired(partition.xid, resource.rmid):
+            for octets in page:
+                yield None, octets
+    except XaError as error:
+        resource.failed(error)
+        raise BatchRefused(f"what {partition.xid} holds can't be read: {error}") from error
+
+
+class BlockingPartition:
+    """A `PartitionPort` that blocks, for one attempt. `rows` are the messages that it has taken and yields."""
+
+    def __init__(
+        self, resource: Resource, partition: SourcePartition, sleep: Callable[[float], None], chunk: int = CHUNK
+    ) -> None:
+        self._resource = resource
+        self._partition = partition
+        self._rm = broker(resource)
+        self._sleep = sleep
+        self._chunk = chunk
+        self.rows: list[Messages] = []
+
+    def run(self) -> bool:
+        """Makes the attempt; False: the branch was prepared before, and is to be read. An attempt that is interrupted
+        leaves no branch at work."""
+        partition = self._partition
+        waits = round(partition.outage_s / partition_read.PAUSE_S) + 1
+        try:
+            return drive(partition_read.take(self, partition.xid, partition.queues, partition.share, waits)) is not None
+        except BaseException:
+            self._leave(partition)
+            raise
+
+    def _leave(self, partition: SourcePartition) -> None:
+        """Ends the association in failure: what the attempt took goes back at once, and nothing of it can be prepared
+        any more. The branch is not rolled back, because it may be another attempt's by now."""
+        branch = Branch(partition.resource, partition.xid)
+        ask_branches({partition.resource: self._resource}, Verb.END, [branch], TMFAIL)
+
+    async def start(self, xid: Xid) -> Code | XaError:
+        def ask() -> Code:
+            self._rm.start(xid, self._resource.rmid)
+            return Code.XA_OK
+
+        return self._ask("start", ask)
+
+    async def take(self, queue: str, count: int) -> list[bytes] | XaError:
+        return self._ask("take", lambda: self._rm.session(self._resource.rmid).gather(queue, count))
+
+    async def judge(self, taken: TakenMessages) -> partition_read.Judgement:
+        sorting = _sorting(self._partition)
+        self.rows = list(decode_messages(_with_queues(taken), self._chunk, sorting))
+        for place, why in sorting.bad.items():
+            logger.warning("%s: message %d is bad, and given back: %s", self._partition.xid, place, why)
+        count = sum(len(messages) for _, messages in taken)
+        judged = partition_read.judge(self._partition.aside, sorting.bad, count, sum(map(len, self.rows)))
+        if self._partition.aside:
+            told = "others are read without them" if self.rows else "there are no others"
+            logger.warning("%s: the first of %d messages failed alone: %s", self._partition.xid, count, told)
+        return judged
+
+    async def prepare(self, xid: Xid, judged: partition_read.Judgement) -> Code | XaError:
+        def ask() -> Code:
+            self._rm.end(xid, self._resource.rmid, TMSUCCESS)
+            return self._rm.prepare_kept(xid, self._resource.rmid, judged.failed, judged.released)
+
+        return self._ask("prepare", ask)
+
+    async def hold(self, xid: Xid) -> Code | XaError:
+        def ask() -> Code:
+            next(self._rm.retired(xid, self._resource.rmid, 1), None)
+            return Code.XA_OK
+
+        return self._ask("hold", ask)
+
+    async def adopt(self, xid: Xid) -> Code | XaError:
+        return self._ask("adopt", lambda: self._rm.prepare_kept(xid, self._resource.rmid))
+
+    async def pause(self, seconds: float) -> None:
+        self._sleep(seconds)
+
+    def _ask(self, routine: str, ask: Callable[[], T]) -> T | XaError:
+        try:
+            return call_resource(self._resource, routine, ask)
+        except XaError as error:
+            return error

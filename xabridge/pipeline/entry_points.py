@@ -1,0 +1,71 @@
+"""The package's functions for Spark. What needs PySpark (`xabridge.pipeline.spark`) is imported when one of them is
+called, so that a message says what is missing where PySpark or Java is not installed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Final
+
+from xabridge.pipeline.java import check_spark, use_java
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from xabridge.pipeline.spark.epoch import Epoch
+
+SETTINGS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.python.daemon.module": "xabridge.pipeline.spark.worker_daemon",
+}
+"""What differs from Spark's defaults in a session of ours: it is a small one, on one machine."""
+
+
+def session(name: str, master: str = "local[2,4]", settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A Spark session with the formats `amqp` and `xa`. For pipelines on one machine, and to begin with: an application
+    that makes its own session calls `register`. PipelineError: PySpark or Java is missing."""
+    check_spark()
+    use_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # what is on PATH may be another Python
+    from pyspark.sql import SparkSession  # noqa: PLC0415 — only where it is wanted
+
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in {**SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Makes the formats `amqp` and `xa` known to `spark`."""
+    check_spark()
+    from xabridge.pipeline.spark.registration import register as make_known  # noqa: PLC0415 — needs PySpark
+
+    make_known(spark)
+
+
+def epoch(spark: SparkSession, batch_id: int, options: Mapping[str, str]) -> Epoch:
+    """What one micro-batch of `foreachBatch` writes, under one decision: see `xabridge.pipeline.spark.epoch.Epoch`.
+    `options` name the pipeline, its log and resources (`xabridge.pipeline.options.SHARED`)."""
+    check_spark()
+    from xabridge.pipeline.spark.epoch import epoch as begin  # noqa: PLC0415 — needs PySpark
+
+    return begin(spark, batch_id, options)
+
+
+def run_jobs(
+    spark: SparkSession,
+    source: Mapping[str, str],
+    sink: Mapping[str, str],
+    transform: Callable[[DataFrame], DataFrame] = lambda rows: rows,
+) -> int:
+    """Jobs without streaming, one after the other: see `xabridge.pipeline.spark.jobs.run_jobs`."""
+    check_spark()
+    from xabridge.pipeline.spark.jobs import run_jobs as run  # noqa: PLC0415 — needs PySpark
+
+    return run(spark, source, sink, transform)

@@ -1,0 +1,111 @@
+"""AMQP messages as rows: the columns of the format `amqp`, their types, and messages ↔ Arrow batches.
+
+The option `body` says whether bodies are octets or text. Values of an AMQP message that have no type in Spark come as
+text (`xabridge.pipeline.core.messages`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from xabridge.pipeline.core import Messages, PipelineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xabridge.pipeline.options import Body
+
+MAP: Final = "map<string,string>"
+COLUMNS: Final[Mapping[str, str]] = {
+    "body": "binary",
+    "address": "string",
+    "message_id": "string",
+    "correlation_id": "string",
+    "subject": "string",
+    "reply_to": "string",
+    "content_type": "string",
+    "group_id": "string",
+    "creation_time": "timestamp",
+    "priority": "int",
+    "delivery_count": "int",
+    "application_properties": MAP,
+    "annotations": MAP,
+}
+"""Column → its Spark type. The source yields them; what a sink does not read is in `RECEIVED`."""
+
+RECEIVED: Final = frozenset({"address", "delivery_count", "annotations"})
+"""What only a received message has."""
+
+SENT: Final = tuple(name for name in COLUMNS if name not in RECEIVED)
+
+
+def columns_of(body: Body) -> dict[str, str]:
+    """The columns of a source with these bodies."""
+    return {**COLUMNS, "body": "string" if body == "text" else "binary"}
+
+
+def check_columns(wanted: Mapping[str, str], body: Body) -> None:
+    """PipelineError: a schema was requested that has other columns than the source."""
+    known = columns_of(body)
+    for name, type_ in wanted.items():
+        if name not in known:
+            raise PipelineError(f"format amqp: there is no column {name!r}; there are {', '.join(known)}")
+        if type_ != known[name]:
+            hint = ": set the option body" if name == "body" else ""
+            raise PipelineError(f"format amqp: the column {name} is {known[name]}, not {type_}{hint}")
+
+
+def batch_of(messages: Messages, schema: pa.Schema) -> pa.RecordBatch:
+    """The rows of `messages`, with the columns of `schema`. PipelineError: a body is no text, and should be."""
+    arrays = [_array(messages, field) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _array(messages: Messages, field: pa.Field) -> pa.Array:
+    if field.name == "body":
+        return pa.array(_bodies(messages, as_text=not pa.types.is_binary(field.type)), type=field.type)
+    name = "creation_time_ms" if field.name == "creation_time" else field.name
+    values: Sequence[Any] | None = getattr(messages, name)
+    if name == "delivery_count":  # a message without a header was never delivered before
+        values = [count or 0 for count in values or [0] * len(messages)]
+    if values is None:
+        return pa.nulls(len(messages), field.type)
+    if pa.types.is_map(field.type):
+        values = [None if entry is None else list(entry.items()) for entry in values]
+    elif pa.types.is_timestamp(field.type):
+        values = [None if milliseconds is None else milliseconds * 1000 for milliseconds in values]
+    return pa.array(values, type=field.type)
+
+
+def _bodies(messages: Messages, *, as_text: bool) -> Sequence[object]:
+    if not as_text:
+        return [body.encode() if isinstance(body, str) else body for body in messages.body]
+    try:
+        return [body.decode() if isinstance(body, bytes) else body for body in messages.body]
+    except UnicodeDecodeError as error:
+        raise PipelineError(
+            f"format amqp: a message's body is not UTF-8 ({error}), and the option body says text; read it as binary, "
+            "and let the query decode it"
+        ) from error
+
+
+def messages_of(batch: pa.RecordBatch) -> Messages:
+    """The rows of `batch` as messages. A row whose body is null is left out."""
+    bodies = batch.column("body")
+    if bodies.null_count:
+        batch = batch.filter(bodies.is_valid())
+    columns = {name: _values(batch.column(name)) for name in SENT if name in batch.schema.names}
+    if "creation_time" in columns:
+        columns["creation_time_ms"] = columns.pop("creation_time")
+    return Messages(**columns)
+
+
+def _values(array: pa.Array) -> list[Any]:
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.timestamp("ms", tz=array.type.tz), safe=False).cast(pa.int64())
+    values: list[Any] = array.to_pylist()
+    if pa.types.is_map(array.type):
+        return [None if value is None else dict(value) for value in values]
+    return values

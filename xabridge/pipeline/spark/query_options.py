@@ -1,0 +1,94 @@
+"""QueryOptions: the options of the sources and the sink of one query, and the check that they belong together.
+
+All of them share one decision for each micro-batch. So they have to name one pipeline and one log, and each has to know
+every resource that something is read from, because whoever decides asks it what was taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xabridge.pipeline.core import PipelineError, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xabridge.pipeline.options import SinkOptions, SourceOptions
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOptions:
+    """The options of a query's sources of the format `amqp`, in their order, and of its sink of the format `xa`, if it
+    has one."""
+
+    sources: tuple[SourceOptions, ...]
+    sink: SinkOptions | None
+
+    def settings(self) -> Settings:
+        """The settings that all of them share, with every resource that one of them knows. PipelineError: they do not
+        belong together, or there are none."""
+        named = list(self._named())
+        if not named:
+            raise PipelineError("the query has no part of the formats amqp and xa")
+        (first_name, first), *others = named
+        for name, settings in others:
+            _check_same_pipeline(first_name, first, name, settings)
+        self._check_queues()
+        resources = _resources(named)
+        for name, settings in named:
+            known = dict(settings.resources)
+            for source in self.sources:
+                if source.source.resource not in known:
+                    raise PipelineError(
+                        f"the query reads from {source.source.resource}, and {name} does not know that resource: "
+                        "whoever decides asks it what was taken. Configure it for all parts of the query, under the "
+                        "same name"
+                    )
+        adopted = {settings.adopt for _, settings in named if settings.adopt}
+        if len(adopted) > 1:
+            raise PipelineError(f"option adopt: one query follows one other, not {' and '.join(sorted(adopted))}")
+        return Settings(first.pipeline, first.log, tuple(resources.items()), "".join(adopted))
+
+    def _named(self) -> Iterator[tuple[str, Settings]]:
+        for source in self.sources:
+            yield f"the source of {source.source}", source.settings
+        if self.sink is not None:
+            yield "the sink", self.sink.settings
+
+    def _check_queues(self) -> None:
+        read: set[tuple[str, str]] = set()
+        for source in self.sources:
+            for queue in source.source.queues:
+                if (source.source.resource, queue) in read:
+                    raise PipelineError(
+                        f"two sources of the query read queue {queue!r} of {source.source.resource}: each message "
+                        "would come to one of them, not to both. Read it by one source; a DataFrame that is joined "
+                        "with itself makes two"
+                    )
+                read.add((source.source.resource, queue))
+
+
+def _check_same_pipeline(first_name: str, first: Settings, name: str, settings: Settings) -> None:
+    if settings.pipeline != first.pipeline:
+        raise PipelineError(
+            f"{first_name} belongs to pipeline {first.pipeline!r}, and {name} to pipeline {settings.pipeline!r}: the "
+            "sources and the sink of one query share one decision. Give them the same option pipeline"
+        )
+    if settings.log != first.log:
+        raise PipelineError(
+            f"pipeline {first.pipeline!r}: {first_name} and {name} have different decision logs: the sources and the "
+            "sink of one query share one decision. Give them the same option log"
+        )
+
+
+def _resources(named: list[tuple[str, Settings]]) -> dict[str, str]:
+    resources: dict[str, str] = {}
+    for name, settings in named:
+        for resource, url in settings.resources:
+            if resources.setdefault(resource, url) != url:
+                raise PipelineError(
+                    f"resource {resource}: {name} has another open string for it than another part of the query; one "
+                    "name stands for one resource"
+                )
+    return resources

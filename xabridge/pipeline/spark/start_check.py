@@ -1,0 +1,169 @@
+"""The check of a query that writes the format `xa`, when `start()` is called.
+
+Spark does not call a Python data source in `start()`. It looks at the sink only when it plans the first micro-batch, in
+another process, and it refuses the output mode `update` there. So `DataStreamWriter.start` is replaced in this process,
+and calls this check first:
+
+ - `start()` itself refuses what can't work: options, columns, types, keys, too few prepared transactions.
+ - In output mode `update` each micro-batch is written by an epoch, as with `foreachBatch`.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from xabridge.pipeline.core import PipelineError
+from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator
+from xabridge.pipeline.core.resources import Resources
+from xabridge.pipeline.options import OF_SPARK, PARTITIONS, SHARED, sink_options
+from xabridge.pipeline.spark.task_writer import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from xabridge.pipeline.options import SinkOptions
+    from xabridge.pipeline.spark.epoch import Epoch
+    from xabridge.pipeline.spark.task_writer import Layout
+
+    Start = Callable[..., StreamingQuery]
+
+FORMAT: Final = "xa"
+SOURCE: Final = "amqp"
+_STREAM: Final = "StreamingRelationV2"
+UPDATE: Final = "Update"
+COMPLETE: Final = "Complete"
+_MARK: Final = "_xabridge"
+_SHUFFLING: Final = (
+    "Aggregate",
+    "Join",
+    "Deduplicate",
+    "Distinct",
+    "Repartition",
+    "Sort",
+    "InPandas",
+    "WithState",
+)
+"""Parts of the names of plans whose rows come from a shuffle."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRequest:
+    """What the user has told a DataStreamWriter. The names of options are in lower case."""
+
+    format: str
+    mode: str
+    options: Mapping[str, str]
+
+
+def intercept(epoch: Callable[..., Epoch]) -> None:
+    """Replaces `start()` in this process, so that it checks first. `epoch` makes the epoch of a micro-batch."""
+    original: Start = DataStreamWriter.start
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def start(self: DataStreamWriter, path: str | None = None, *args: Any, **options: Any) -> StreamingQuery:
+        _apply(self, *args, **options)
+        asked = _asked(self)
+        if asked.format == FORMAT:
+            check(self._df, asked)
+            if asked.mode == UPDATE:
+                _by_epochs(self, asked, epoch)
+        return original(self, path)
+
+    setattr(start, _MARK, True)
+    DataStreamWriter.start = start  # type: ignore[method-assign]
+
+
+def _apply(
+    writer: DataStreamWriter,
+    format: str | None = None,  # noqa: A002 — Spark's name
+    outputMode: str | None = None,  # noqa: N803 — Spark's name
+    partitionBy: Any = None,  # noqa: N803 — Spark's name
+    queryName: str | None = None,  # noqa: N803 — Spark's name
+    **options: Any,
+) -> None:
+    """The arguments of start(), as the writer's methods take them."""
+    writer.options(**options)
+    for method, value in (
+        (writer.outputMode, outputMode),
+        (writer.partitionBy, partitionBy),
+        (writer.format, format),
+        (writer.queryName, queryName),
+    ):
+        if value is not None:
+            method(value)
+
+
+def _asked(writer: DataStreamWriter) -> WriteRequest:
+    java = writer._jwrite  # noqa: SLF001 — Spark tells it nowhere else
+    converters = writer._spark._jvm.scala.jdk.javaapi.CollectionConverters  # type: ignore[union-attr]  # noqa: SLF001
+    options = dict(converters.asJava(_field(java, "extraOptions")))
+    return WriteRequest(str(_field(java, "source")), str(_field(java, "outputMode")), options)
+
+
+def _field(owner: Any, name: str) -> Any:
+    field = owner.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(owner)
+
+
+def check(rows: DataFrame, asked: WriteRequest) -> None:
+    """PipelineError: the rows can't be written as requested."""
+    options = sink_options(asked.options)
+    fitting = layout(options, {field.name: field.dataType.simpleString() for field in rows.schema.fields})
+    check_mode(options, asked.mode)
+    if fitting.table is not None and not fitting.table.key:
+        _check_prepares(options, fitting, tasks_of(rows))
+
+
+def check_mode(options: SinkOptions, mode: str) -> None:
+    """PipelineError: the output mode repeats rows that the table has already, and no key tells which ones."""
+    if mode in {UPDATE, COMPLETE} and options.table is not None and not options.table.key:
+        which = "every row again with each micro-batch" if mode == COMPLETE else "a row again whenever it has changed"
+        raise PipelineError(
+            f"table {options.table.resource}:{options.table.table}: output mode {mode.lower()} gives {which}; name the "
+            "columns that tell rows apart by the option key, or use another mode"
+        )
+
+
+def _check_prepares(options: SinkOptions, fitting: Layout, tasks: int) -> None:
+    used = [one.resource for one in (fitting.table, fitting.address) if one is not None]
+    urls = tuple((name, url) for name, url in options.settings.resources if name in used)
+    resources = Resources()
+    try:
+        SinkCoordinator.checked(resources.of(urls), tasks)
+    finally:
+        resources.close()
+
+
+def tasks_of(rows: DataFrame) -> int:
+    """How many tasks write a micro-batch, as far as the plan shows."""
+    plan = rows._jdf.queryExecution().analyzed()  # noqa: SLF001 — Spark tells it nowhere else
+    if any(name in plan.toString() for name in _SHUFFLING):
+        return int(rows.sparkSession.conf.get("spark.sql.shuffle.partitions") or 0)
+    leaves = plan.collectLeaves()
+    every = [leaves.apply(number) for number in range(leaves.size())]
+    streams = [leaf for leaf in every if leaf.getClass().getSimpleName() == _STREAM and leaf.sourceName() == SOURCE]
+    return sum(int(leaf.extraOptions().get("partitions") or PARTITIONS) for leaf in streams)
+
+
+def _by_epochs(writer: DataStreamWriter, asked: WriteRequest, epoch: Callable[..., Epoch]) -> None:
+    known = {name.lower() for name in SHARED}
+    shared = {
+        name: value for name, value in asked.options.items() if name.lower() in known or name.startswith("resource.")
+    }
+    own = {name: value for name, value in asked.options.items() if name not in shared and name not in OF_SPARK}
+
+    def write(rows: DataFrame, number: int) -> None:
+        with epoch(rows.sparkSession, number, shared) as one:
+            one.write(rows, **own)
+
+    writer.foreachBatch(write)

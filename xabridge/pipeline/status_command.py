@@ -1,0 +1,194 @@
+"""`xabridge pipeline status`: who drives a pipeline, its last epochs, the branches in doubt; 80 columns, or JSON.
+
+Looking changes nothing. docs/pipeline.md is its manual.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from tm.log import LogError
+from xabridge.cli.exits import Exit
+from xabridge.cli.tables import paragraph
+from xabridge.cli.text import age, gtrid_name, listed, printable, several
+from xabridge.pipeline.core import PipelineError
+from xabridge.pipeline.core.ledger.status import PipelineStatus, pipelines, status
+from xabridge.pipeline.core.process_ids import is_alive
+from xabridge.pipeline.core.xids import epoch_of
+from xabridge.pipeline.settings import settings_from
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+    from xa import Xid
+    from xabridge.pipeline.core.ledger.status import EpochStatus
+
+SUMMARY: Final = "show a pipeline's driver, epochs, and branches in doubt"
+LAST: Final = 10
+MOST: Final = 1000
+"""Epochs that are looked at: what is prepared, and of none of them under way, is an orphan."""
+_HEAD: Final = ("EPOCH", "GTRID", "STATE", "AGE", "PREPARED")
+_WIDTHS: Final = (6, 26, 9, 5)
+_LIVES: Final = {True: "alive", False: "gone", None: "on another host"}
+_WAITING: Final = frozenset({"active", "committed"})
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `xabridge pipeline status`."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the pipeline (default: every one of the log)")
+    parser.add_argument("--config", metavar="FILE", help="the configuration (default: xabridge.toml, if there is one)")
+    parser.add_argument("--log", metavar="URL", help="the database that keeps the decisions, instead of the file's")
+    parser.add_argument(
+        "--resource", action="append", default=[], metavar="NAME=URL", help="a resource manager, instead of the file's"
+    )
+    parser.add_argument("--last", type=int, default=LAST, metavar="N", help=f"so many epochs (default {LAST})")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows it; the exit code: 0, 3 when there are orphans, 4 when something could not be reached."""
+    try:
+        given = dict(_split(text) for text in arguments.resource)
+        settings = settings_from(arguments.name or "status", arguments.log, given, arguments.config)
+        names = (arguments.name,) if arguments.name else pipelines(settings.log)
+        found = [status(name, settings.log, settings.resources, last=MOST) for name in names]
+    except (PipelineError, LogError) as error:
+        sys.stderr.write(f"xabridge pipeline status: {printable(str(error))}\n")
+        return Exit.USAGE if isinstance(error, PipelineError) else Exit.FAILED
+    if arguments.json:
+        told = [as_json(one, arguments.last) for one in found]
+        print(json.dumps(told[0] if arguments.name else told))
+    else:
+        blocks = ["\n".join(lines(one, arguments.last, time.time())) for one in found]
+        print("\n\n".join(blocks) or "no pipeline keeps its decisions here")
+    if any(one.unreachable for one in found):
+        return Exit.INCOMPLETE
+    return Exit.IN_DOUBT if any(_orphans(one) for one in found) else Exit.DONE
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if not name or not equals or not url:
+        raise PipelineError(f"--resource {text}: write NAME=URL, like shop=postgresql://shop@db/shop")
+    return name, url
+
+
+# --- what it comes to -----------------------------------------------------------------------------------------------
+def _prepared(found: PipelineStatus) -> dict[bytes, dict[str, list[Xid]]]:
+    """The branches in doubt: by gtrid, and by resource."""
+    by_gtrid: dict[bytes, dict[str, list[Xid]]] = {}
+    for resource, xids in found.prepared.items():
+        for xid in xids or ():
+            by_gtrid.setdefault(xid.gtrid, {}).setdefault(resource, []).append(xid)
+    return by_gtrid
+
+
+def _orphans(found: PipelineStatus) -> dict[bytes, dict[str, list[Xid]]]:
+    """Branches of gtrids that are not under way, and not committed: the next plan or commit rolls them back."""
+    waiting = {epoch.gtrid for epoch in found.epochs if epoch.state in _WAITING}
+    return {gtrid: branches for gtrid, branches in _prepared(found).items() if gtrid not in waiting}
+
+
+def as_json(found: PipelineStatus, last: int) -> dict[str, Any]:
+    """One pipeline."""
+    prepared, orphans = _prepared(found), _orphans(found)
+    return {
+        "pipeline": found.pipeline,
+        "log_id": found.log_id.hex(),
+        "incarnation": found.incarnation,
+        "driver": {"id": found.driver, "alive": is_alive(found.driver) if found.driver else None},
+        "query": found.query,
+        "sources": [{"reads": source, "process": process} for source, process in found.sources],
+        "taken_at": found.taken_at,
+        "epochs": [
+            {
+                "epoch": epoch.epoch,
+                "gtrid": gtrid_name(epoch.gtrid),
+                "incarnation": epoch.incarnation,
+                "state": epoch.state,
+                "decided_branches": epoch.branches,
+                "logged": epoch.logged,
+                "changed_at": epoch.changed_at,
+                "prepared": _xids(prepared.get(epoch.gtrid, {})),
+            }
+            for epoch in found.epochs[:last]
+        ],
+        "orphans": [{"gtrid": gtrid_name(gtrid), "prepared": _xids(each)} for gtrid, each in orphans.items()],
+        "unreachable": found.unreachable,
+    }
+
+
+def _xids(branches: dict[str, list[Xid]]) -> dict[str, list[str]]:
+    return {resource: [str(xid) for xid in xids] for resource, xids in branches.items()}
+
+
+# --- for people -----------------------------------------------------------------------------------------------------
+def lines(found: PipelineStatus, last: int, now_s: float) -> Iterator[str]:
+    """One pipeline, in lines of 80 columns."""
+    yield f"pipeline {found.pipeline}, incarnation {found.incarnation}"
+    if found.driver:
+        taken = datetime.fromtimestamp(found.taken_at, UTC).astimezone().isoformat(" ", "seconds")
+        yield from paragraph(
+            f"driver {printable(found.driver)} ({_LIVES[is_alive(found.driver)]}), since {taken}", "  "
+        )
+    if found.query:
+        reads = listed([printable(source) for source, _ in found.sources])
+        yield from paragraph(f"query {printable(found.query)}{f', reads {reads}' if reads else ''}", "  ")
+    yield ""
+    prepared, orphans = _prepared(found), _orphans(found)
+    yield _row(_HEAD)
+    for epoch in found.epochs[:last]:
+        yield from _epoch(epoch, prepared.get(epoch.gtrid, {}), now_s)
+    shown = {epoch.gtrid for epoch in found.epochs[:last]}
+    for gtrid, branches in prepared.items():
+        if gtrid not in shown:
+            number = str(epoch_of(gtrid))
+            yield from _cells(number, gtrid, "orphan" if gtrid in orphans else "older", "", _told(branches))
+    yield ""
+    yield from _summary(prepared, orphans)
+    for name, why in found.unreachable.items():
+        yield from paragraph(f"{printable(name)} could not be reached: {printable(why)}")
+
+
+def _epoch(epoch: EpochStatus, branches: dict[str, list[Xid]], now_s: float) -> Iterator[str]:
+    old = age(max(now_s - epoch.changed_at, 0))
+    yield from _cells(str(epoch.epoch), epoch.gtrid, epoch.state, old, _told(branches))
+
+
+def _cells(number: str, gtrid: bytes, state: str, old: str, told: str) -> Iterator[str]:
+    name = gtrid_name(gtrid)
+    if len(name) > _WIDTHS[1]:
+        yield f"{number.rjust(_WIDTHS[0])}  {name}"
+        number = name = ""
+    yield _row((number, name, state, old, told))
+
+
+def _row(cells: Sequence[str]) -> str:
+    first, *others = cells
+    padded = [cell.ljust(width) for cell, width in zip(others, _WIDTHS[1:], strict=False)]
+    return "  ".join([first.rjust(_WIDTHS[0]), *padded, *others[len(padded) :]]).rstrip()
+
+
+def _told(branches: dict[str, list[Xid]]) -> str:
+    """ "broker 2, shop 1"."""
+    return ", ".join(f"{printable(resource)} {len(xids)}" for resource, xids in branches.items()) or "-"
+
+
+def _summary(prepared: dict[bytes, dict[str, list[Xid]]], orphans: dict[bytes, dict[str, list[Xid]]]) -> Iterator[str]:
+    def count(some: dict[bytes, dict[str, list[Xid]]]) -> int:
+        return sum(len(xids) for branches in some.values() for xids in branches.values())
+
+    if not prepared:
+        yield "nothing in doubt"
+        return
+    where = sorted({resource for branches in prepared.values() for resource in branches})
+    yield f"{several(count(prepared), 'branch')} in doubt on {listed([printable(name) for name in where])}"
+    if orphans:
+        yield from paragraph(
+            f"{count(orphans)} of them orphans, of attempts that were given up: the next micro-batch rolls them back"
+        )
