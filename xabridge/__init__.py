@@ -11,6 +11,8 @@
         tx["shop"].execute(text("INSERT INTO orders VALUES (:n)"), message.body)
         tx["broker"].send("invoices", Message(message.body))
 
+`Broker`, `Database` and `PostgresDatabase` are the types of what `tx["…"]` gives, for annotations.
+
 `xabridge.pipeline` has exactly-once pipelines on Spark, `xabridge.testing` what tests of applications and of resource
 managers need. A name is imported when it is first used, because the command and Spark's workers need few of them.
 """
@@ -21,7 +23,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from rm_amqp import AsyncSession, Message, NoMessage, Session
+    from rm_amqp import Message, NoMessage
+    from rm_amqp import Session as Broker
+    from rm_db import BranchConnection as Database
+    from rm_db import PostgresBranchConnection as PostgresDatabase
     from rm_db import take_part
     from tm import (
         Action,
@@ -66,7 +71,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Action",
-    "AsyncSession",
+    "Broker",
     "Code",
     "CommitReturn",
     "Configuration",
@@ -75,6 +80,7 @@ __all__ = [
     "ConsumerSettings",
     "ConsumerState",
     "Counts",
+    "Database",
     "Finding",
     "GlobalState",
     "Health",
@@ -89,13 +95,13 @@ __all__ = [
     "NoMessage",
     "Outcome",
     "OutcomeUnknown",
+    "PostgresDatabase",
     "Propagation",
     "ProtocolMisuse",
     "Reason",
     "Report",
     "ResourceConfig",
     "RolledBack",
-    "Session",
     "Transaction",
     "TransactionControl",
     "TransactionError",
@@ -112,60 +118,63 @@ __all__ = [
 ]
 
 _HOME: Final = {
-    "Action": "tm",
-    "AsyncSession": "rm_amqp",
-    "Code": "xa",
-    "CommitReturn": "tm",
-    "Configuration": "tm",
-    "ConfigurationError": "tm",
-    "Consumer": "tm",
-    "ConsumerSettings": "tm",
-    "ConsumerState": "tm",
-    "Counts": "tm",
-    "Finding": "tm",
-    "GlobalState": "tm",
-    "Health": "tm",
-    "HealthServer": "tm",
-    "HeuristicCommitted": "tm",
-    "HeuristicHazard": "tm",
-    "HeuristicMixed": "tm",
-    "HeuristicOutcomeError": "tm",
-    "HeuristicRolledBack": "tm",
-    "ManagerUnusable": "tm",
-    "Message": "rm_amqp",
-    "NoMessage": "rm_amqp",
-    "Outcome": "tm",
-    "OutcomeUnknown": "tm",
-    "Propagation": "tm",
-    "ProtocolMisuse": "tm",
-    "Reason": "tm",
-    "Report": "tm",
-    "ResourceConfig": "tm",
-    "RolledBack": "tm",
-    "Session": "rm_amqp",
-    "Transaction": "tm",
-    "TransactionControl": "tm",
-    "TransactionError": "tm",
-    "TransactionManager": "tm",
-    "TransactionState": "tm",
-    "TxCode": "tm",
-    "TxInfo": "tm",
-    "TxInterface": "tm",
-    "Verdict": "tm",
-    "Xid": "xa",
-    "configuration_from": "tm",
-    "opentelemetry": "tm.telemetry",
-    "take_part": "rm_db",
+    "Action": ("tm", "Action"),
+    "Broker": ("rm_amqp", "Session"),
+    "Code": ("xa", "Code"),
+    "CommitReturn": ("tm", "CommitReturn"),
+    "Configuration": ("tm", "Configuration"),
+    "ConfigurationError": ("tm", "ConfigurationError"),
+    "Consumer": ("tm", "Consumer"),
+    "ConsumerSettings": ("tm", "ConsumerSettings"),
+    "ConsumerState": ("tm", "ConsumerState"),
+    "Counts": ("tm", "Counts"),
+    "Database": ("rm_db", "BranchConnection"),
+    "Finding": ("tm", "Finding"),
+    "GlobalState": ("tm", "GlobalState"),
+    "Health": ("tm", "Health"),
+    "HealthServer": ("tm", "HealthServer"),
+    "HeuristicCommitted": ("tm", "HeuristicCommitted"),
+    "HeuristicHazard": ("tm", "HeuristicHazard"),
+    "HeuristicMixed": ("tm", "HeuristicMixed"),
+    "HeuristicOutcomeError": ("tm", "HeuristicOutcomeError"),
+    "HeuristicRolledBack": ("tm", "HeuristicRolledBack"),
+    "ManagerUnusable": ("tm", "ManagerUnusable"),
+    "Message": ("rm_amqp", "Message"),
+    "NoMessage": ("rm_amqp", "NoMessage"),
+    "Outcome": ("tm", "Outcome"),
+    "OutcomeUnknown": ("tm", "OutcomeUnknown"),
+    "PostgresDatabase": ("rm_db", "PostgresBranchConnection"),
+    "Propagation": ("tm", "Propagation"),
+    "ProtocolMisuse": ("tm", "ProtocolMisuse"),
+    "Reason": ("tm", "Reason"),
+    "Report": ("tm", "Report"),
+    "ResourceConfig": ("tm", "ResourceConfig"),
+    "RolledBack": ("tm", "RolledBack"),
+    "Transaction": ("tm", "Transaction"),
+    "TransactionControl": ("tm", "TransactionControl"),
+    "TransactionError": ("tm", "TransactionError"),
+    "TransactionManager": ("tm", "TransactionManager"),
+    "TransactionState": ("tm", "TransactionState"),
+    "TxCode": ("tm", "TxCode"),
+    "TxInfo": ("tm", "TxInfo"),
+    "TxInterface": ("tm", "TxInterface"),
+    "Verdict": ("tm", "Verdict"),
+    "Xid": ("xa", "Xid"),
+    "configuration_from": ("tm", "configuration_from"),
+    "opentelemetry": ("tm.telemetry", "opentelemetry"),
+    "take_part": ("rm_db", "take_part"),
 }
-"""Name → the package that has it."""
+"""Name → the package that has it, and its name there."""
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(home), name)
-    return found
+if not TYPE_CHECKING:  # a type checker would take it for the answer to any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        package, its_name = _HOME[name]
+        found = globals()[name] = getattr(import_module(package), its_name)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from xabridge import Message, OutcomeUnknown, ResourceConfig, RolledBack, Session, Transaction, TransactionManager
+from xabridge import Broker, Message, OutcomeUnknown, ResourceConfig, RolledBack, Transaction, TransactionManager
 
 manager = TransactionManager(
     "orders-1", "file:///var/lib/orders", {"broker": "amqp://localhost", "shop": ResourceConfig("postgresql://db/shop")}
@@ -16,7 +16,7 @@ manager = TransactionManager(
 @manager.transactional(retries=3)
 def place(number: int) -> int:
     """Sends an order."""
-    broker: Session = manager["broker"]
+    broker: Broker = manager["broker"]
     broker.send("orders", Message({"number": number}))
     return number
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 
-from xabridge import Message, Session, Transaction, TransactionManager
+from xabridge import Broker, Database, Message, Transaction, TransactionManager
 
 NUMBER = text("SELECT max(number) FROM orders")
 
@@ -12,8 +12,8 @@ NUMBER = text("SELECT max(number) FROM orders")
 class Shop(Transaction):
     """A transaction of the shop."""
 
-    shop: Connection
-    broker: Session
+    shop: Database
+    broker: Broker
 
 
 manager = TransactionManager(
@@ -30,6 +30,7 @@ plain = TransactionManager("orders-2", "file:///var/lib/others")
 def handle(message: Message, tx: Shop) -> None:
     """Writes an order's row."""
     tx.shop.execute(text("INSERT INTO orders VALUES (:n)"), {"n": message.body})
+    tx.shop.orm.flush()
     tx.broker.send("invoices", Message(message.body))
 
 

@@ -8,10 +8,10 @@ import sys
 import xabridge
 
 PUBLIC = """
-    Action AsyncSession Code CommitReturn Configuration ConfigurationError Consumer ConsumerSettings
-    ConsumerState Counts Finding GlobalState Health HealthServer HeuristicCommitted HeuristicHazard
+    Action Broker Code CommitReturn Configuration ConfigurationError Consumer ConsumerSettings
+    ConsumerState Counts Database Finding GlobalState Health HealthServer HeuristicCommitted HeuristicHazard
     HeuristicMixed HeuristicOutcomeError HeuristicRolledBack ManagerUnusable Message NoMessage Outcome
-    OutcomeUnknown Propagation ProtocolMisuse Reason Report ResourceConfig RolledBack Session Transaction
+    OutcomeUnknown PostgresDatabase Propagation ProtocolMisuse Reason Report ResourceConfig RolledBack Transaction
     TransactionControl TransactionError TransactionManager TransactionState TxCode TxInfo TxInterface Verdict
     Xid configuration_from opentelemetry take_part
 """
