@@ -51,7 +51,7 @@ class Surroundings:
         self._places = {
             "amqp://127.0.0.1:5672": f"amqp://{broker}",
             "postgresql://shop@127.0.0.1/shop": database,
-            "file:///var/lib/xabridge/log": f"file://{folder}/log",
+            "file:///var/lib/xabridge/": f"file://{folder}/",
         }
         self._database = database
         self._namespace: dict[str, Any] = {"__name__": "guide"}
