@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from proton.utils import BlockingConnection
 
 from rm_amqp import AmqpResource, Message
-from xa import NULL_XID, TMNOFLAGS, TMONEPHASE, TMREGISTER, TMSUCCESS, TMUSEASYNC, AxCode, Xid
+from xa import TMNOFLAGS, TMONEPHASE, TMREGISTER, TMSUCCESS, TMUSEASYNC, Xid
+from xabridge.testing.no_transaction import NoTransaction
 
 if TYPE_CHECKING:
     from xabridge.testing.broker import BrokerProcess
@@ -27,20 +28,6 @@ QUICK: Final = "ahead=true&prefetch=100"
 ROUNDS: Final = 7
 CIRCLE: Final = 200
 BODY: Final = bytes(1024)
-
-
-class Nobody:
-    """A transaction manager without a transaction."""
-
-    def ax_reg(self, rmid: int, flags: int = 0) -> tuple[AxCode, Xid]:
-        """As `xa.Registrar` says."""
-        del rmid, flags
-        return AxCode.TM_OK, NULL_XID
-
-    def ax_unreg(self, rmid: int, flags: int = 0) -> AxCode:
-        """As `xa.Registrar` says."""
-        del rmid, flags
-        return AxCode.TM_OK
 
 
 def measure_client(broker: BrokerProcess, scale: int) -> dict[str, float]:
@@ -60,7 +47,7 @@ def measure_client(broker: BrokerProcess, scale: int) -> dict[str, float]:
 
 
 def _opened(broker: BrokerProcess, options: str, flags: int = TMUSEASYNC) -> AmqpResource:
-    rm = AmqpResource(Nobody(), flags)
+    rm = AmqpResource(NoTransaction(), flags)
     rm.open(f"amqp://{broker.host}:{broker.port}/?{options}", RMID)
     return rm
 

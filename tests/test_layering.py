@@ -28,6 +28,7 @@ VIOLATIONS = {
     "core": ("xabridge.pipeline.core.planted", "pyarrow"),
     "proton-once": ("rm_amqp.planted", "proton"),
     "proton": ("dtx.store.planted", "proton"),
+    "proton-above": ("xabridge.demo.planted", "proton"),
 }
 
 

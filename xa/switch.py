@@ -419,32 +419,58 @@ class Switch(Generic[W]):
 
     # --- completion -------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        return self._complete_branch("prepare", xid, rmid, flags, self.driver.prepare)
+        return self._ask(self._completing("prepare", xid, rmid, flags), "prepare", xid, flags, self.driver.prepare)
 
     def commit(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
         ask = partial(self.driver.commit, one_phase=bool(flags & TMONEPHASE))
-        return self._complete_branch("commit", xid, rmid, flags, ask)
+        return self._ask(self._completing("commit", xid, rmid, flags), "commit", xid, flags, ask)
 
     def rollback(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        return self._complete_branch("rollback", xid, rmid, flags, self.driver.rollback)
+        return self._ask(self._completing("rollback", xid, rmid, flags), "rollback", xid, flags, self.driver.rollback)
 
     def forget(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
-        return self._complete_branch("forget", xid, rmid, flags, self.driver.forget)
+        return self._ask(self._completing("forget", xid, rmid, flags), "forget", xid, flags, self.driver.forget)
 
-    def _complete_branch(self, verb: str, xid: Xid, rmid: int, flags: int, ask: _Ask) -> Code | Handle:
+    def _completing(self, verb: str, xid: Xid, rmid: int, flags: int) -> Thread[W]:
+        """The calling thread of control, if it may complete the branch; nothing that it has ended late is left then."""
         thread = self._enter(verb, rmid, flags)
         if self._busy or xid.format_id < 0:
             self._check_branch(verb, xid, flags)
         if thread.late is not None:
             self._end_now(thread, fail=verb == "rollback" and thread.late.xid == xid)
-        if flags & TMASYNC:
-            return self._promise(thread, verb, xid, ask)
+        return thread
+
+    def _ask(self, thread: Thread[W], verb: str, xid: Xid, flags: int, ask: _Ask) -> Code | Handle:
+        """Asks the driver. With TMASYNC the answer is left for `complete`, and only XAER_ASYNC is told at once."""
+        if not flags & TMASYNC:
+            try:
+                answer = ask(xid, later=False)
+                return answer if type(answer) is Code else _result(answer)
+            except XaError as error:
+                self._heard(thread, error)
+                raise
+
+        if len(self._operations) >= self._room:
+            self._check_room(verb)
+        operation = Operation(thread, verb, xid)
+        self._busy.add(xid)
+        begun = False
         try:
-            answer = ask(xid, later=False)
-            return answer if type(answer) is Code else _result(answer)
+            answer = ask(xid, later=True)
+            if type(answer) is Code:
+                operation.code = answer
+            else:
+                operation.pending = cast("Pending", answer)
+            begun = True
         except XaError as error:
-            self._heard(thread, error)
-            raise
+            if error.code is Code.XAER_ASYNC:
+                raise
+            operation.code, operation.error = error.code, error
+            begun = True
+        finally:
+            if not begun:
+                self._busy.discard(xid)
+        return self._outstands(operation)
 
     def _check_branch(self, verb: str, xid: Xid, flags: int) -> None:
         """Whether a verb for this branch may be issued: no operation of it waits for `complete`."""
@@ -503,30 +529,6 @@ class Switch(Generic[W]):
         except XaError as error:
             self._heard(thread, error)
             raise
-
-    def _promise(self, thread: Thread[W], verb: str, xid: Xid, ask: _Ask) -> Handle:
-        """Asks the driver, and leaves the answer for `complete`; only XAER_ASYNC is told at once."""
-        if len(self._operations) >= self._room:
-            self._check_room(verb)
-        operation = Operation(thread, verb, xid)
-        self._busy.add(xid)
-        begun = False
-        try:
-            answer = ask(xid, later=True)
-            if type(answer) is Code:
-                operation.code = answer
-            else:
-                operation.pending = cast("Pending", answer)
-            begun = True
-        except XaError as error:
-            if error.code is Code.XAER_ASYNC:
-                raise
-            operation.code, operation.error = error.code, error
-            begun = True
-        finally:
-            if not begun:
-                self._busy.discard(xid)
-        return self._outstands(operation)
 
     def _check_room(self, verb: str) -> None:
         if len(self._operations) >= self._room:
@@ -704,13 +706,7 @@ class LateEndingSwitch(Switch[W]):
         def ask(xid: Xid, *, later: bool) -> Code | Pending:  # noqa: ARG001 — it is the late end's
             return _answered(lambda: driver.end_and_prepare(late.work, later=later), ended)
 
-        if flags & TMASYNC:
-            return self._promise(thread, "prepare", xid, ask)
-        try:
-            return _result(ask(xid, later=False))
-        except XaError as error:
-            self._heard(thread, error)
-            raise
+        return self._ask(thread, "prepare", xid, flags, ask)
 
     def _end_now(self, thread: Thread[W], *, fail: bool = False) -> None:
         association = thread.late

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
-from proton.utils import BlockingConnection
 from pyarrow import csv
 from pyspark.sql.datasource import (
     DataSource,
@@ -24,7 +23,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from bench.pipelines.clients import MINE
-from xabridge.demo.pipeline.stage import ASK_S, depth
+from xabridge.testing.management import Management
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -98,11 +97,9 @@ class PlainReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield pa.record_batch([pa.array(bodies, pa.binary())], schema=BODY)
 
     def _depth(self) -> int:
-        connection = BlockingConnection(self._broker, timeout=ASK_S)
-        try:
-            return depth(connection, self._queue)
-        finally:
-            connection.close()
+        host, _, port = self._broker.rpartition(":")
+        with Management(host, int(port)) as management:
+            return management.waiting(self._queue)
 
     def commit(self, end: dict[str, int]) -> None:
         """The workers accept."""

@@ -13,13 +13,13 @@ import psycopg
 from proton import Delivery, Message
 from proton.utils import BlockingConnection
 
-from bench.client import Nobody
 from dtx.protocol.replies import ACCEPTED, RELEASED
 from rm_amqp import AmqpResource
 from xa import TMREGISTER, TMUSEASYNC
 from xabridge.pipeline.core import Messages
 from xabridge.pipeline.core.task.message_decoder import decode_messages
 from xabridge.pipeline.core.task.message_encoder import encode_messages
+from xabridge.testing.no_transaction import NoTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,7 +113,7 @@ class LeanClient:
     """Links of `rm_amqp`, outside of any transaction."""
 
     def __init__(self, address: str) -> None:
-        rm = AmqpResource(Nobody(), TMUSEASYNC | TMREGISTER)
+        rm = AmqpResource(NoTransaction(), TMUSEASYNC | TMREGISTER)
         rm.open(f"amqp://{address}/?timeout={TIMEOUT_S}", RMID)
         self._session = rm.session(RMID)
         self._deadline = self._session.operations.deadline

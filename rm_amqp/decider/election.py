@@ -30,19 +30,18 @@ token, and its own tokens are of no use to anybody: whoever meets one drops it.
 Losing foundings stay in the founding queue. To take them out, somebody would have to take from that queue; and while he
 held the founding that counts, another one would see none.
 
-`elect` is the algorithm: a generator without I/O that yields what is to be done and is sent what came of it. Whoever
-performs it raises what ends it (no connection, no time left), and has to let go of what is held then.
+`elect` is the algorithm: a coroutine without I/O, which awaits the methods of its `Ports`. Whoever implements these
+raises what ends the election (no connection, no time left), and has to let go of what is held then.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     Foundings = frozenset[Founding]
 
@@ -51,73 +50,58 @@ TAKE_WAIT_S: Final = 1.0
 PAUSE_S: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Browse:
-    """Look at the founding queue. Answer: a frozenset of the foundings in it."""
+class Ports(Protocol):
+    """What an election does at the token queues. Its process may die before and after each of these calls."""
+
+    async def foundings(self) -> Foundings:
+        """Browses the founding queue."""
+        ...
+
+    async def found(self, founding: Founding) -> None:
+        """Sends this founding and its first tokens, in one transaction."""
+        ...
+
+    async def shown(self, slot: int) -> list[Token]:
+        """The tokens that a browse of a slot's queue shows; one that somebody holds need not be among them."""
+        ...
+
+    async def take(self, slot: int, wait_s: float) -> Token | None:
+        """Holds one more token of a slot's queue; None where none came in `wait_s`."""
+        ...
+
+    async def release(self) -> None:
+        """Gives every token back that is held."""
+        ...
+
+    async def elect(self, winner: Founding, foundings: Foundings) -> None:
+        """In one transaction retires the lease tokens of `foundings`, which are held, and sends that of `winner`,
+        used."""
+        ...
+
+    async def pause(self, why: str) -> None:
+        """Waits for PAUSE_S; `why` is what was in the way. Whoever has no time left gives up here."""
+        ...
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Send this founding and its first tokens, in one transaction."""
-
-    founding: Founding
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Look at a slot's queue. Answer: the tokens that it shows; one that somebody holds need not be among them."""
-
-    slot: int
-
-
-@dataclass(frozen=True, slots=True)
-class Take:
-    """Hold one more token of a slot's queue. Answer: the token; None where none came in `wait_s`."""
-
-    slot: int
-    wait_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class LetGo:
-    """Give every token back that is held."""
-
-
-@dataclass(frozen=True, slots=True)
-class Elect:
-    """In one transaction retire the lease tokens of `foundings`, which are held, and send that of `winner`, used."""
-
-    winner: Founding
-    foundings: Foundings
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Wait for PAUSE_S; `why` is what was in the way. Whoever has no time left gives up here."""
-
-    why: str
-
-
-if TYPE_CHECKING:
-    Effect = Browse | Found | Look | Take | LetGo | Elect | Pause
-
-
-def elect(own: Founding) -> Generator[Effect, Any, Founding]:
+async def elect(ports: Ports, own: Founding) -> Founding:
     """The founding that counts; `own` is founded where there is none. WrongTokenError: the tokens are used by one whose
     founding message is gone, or by two."""
     sent = strange = False
     while True:
-        foundings = yield Browse()
+        foundings = await ports.foundings()
         if not foundings:
-            yield Pause("a browse does not show the one that was sent") if sent else Found(own)
+            if sent:
+                await ports.pause("a browse does not show the one that was sent")
+            else:
+                await ports.found(own)
             sent = True
             continue
         tokens: list[Token] = []
         for slot in lease_slots(foundings):
-            tokens += yield Look(slot)
+            tokens += await ports.shown(slot)
         in_use = founding_in_use(foundings, tokens)
-        if in_use is None and (yield Browse()) == foundings:
-            in_use = yield from _contest(foundings)
+        if in_use is None and await ports.foundings() == foundings:
+            in_use = await _contest(ports, foundings)
         if isinstance(in_use, Founding):
             return in_use
         if in_use is not None and strange:  # it was not there yet when the queue was browsed, but now it would be
@@ -126,7 +110,7 @@ def elect(own: Founding) -> Generator[Effect, Any, Founding]:
                 "or name another token_queue"
             )
         strange = in_use is not None
-        yield Pause("others, who are founding it as well, hold its tokens, or the tokens are gone")
+        await ports.pause("others, who are founding it as well, hold its tokens, or the tokens are gone")
 
 
 def lease_slots(foundings: Iterable[Founding]) -> list[int]:
@@ -146,7 +130,7 @@ def founding_in_use(foundings: Foundings, tokens: Iterable[Token]) -> Founding |
     return None
 
 
-def _contest(foundings: Foundings) -> Generator[Effect, Any, Founding | bytes | None]:
+async def _contest(ports: Ports, foundings: Foundings) -> Founding | bytes | None:
     """Takes the locks of all these foundings, and elects one. None: somebody has one of the locks."""
     locks = {founding.founder: founding for founding in foundings}
     held: set[bytes] = set()
@@ -154,14 +138,14 @@ def _contest(foundings: Foundings) -> Generator[Effect, Any, Founding | bytes | 
         wanted = {founder for founder, founding in locks.items() if founding.lease_slot == slot}
         while True:
             missing = not wanted <= held
-            token: Token | None = yield Take(slot, _wait_s(wanted, held) if missing else 0.0)
+            token = await ports.take(slot, _wait_s(wanted, held) if missing else 0.0)
             if token is None and missing:
-                yield LetGo()
+                await ports.release()
                 return None
             if token is None:
                 break
             if token.used:
-                yield LetGo()
+                await ports.release()
                 return founding_in_use(foundings, [token])
             if token.founder in wanted and token.slot == slot:
                 if token.founder in held:
@@ -169,8 +153,8 @@ def _contest(foundings: Foundings) -> Generator[Effect, Any, Founding | bytes | 
                 held.add(token.founder)
             # any other one, of a founding that came meanwhile, stays held until the end: it would only come again
     winner = _smallest(locks)
-    yield Elect(winner, foundings)
-    yield LetGo()
+    await ports.elect(winner, foundings)
+    await ports.release()
     return winner
 
 

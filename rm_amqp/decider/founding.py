@@ -1,5 +1,5 @@
-"""How an instance agrees with all others on one founding of the token queues, over one channel: it performs the effects
-of `rm_amqp.decider.election`."""
+"""How an instance agrees with all others on one founding of the token queues, over one channel: the ports of
+`rm_amqp.decider.election` at a broker."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from rm_amqp.connection.endpoint import until
 from rm_amqp.decider.channel import LocalWork
-from rm_amqp.decider.election import PAUSE_S, Browse, Elect, Found, LetGo, Look, Pause, Take, elect
+from rm_amqp.decider.election import PAUSE_S, elect
 from rm_amqp.decider.token_queues import TokenBusyError
+from xa.coroutines import awaited
 
 if TYPE_CHECKING:
     from rm_amqp.connection.endpoint import Steps
     from rm_amqp.decider.channel import LocalChannel
-    from rm_amqp.decider.election import Effect
+    from rm_amqp.decider.election import Foundings
     from rm_amqp.decider.token_queues import HeldToken
-    from rm_amqp.decider.tokens import Founding
+    from rm_amqp.decider.tokens import Founding, Token
 
 
 def agree_on_founding(channel: LocalChannel, own: Founding, until_s: float, deadline: float) -> Steps[Founding]:
@@ -24,62 +25,65 @@ def agree_on_founding(channel: LocalChannel, own: Founding, until_s: float, dead
     RefusedError: the queues can't be used. TokenBusyError: it could not be told until `until_s`. WrongTokenError: they
     hold something else. Whatever it raises, tokens may be held: the connection has to go.
     """
-    electing = elect(own)
-    held: list[HeldToken] = []
-    answer: object = None
-    while True:
-        try:
-            effect = electing.send(answer)
-        except StopIteration as over:
-            founding: Founding = over.value
-            return founding
-        if isinstance(effect, Pause) and channel.endpoint.clock() >= until_s:
-            raise TokenBusyError(f"nobody can say yet which founding of {channel.tokens.name} counts: {effect.why}")
-        answer = yield from _perform(effect, channel, held, deadline)
+    founding: Founding = yield from elect(_ChannelPorts(channel, until_s, deadline), own).__await__()
+    return founding
 
 
-def _perform(effect: Effect, channel: LocalChannel, held: list[HeldToken], deadline: float) -> Steps[object]:
-    queues, endpoint = channel.tokens, channel.endpoint
-    match effect:
-        case Browse():
-            return (yield from queues.foundings(deadline))
-        case Look():
-            return (yield from queues.shown(effect.slot, deadline))
-        case Found():
-            yield from _found(effect.founding, channel, deadline)
-        case Take():
-            taken = yield from queues.take(effect.slot, effect.wait_s, deadline)
-            if taken is None:
-                return None
-            held.append(taken)
-            return taken.token
-        case Elect():
-            yield from _elect(effect, channel, held, deadline)
-        case LetGo():
-            while held:
-                yield from queues.release(held.pop())
-        case Pause():
-            yield from until(endpoint, lambda: False, endpoint.clock() + PAUSE_S)
-    return None
+class _ChannelPorts:
+    """Those of one channel. They suspend the election wherever the connection has to wait."""
 
+    def __init__(self, channel: LocalChannel, until_s: float, deadline: float) -> None:
+        self._channel = channel
+        self._queues = channel.tokens
+        self._until_s = until_s
+        self._deadline = deadline
+        self._held: list[HeldToken] = []
 
-def _found(founding: Founding, channel: LocalChannel, deadline: float) -> Steps[None]:
-    queues, work = channel.tokens, LocalWork()
-    bodies = [(queues.name, founding.encode())]
-    bodies += [(queues.address(token.slot), token.encode()) for token in founding.first_tokens()]
-    yield from channel.declare(work, deadline)
-    yield from queues.send(bodies, work, deadline)
-    yield from channel.discharge(work, deadline, fail=False)
+    async def foundings(self) -> Foundings:
+        return await awaited(self._queues.foundings(self._deadline))
 
+    async def shown(self, slot: int) -> list[Token]:
+        return await awaited(self._queues.shown(slot, self._deadline))
 
-def _elect(effect: Elect, channel: LocalChannel, held: list[HeldToken], deadline: float) -> Steps[None]:
-    queues, work = channel.tokens, LocalWork()
-    places = {(founding.founder, founding.lease_slot) for founding in effect.foundings}
-    locks = [each for each in held if (each.token.founder, each.token.slot) in places]
-    held[:] = [each for each in held if each not in locks]
-    lock = next(each.token for each in locks if each.token.founder == effect.winner.founder)
-    yield from channel.declare(work, deadline)
-    yield from queues.send([(queues.address(lock.slot), lock.renewed().encode())], work, deadline)
-    for each in locks:
-        queues.retire(each, work)
-    yield from channel.discharge(work, deadline, fail=False)
+    async def found(self, founding: Founding) -> None:
+        await awaited(self._found(founding))
+
+    async def take(self, slot: int, wait_s: float) -> Token | None:
+        taken = await awaited(self._queues.take(slot, wait_s, self._deadline))
+        if taken is None:
+            return None
+        self._held.append(taken)
+        return taken.token
+
+    async def elect(self, winner: Founding, foundings: Foundings) -> None:
+        await awaited(self._elect(winner, foundings))
+
+    async def release(self) -> None:
+        while self._held:
+            await awaited(self._queues.release(self._held.pop()))
+
+    async def pause(self, why: str) -> None:
+        endpoint = self._channel.endpoint
+        if endpoint.clock() >= self._until_s:
+            raise TokenBusyError(f"nobody can say yet which founding of {self._queues.name} counts: {why}")
+        await awaited(until(endpoint, lambda: False, endpoint.clock() + PAUSE_S))
+
+    def _found(self, founding: Founding) -> Steps[None]:
+        queues, channel, work = self._queues, self._channel, LocalWork()
+        bodies = [(queues.name, founding.encode())]
+        bodies += [(queues.address(token.slot), token.encode()) for token in founding.first_tokens()]
+        yield from channel.declare(work, self._deadline)
+        yield from queues.send(bodies, work, self._deadline)
+        yield from channel.discharge(work, self._deadline, fail=False)
+
+    def _elect(self, winner: Founding, foundings: Foundings) -> Steps[None]:
+        queues, channel, work = self._queues, self._channel, LocalWork()
+        places = {(founding.founder, founding.lease_slot) for founding in foundings}
+        locks = [each for each in self._held if (each.token.founder, each.token.slot) in places]
+        self._held[:] = [each for each in self._held if each not in locks]
+        lock = next(each.token for each in locks if each.token.founder == winner.founder)
+        yield from channel.declare(work, self._deadline)
+        yield from queues.send([(queues.address(lock.slot), lock.renewed().encode())], work, self._deadline)
+        for each in locks:
+            queues.retire(each, work)
+        yield from channel.discharge(work, self._deadline, fail=False)

@@ -5,8 +5,8 @@ The broker keeps no order: what a queue holds is a set. A browse is two steps, i
 was there all the time, and of what came meanwhile what the schedule says. What somebody holds is shown or not. What a
 transaction sends to two queues is there at two moments, and may be there late, when who sent it was answered already,
 or is gone. A process that dies gives back what it held; when a broker crashes, nobody holds anything any more, every
-connection is lost, and what was committed is there. A process can stand still at any effect for as long as the schedule
-says.
+connection is lost, and what was committed is there. A process can stand still at any call of a port for as long as the
+schedule says.
 
 A process that knows which founding counts uses it as every client does: it takes the lease token, drops what is of no
 use, and sends the next generation.
@@ -19,18 +19,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any
 
 from rm_amqp.decider import election
-from rm_amqp.decider.election import Browse, Elect, Found, LetGo, Look, Pause, Take
 from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
+from xa.coroutines import suspension
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
-    from rm_amqp.decider.election import Effect
+    from rm_amqp.decider.election import Foundings, Ports
 
-    Algorithm = Callable[[Founding], Generator[Effect, Any, Founding]]
+    Algorithm = Callable[[Ports, Founding], Coroutine[None, None, Founding]]
     Choose = Callable[[int], int]
     Place = tuple[int, Token]
 
@@ -117,17 +118,14 @@ class Broker:
 
 @dataclass(eq=False)
 class Process:
-    """One process. `result` is which founding counts, once it knows."""
+    """One process, and the ports of its election. `result` is which founding counts, once it knows."""
 
     broker: Broker
     algorithm: Algorithm
     own: Founding
     result: Founding | None = None
     waits_for: Transaction | None = None
-
-    def __post_init__(self) -> None:
-        self.electing = self.algorithm(self.own)
-        self.steps = self._run()
+    steps: Coroutine[None, None, None] | None = None
 
     @property
     def ready(self) -> bool:
@@ -135,51 +133,50 @@ class Process:
         return self.waits_for is None or not self.waits_for.parts
 
     def step(self) -> bool:
-        """Goes on to its next effect; whether there is one."""
-        return next(self.steps, self) is not self
+        """Goes on to its next call of a port; whether there is one."""
+        if self.steps is None:
+            self.steps = self._run()
+        try:
+            self.steps.send(None)
+        except StopIteration:
+            return False
+        return True
 
-    def _run(self) -> Iterator[None]:
-        """The algorithm, and then the use of its result; each `next` is one effect."""
-        answer: object = None
-        while True:
-            try:
-                effect = self.electing.send(answer)
-            except StopIteration as over:
-                founding: Founding = over.value
-                break
-            if not isinstance(effect, (LetGo, Pause)):  # which nobody can tell from coming late to the next one
-                yield
-            answer = yield from self._perform(effect)
-        self.result = founding
-        yield from self._use(founding)
+    async def _run(self) -> None:
+        """The algorithm, and then the use of its result."""
+        self.result = await self.algorithm(self, self.own)
+        await self._use(self.result)
 
-    def _perform(self, effect: Effect) -> Generator[None, None, object]:
+    async def foundings(self) -> Foundings:
+        await suspension()
         broker = self.broker
-        match effect:
-            case Browse():
-                there = set(broker.foundings)
-                yield
-                return frozenset(there | set(broker.some_of(sorted(broker.foundings - there))))
-            case Look():
-                return [*broker.free(effect.slot), *broker.some_of(broker.held(effect.slot))]
-            case Found():
-                yield from self._found(effect.founding)
-            case Take():
-                free = broker.free(effect.slot)
-                if not free:
-                    return None
-                token = free[broker.choose(len(free))]
-                broker.tokens[effect.slot, token] = self
-                return token
-            case Elect():
-                yield from self._elect(effect)
-            case LetGo():
-                broker.let_go(self)
-            case Pause():
-                pass
-        return None
+        there = set(broker.foundings)
+        await suspension()
+        return frozenset(there | set(broker.some_of(sorted(broker.foundings - there))))
 
-    def _found(self, founding: Founding) -> Iterator[None]:
+    async def shown(self, slot: int) -> list[Token]:
+        await suspension()
+        return [*self.broker.free(slot), *self.broker.some_of(self.broker.held(slot))]
+
+    async def take(self, slot: int, wait_s: float) -> Token | None:
+        del wait_s
+        await suspension()
+        free = self.broker.free(slot)
+        if not free:
+            return None
+        token = free[self.broker.choose(len(free))]
+        self.broker.tokens[slot, token] = self
+        return token
+
+    # Nobody can tell the next two from coming late to the next call, so that they suspend nothing.
+    async def release(self) -> None:
+        self.broker.let_go(self)
+
+    async def pause(self, why: str) -> None:
+        pass
+
+    async def found(self, founding: Founding) -> None:
+        await suspension()
         places = [(token.slot, token) for token in founding.first_tokens()]
         transaction = Transaction([])
         parts: list[Callable[[], object]] = [
@@ -190,30 +187,31 @@ class Process:
         if self.broker.choose(2):  # what was answered may be there a moment later
             self.broker.begin(transaction)
         else:
-            yield from self._discharged(transaction)
+            await self._discharged(transaction)
 
-    def _discharged(self, transaction: Transaction, retired: Sequence[Place] = ()) -> Iterator[None]:
+    async def _discharged(self, transaction: Transaction, retired: Sequence[Place] = ()) -> None:
         self.broker.begin(transaction, retired)
         self.waits_for = transaction
-        yield
+        await suspension()
         self.waits_for = None
 
-    def _elect(self, effect: Elect) -> Iterator[None]:
-        places = {(founding.founder, founding.lease_slot) for founding in effect.foundings}
+    async def elect(self, winner: Founding, foundings: Foundings) -> None:
+        await suspension()
+        places = {(founding.founder, founding.lease_slot) for founding in foundings}
         held = [place for place, by in self.broker.tokens.items() if by is self]
         locks = [place for place in held if (place[1].founder, place[0]) in places]
-        (winner,) = (token for _, token in locks if token.founder == effect.winner.founder)
+        (lock,) = (token for _, token in locks if token.founder == winner.founder)
         transaction = Transaction([])
         transaction.parts.append(
-            lambda: self.broker.replace(transaction, locks, [(winner.slot, winner.renewed())])
+            lambda: self.broker.replace(transaction, locks, [(lock.slot, lock.renewed())])
         )  # fmt: skip
-        yield from self._discharged(transaction, locks)
+        await self._discharged(transaction, locks)
 
-    def _use(self, founding: Founding) -> Iterator[None]:
+    async def _use(self, founding: Founding) -> None:
         """Takes the lease token, drops what is in its way, and replaces it."""
         slot, broker = founding.lease_slot, self.broker
         while True:
-            yield
+            await suspension()
             free = broker.free(slot)
             if not free:
                 return  # somebody holds it, who does the same
@@ -228,7 +226,7 @@ class Process:
             if token.generation >= USES:
                 return
             broker.tokens[slot, token] = self
-            yield
+            await suspension()
             broker.replace(self, [(slot, token)], [(slot, token.renewed())])
             return
 
@@ -259,7 +257,7 @@ class World:
         return Process(self.broker, self.algorithm, Founding(founder, slots))
 
     def move(self) -> bool:
-        """One effect of one process, or a crash; whether there was anything to do."""
+        """One process goes on, or there is a crash; whether there was anything to do."""
         ready = [process for process in self.processes if process.ready]
         under_way = len(self.broker.under_way)
         dying = self.processes if self.deaths else []
@@ -326,21 +324,18 @@ class World:
             frozenset(self.broker.foundings),
             frozenset((place, names.get(by)) for place, by in self.broker.tokens.items()),
             tuple(len(transaction.parts) for transaction in self.broker.under_way),
-            tuple((process.own, names.get(process.waits_for), *_place(process)) for process in self.processes),
+            tuple((process.own, names.get(process.waits_for), _place(process)) for process in self.processes),
         )
 
 
-def _place(process: Process) -> tuple[object, object]:
-    return _stands(process.steps), _stands(process.electing)
-
-
-def _stands(steps: Any) -> object:
-    """Where a generator stands, and with which variables."""
+def _place(process: Process) -> object:
+    """Where its coroutines stand, and with which variables."""
     found = []
-    while steps is not None and steps.gi_frame is not None:
-        names = {name: repr(_sorted(value)) for name, value in steps.gi_frame.f_locals.items() if name in TOLD}
-        found.append((steps.gi_frame.f_lasti, tuple(sorted(names.items()))))
-        steps = steps.gi_yieldfrom
+    steps: Any = process.steps
+    while iscoroutine(steps) and steps.cr_frame is not None:
+        names = {name: repr(_sorted(value)) for name, value in steps.cr_frame.f_locals.items() if name in TOLD}
+        found.append((steps.cr_frame.f_lasti, tuple(sorted(names.items()))))
+        steps = steps.cr_await
     return tuple(found)
 
 

@@ -4,21 +4,21 @@ keeps no order (`tests.simulation.elections`); and mutants, each of which has to
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from rm_amqp.decider.election import Browse, Elect, Found, LetGo, Look, Pause, Take, elect
-from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
+from rm_amqp.decider.election import elect
+from rm_amqp.decider.tokens import WrongTokenError
 from tests.simulation.elections import Contradiction, World, every_schedule, run
 from tests.simulation.seeds import few, many
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Iterable
 
-    from rm_amqp.decider.election import Effect, Foundings
-
-    Algorithm = Callable[[Founding], Generator[Effect, Any, Founding]]
+    from rm_amqp.decider.election import Foundings, Ports
+    from rm_amqp.decider.tokens import Founding, Token
+    from tests.simulation.elections import Algorithm
 
 QUICK = 2_000
 SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "12000"))
@@ -47,139 +47,161 @@ def test_every_schedule_of_two() -> None:
 
 
 # --- mutants ----------------------------------------------------------------------------------------------------
-def _use(founding: Founding) -> Generator[Effect, Any, None]:
+async def _use(ports: Ports, founding: Founding) -> None:
     """Whatever others may think of it."""
     while True:
-        token: Token | None = yield Take(founding.lease_slot, 0)
+        token = await ports.take(founding.lease_slot, 0)
         if token is not None and token.founder == founding.founder:
             if not token.used:
-                yield Elect(founding, frozenset({founding}))
-            yield LetGo()
+                await ports.elect(founding, frozenset({founding}))
+            await ports.release()
             return
         if token is None:
-            yield LetGo()
-            yield Pause("it is not there")
+            await ports.release()
+            await ports.pause("it is not there")
 
 
-def _shown(own: Founding) -> Generator[Effect, Any, Foundings]:
-    foundings: Foundings = yield Browse()
+async def _shown(ports: Ports, own: Founding) -> Foundings:
+    foundings = await ports.foundings()
     if foundings:
         return foundings
-    yield Found(own)
-    return (yield from _shown(own))
+    await ports.found(own)
+    return await _shown(ports, own)
 
 
-def _one_that_is_shown(own: Founding) -> Generator[Effect, Any, Founding]:
+async def _one_that_is_shown(ports: Ports, own: Founding) -> Founding:
     """What the former version did: the first message, in whatever order they are now."""
-    foundings = yield from _shown(own)
-    first: Founding = max(foundings, key=lambda founding: (len(foundings) * founding.founder[0]) % 7)
-    yield from _use(first)
+    foundings = await _shown(ports, own)
+    first = max(foundings, key=lambda founding: (len(foundings) * founding.founder[0]) % 7)
+    await _use(ports, first)
     return first
 
 
-def _its_own(own: Founding) -> Generator[Effect, Any, Founding]:
+async def _its_own(ports: Ports, own: Founding) -> Founding:
     """Whoever has sent one takes that."""
-    foundings = yield Browse()
+    foundings = await ports.foundings()
     if not foundings:
-        yield Found(own)
+        await ports.found(own)
         foundings = frozenset({own})
-    yield from _use(min(foundings))
-    smallest: Founding = min(foundings)
-    return smallest
-
-
-def _the_smallest_that_is_shown(own: Founding) -> Generator[Effect, Any, Founding]:
-    """By what it contains, with the lock of that one only."""
-    foundings = yield from _shown(own)
-    yield from _use(min(foundings))
+    await _use(ports, min(foundings))
     return min(foundings)
 
 
-def _bent(bend: Callable[[Effect], Effect]) -> Algorithm:
-    """The right algorithm; each effect goes through `bend`."""
-
-    def algorithm(own: Founding) -> Generator[Effect, Any, Founding]:
-        electing, answer = elect(own), None
-        while True:
-            try:
-                effect = electing.send(answer)
-            except StopIteration as over:
-                founding: Founding = over.value
-                return founding
-            answer = yield bend(effect)
-
-    return algorithm
+async def _the_smallest_that_is_shown(ports: Ports, own: Founding) -> Founding:
+    """By what it contains, with the lock of that one only."""
+    foundings = await _shown(ports, own)
+    await _use(ports, min(foundings))
+    return min(foundings)
 
 
-def _retires_the_winner_only(effect: Effect) -> Effect:
-    return Elect(effect.winner, frozenset({effect.winner})) if isinstance(effect, Elect) else effect
-
-
-def _browses_once(own: Founding) -> Generator[Effect, Any, Founding]:
-    """The second browse is believed to be as the first."""
-    electing, answer, browsed = elect(own), None, None
-    while True:
-        try:
-            effect = electing.send(answer)
-        except StopIteration as over:
-            founding: Founding = over.value
-            return founding
-        if isinstance(effect, Browse) and browsed is not None:
-            answer, browsed = browsed, None
-            continue
-        answer = yield effect
-        if isinstance(effect, Browse):
-            browsed = answer or None
-        elif isinstance(effect, Pause):
-            browsed = None
-
-
-def _takes_what_it_gets(own: Founding) -> Generator[Effect, Any, Founding]:
+async def _takes_what_it_gets(ports: Ports, own: Founding) -> Founding:
     """A lock that can't be had is done without."""
     while True:
-        foundings = yield from _shown(own)
+        foundings = await _shown(ports, own)
         taken: list[Token] = []
         for slot in sorted({founding.lease_slot for founding in foundings}):
-            while (token := (yield Take(slot, 0))) is not None:
+            while (token := await ports.take(slot, 0)) is not None:
                 taken.append(token)
         used = [each for each in foundings if any(token.used and token.founder == each.founder for token in taken)]
         places = {(token.founder, token.slot) for token in taken}
         locks = [each for each in foundings if (each.founder, each.lease_slot) in places]
         if not used and locks:
-            yield Elect(min(locks), frozenset(locks))
+            await ports.elect(min(locks), frozenset(locks))
             used = [min(locks)]
-        yield LetGo()
+        await ports.release()
         if used:
             return used[0]
-        yield Pause("it is not there")
+        await ports.pause("it is not there")
 
 
-def _gives_up_at_once(own: Founding) -> Generator[Effect, Any, Founding]:
+class _Bent:
+    """The ports of the right algorithm, as they are; the mutants bend some of them."""
+
+    def __init__(self, ports: Ports) -> None:
+        self.ports = ports
+
+    async def foundings(self) -> Foundings:
+        return await self.ports.foundings()
+
+    async def found(self, founding: Founding) -> None:
+        await self.ports.found(founding)
+
+    async def shown(self, slot: int) -> list[Token]:
+        return await self.ports.shown(slot)
+
+    async def take(self, slot: int, wait_s: float) -> Token | None:
+        return await self.ports.take(slot, wait_s)
+
+    async def release(self) -> None:
+        await self.ports.release()
+
+    async def elect(self, winner: Founding, foundings: Foundings) -> None:
+        await self.ports.elect(winner, foundings)
+
+    async def pause(self, why: str) -> None:
+        await self.ports.pause(why)
+
+
+class _RetiresTheWinnerOnly(_Bent):
+    async def elect(self, winner: Founding, foundings: Foundings) -> None:
+        del foundings
+        await self.ports.elect(winner, frozenset({winner}))
+
+
+class _BrowsesOnce(_Bent):
+    """The second browse is believed to be as the first."""
+
+    browsed: Foundings | None = None
+
+    async def foundings(self) -> Foundings:
+        foundings, self.browsed = self.browsed, None
+        if foundings is None:
+            foundings = await self.ports.foundings()
+            self.browsed = foundings or None
+        return foundings
+
+    async def pause(self, why: str) -> None:
+        await self.ports.pause(why)
+        self.browsed = None
+
+
+class _GivesUpAtOnce(_Bent):
     """A used token of a founding that was not shown a moment ago is an error."""
-    electing, answer = elect(own), None
-    foundings: Foundings = frozenset()
-    while True:
-        try:
-            effect = electing.send(answer)
-        except StopIteration as over:
-            founding: Founding = over.value
-            return founding
-        answer = yield effect
-        if isinstance(effect, Browse):
-            foundings = answer
-        tokens = answer if isinstance(effect, Look) else [answer] if isinstance(effect, Take) and answer else []
-        if any(token.used and token.founder not in {each.founder for each in foundings} for token in tokens):
+
+    seen: Foundings = frozenset()
+
+    async def foundings(self) -> Foundings:
+        self.seen = await self.ports.foundings()
+        return self.seen
+
+    async def shown(self, slot: int) -> list[Token]:
+        tokens = await self.ports.shown(slot)
+        self._check(tokens)
+        return tokens
+
+    async def take(self, slot: int, wait_s: float) -> Token | None:
+        token = await self.ports.take(slot, wait_s)
+        self._check([token] if token is not None else [])
+        return token
+
+    def _check(self, tokens: Iterable[Token]) -> None:
+        if any(token.used and token.founder not in {each.founder for each in self.seen} for token in tokens):
             raise WrongTokenError("its founding message is gone")
+
+
+def _with(bent: Callable[[Ports], Ports]) -> Algorithm:
+    """The right algorithm, over bent ports."""
+    return lambda ports, own: elect(bent(ports), own)
 
 
 MUTANTS: dict[str, Algorithm] = {
     "the first message counts": _one_that_is_shown,
     "whoever has sent one takes it for the first": _its_own,
     "the smallest that is shown counts": _the_smallest_that_is_shown,
-    "the locks of the losing ones stay": _bent(_retires_the_winner_only),
-    "one browse is believed to show what was there at one moment": _browses_once,
+    "the locks of the losing ones stay": _with(_RetiresTheWinnerOnly),
+    "one browse is believed to show what was there at one moment": _with(_BrowsesOnce),
     "a lock that can't be had is done without": _takes_what_it_gets,
-    "a founding that was not seen is believed to be gone": _gives_up_at_once,
+    "a founding that was not seen is believed to be gone": _with(_GivesUpAtOnce),
 }
 
 

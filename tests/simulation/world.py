@@ -28,7 +28,6 @@ from tm.recovery.ports import Decisions
 from tm.recovery.recovery_pass import recover
 from tm.recovery.report import Action
 from tm.two_phase.commit import TwoPhaseCommit
-from tm.two_phase.driver import suspension
 from tm.two_phase.return_codes import Verb
 from xa import (
     FORMAT_ID,
@@ -46,6 +45,7 @@ from xa import (
     Xid,
     entered,
 )
+from xa.coroutines import suspension
 from xa.machine import RESULT_OF
 from xa.tables import BRANCH, BranchState, BranchVerb
 from xabridge.testing.reference import (

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from tm.log import Branch
 from tm.two_phase.commit import TwoPhaseCommit
-from tm.two_phase.driver import drive
 from tm.two_phase.return_codes import Verb
 from tm.two_phase.states import GLOBAL, GlobalState
 from xa import FORMAT_ID, Code, Gtrid, Xid, xa_error
+from xa.coroutines import drive
 from xa.errors import EXCEPTIONS
 
 if TYPE_CHECKING:

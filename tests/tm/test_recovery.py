@@ -15,9 +15,9 @@ from tm.recovery.ownership import Ownership
 from tm.recovery.ports import Decisions
 from tm.recovery.recovery_pass import recover
 from tm.recovery.service import pause_after
-from tm.two_phase.driver import drive
 from tm.two_phase.return_codes import MEANING, Meaning, Verb
 from xa import FORMAT_ID, Code, Gtrid, XaError, Xid, xa_error
+from xa.coroutines import drive
 
 if TYPE_CHECKING:
     from tm.log import Heuristic

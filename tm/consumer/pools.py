@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tm.consumer.worker import TaskCalls, ThreadCalls, Worker
 from tm.errors import TransactionError
-from tm.two_phase.driver import drive
+from xa.coroutines import drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

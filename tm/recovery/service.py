@@ -17,9 +17,9 @@ from tm.recovery.messages import RecoveryMessages
 from tm.recovery.recovery_pass import recover
 from tm.recovery.report import Action
 from tm.recovery.unfinished import UnfinishedTransactions
-from tm.two_phase.driver import drive
 from tm.two_phase.return_codes import Verb
 from xa import Code, ThreadOfControl, XaError, entered
+from xa.coroutines import drive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Final
 
 from tm.log import Branch, Decision, Heuristic, LogStopped
 from tm.outcome import Outcome, Reason, Verdict
-from tm.two_phase.driver import suspension
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from tm.two_phase.states import GLOBAL, GlobalState, GlobalVerb
 from xa import TMFAIL, TMONEPHASE, TMSUCCESS, Code
+from xa.coroutines import suspension
 from xa.machine import advance
 
 if TYPE_CHECKING:

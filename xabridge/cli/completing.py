@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Final
 from tm.log import Branch, Heuristic
 from tm.recovery.ownership import ownership_of
 from tm.recovery.service import RecoveryService
-from tm.two_phase.driver import drive
 from tm.two_phase.ports import code_of
 from tm.two_phase.return_codes import HEURISTIC_CODE, MEANING, Meaning, Verb
 from xa import Code, XaError
+from xa.coroutines import drive
 from xabridge.cli.survey import IN_DOUBT, BranchView, Known, State, TransactionView
 from xabridge.cli.text import printable
 

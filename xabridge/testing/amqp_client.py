@@ -2,7 +2,7 @@
 
 It sends and takes what the benchmark of the broker needs, as a resource manager's client would: local and global
 transactions on a control link, posts and retirements under a txn-id, commands with their responses. One connection,
-one session. What has to wait is a generator that yields what it waits for; `drive` runs many on one thread.
+one session. What has to wait is a generator that yields what it waits for; `drive` runs many on one thread, `run` one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End
 from dtx.protocol.commands import Coordination as Command
 from dtx.protocol.decoding import decode_from
 from dtx.protocol.encoding import encode, encode_list
-from dtx.protocol.messages import body_value, request_message, value_message
+from dtx.protocol.messages import APPLICATION_PROPERTIES, PROPERTIES, body_value, request_message, value_message
 from dtx.protocol.replies import ACCEPTED, DECLARED, RESULT, TRANSACTIONAL, Recovered, Result, decode_reply
 from dtx.protocol.values import Array, Described, Symbol, Uint, Ulong
 from xa import Code
@@ -72,10 +72,10 @@ class Link:
 
 
 class Client:
-    """One connection with one session."""
+    """One connection with one session. TimeoutError: the broker takes or sends nothing for `timeout_s`."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.socket = socket.create_connection((host, port))
+    def __init__(self, host: str, port: int, timeout_s: float | None = None) -> None:
+        self.socket = socket.create_connection((host, port), timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.messages: deque[int] = deque()
         """The delivery-ids of messages that came."""
@@ -187,8 +187,12 @@ class Client:
 
     def commands(self) -> Waits:
         """A command channel: its sending link, and the address of the responses."""
+        return self.requests(COORDINATION_NODE)
+
+    def requests(self, address: str) -> Waits:
+        """A sending link to a node that answers requests, and the address of the responses."""
         self._reply_link = link = yield from self.receiver(None, 100)
-        return (yield from self.sender(COORDINATION_NODE)), link.source.value[0]
+        return (yield from self.sender(address)), link.source.value[0]
 
     def flow(self, link: Link, more: int) -> None:
         """Lets the broker send more on a receiving link."""
@@ -279,6 +283,16 @@ class Client:
             raise RuntimeError(f"{command} was answered with {reply}")
         return reply
 
+    def request(self, channel: tuple[Link, str], application_properties: dict[str, Any]) -> Waits:
+        """A request that has everything in its application properties, and its response, as octets."""
+        link, reply_to = channel
+        yield lambda: self.may_send(link)
+        properties = Described(Ulong(PROPERTIES), [None, None, None, None, reply_to, Ulong(self._next_id)])
+        told = Described(Ulong(APPLICATION_PROPERTIES), application_properties)
+        self.post(link, encode(properties) + encode(told) + value_message(_NULL))
+        yield lambda: self._replies
+        return self._replies.pop()
+
     def close(self) -> None:
         """Drops the connection."""
         self.socket.close()
@@ -313,6 +327,14 @@ class _Running:
                 self.result, self.ended = stop.value, True
         self.client.flush()
         return self.ended
+
+
+def run(client: Client, waits: Waits) -> Any:
+    """Runs this to its end; its result. Here the client's timeout holds."""
+    running = _Running(client, waits)
+    while not running.go_on():
+        client.receive()
+    return running.result
 
 
 def drive(pairs: Iterable[tuple[Client, Waits]]) -> list[Any]:

@@ -15,7 +15,7 @@ from tests.cases import each
 from tm import ConfigurationError, ConsumerSettings, RolledBack
 from tm.consumer.receive_loop import receive_loop
 from tm.consumer.states import CONSUMER, ConsumerState, ConsumerVerb
-from tm.two_phase.driver import drive, suspension
+from xa.coroutines import drive, suspension
 from xa.machine import advance
 
 if TYPE_CHECKING:

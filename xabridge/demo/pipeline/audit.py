@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-from proton import Message, ProtonException, Timeout
-from proton.utils import BlockingConnection, SyncRequestResponse
 
+from rm_amqp import AmqpResource
+from xa import TMNOFLAGS, TMREGISTER
 from xabridge.demo.pipeline.orders import ALERTS, ORDERS, Order, Revenue, checksum, revenue_of
-from xabridge.demo.pipeline.stage import depth
+from xabridge.testing.no_transaction import NoTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rm_amqp import MessagingSession
     from xabridge.demo.pipeline.stage import Stage
 
-ASK_S: Final = 10.0
-PREFETCH: Final = 200
+RMID: Final = 1
+PAGE: Final = 200
 _ROWS: Final = b"SELECT count(*) FROM enriched"
 _PREPARED: Final = b"SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
 _ENRICHED: Final = b"SELECT number, product, cents, extract(epoch FROM placed)::bigint FROM enriched"
 _REVENUE: Final = b"SELECT extract(epoch FROM period)::bigint, product, orders, cents FROM revenue"
-_LOST: Final = (ProtonException, Timeout, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +40,13 @@ class Gauge:
     """Looks at a stage again and again."""
 
     def __init__(self, stage: Stage) -> None:
-        self._broker = BlockingConnection(stage.address, timeout=ASK_S)
+        self._broker = stage.management()
         self._database = psycopg.connect(stage.database, autocommit=True)
 
     def look(self) -> Figures:
         """What is there now."""
-        queues, status = self._asked("queues", "status")
-        depths = {queue["name"]: int(queue["depth"]) for queue in queues}
+        depths, status = self._broker.depths(), self._broker.ask("status")
         return Figures(self._count(_ROWS), depths.get(ALERTS, 0), int(status["in-doubt"]) + self._count(_PREPARED))
-
-    def _asked(self, *operations: str) -> list[Any]:
-        client: Any = SyncRequestResponse(self._broker, "$management")
-        try:
-            return [client.call(Message(properties={"operation": operation})).body for operation in operations]
-        finally:
-            client.sender.close()
-            client.receiver.close()
 
     def _count(self, query: bytes) -> int:
         row = self._database.execute(query).fetchone()
@@ -64,8 +54,7 @@ class Gauge:
 
     def close(self) -> None:
         """Drops both connections."""
-        with suppress(*_LOST):
-            self._broker.close()
+        self._broker.close()
         self._database.close()
 
 
@@ -98,12 +87,14 @@ def prove(stage: Stage, placed: Sequence[Order], in_doubt: int) -> Proof:
     with psycopg.connect(stage.database) as database:
         rows = [Order(*row) for row in database.execute(_ENRICHED)]
         revenue = [Revenue(*row) for row in database.execute(_REVENUE)]
-    connection = BlockingConnection(stage.address, timeout=ASK_S)
+    broker = AmqpResource(NoTransaction(), TMREGISTER)
+    broker.open(f"amqp://{stage.address}/", RMID)
     try:
-        waiting = len(_bodies(connection, ORDERS))
-        alerts = [int(json.loads(body)["number"]) for body in _bodies(connection, ALERTS)]
+        session = broker.session(RMID)
+        waiting = len(_bodies(session, ORDERS))
+        alerts = [int(json.loads(body)["number"]) for body in _bodies(session, ALERTS)]
     finally:
-        connection.close()
+        broker.close("", RMID, TMNOFLAGS)
     wanted, large = revenue_of(placed), [order.number for order in placed if order.large]
     return Proof(
         len(placed),
@@ -122,14 +113,9 @@ def prove(stage: Stage, placed: Sequence[Order], in_doubt: int) -> Proof:
     )
 
 
-def _bodies(connection: BlockingConnection, queue: str) -> list[bytes]:
-    """Every message of a queue that nobody adds to."""
-    left = depth(connection, queue)
-    receiver = connection.create_receiver(queue, credit=PREFETCH) if left else None
-    bodies = []
-    while receiver is not None and left:
-        message = receiver.receive(ASK_S)
-        bodies.append(bytes(message.body) if isinstance(message.body, memoryview) else str(message.body).encode())
-        receiver.accept()
-        left -= 1
+def _bodies(session: MessagingSession, queue: str) -> list[bytes | str]:
+    """Takes every message of a queue that nobody adds to."""
+    bodies: list[bytes | str] = []
+    while batch := session.receive_batch(queue, PAGE, 0):
+        bodies += [message.body if isinstance(message.body, bytes) else str(message.body) for message in batch]
     return bodies

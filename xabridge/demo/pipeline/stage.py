@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-from proton import Message
-from proton.utils import BlockingConnection, SyncRequestResponse
+from typing import TYPE_CHECKING, Final
 
 from xabridge.testing.amqp_client import Client, drive, posting
 from xabridge.testing.broker import BrokerProcess
+from xabridge.testing.management import Management
 from xabridge.testing.postgres import EmbeddedPostgres, free_port
 
 if TYPE_CHECKING:
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 HOST: Final = "127.0.0.1"
 AT_ONCE: Final = 500
-ASK_S: Final = 10.0
 _BINARY: Final = b"\x00\x53\x75\xb0"
 _SETTINGS: Final = """
 [broker]
@@ -75,23 +72,13 @@ class Stage:
             client.close()
 
     def depth(self, queue: str) -> int:
-        """How many messages a queue has."""
-        connection = BlockingConnection(self.address, timeout=ASK_S)
-        try:
-            return depth(connection, queue)
-        finally:
-            connection.close()
+        """How many messages a queue has for whoever asks."""
+        with self.management() as management:
+            return management.waiting(queue)
 
-
-def depth(connection: BlockingConnection, queue: str) -> int:
-    """How many messages a queue has for whoever asks, by the management of a broker that has few queues."""
-    client: Any = SyncRequestResponse(connection, "$management")
-    try:
-        queues = client.call(Message(properties={"operation": "queues"})).body
-    finally:
-        client.sender.close()
-        client.receiver.close()
-    return next((int(each["depth"]) - int(each["held"]) for each in queues if each["name"] == queue), 0)
+    def management(self) -> Management:
+        """The broker's management node; to be closed."""
+        return Management(HOST, self.port)
 
 
 def _posting(client: Client, queue: str, bodies: Iterable[bytes]) -> Waits:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
-from proton import Message, ProtonException, Timeout
-from proton.utils import BlockingConnection, SyncRequestResponse
 from sqlalchemy import func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from xabridge.demo.shop.orders import INVOICES, ORDERS, TABLE, Order, engine_of
 from xabridge.demo.shop.places import BROKER
+from xabridge.testing.management import Management
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 ASK_S: Final = 2.0
 _PREPARED: Final = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
-_LOST: Final = (ProtonException, Timeout, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class Gauge:
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
-        self._broker: BlockingConnection | None = None
+        self._broker: Management | None = None
         self._engine = engine_of(shop.database)
         self._seen = {"waiting": 0, "invoices": 0, "rows": 0, "broker": 0, "database": 0}
 
@@ -67,24 +65,14 @@ class Gauge:
     def _look_at_broker(self) -> bool:
         try:
             if self._broker is None:
-                self._broker = BlockingConnection(self._shop.broker.partition("?")[0], timeout=ASK_S)
-            queues, status = self._asked(self._broker, "queues", "status")
-        except _LOST:
+                self._broker = Management(*_place(self._shop.broker), ASK_S)
+            depths, status = self._broker.depths(), self._broker.ask("status")
+        except OSError:
             self._drop_broker()
             return False
-        depths = {queue["name"]: int(queue["depth"]) for queue in queues}
         self._seen |= {"waiting": depths.get(ORDERS, 0), "invoices": depths.get(INVOICES, 0)}
         self._seen["broker"] = int(status["in-doubt"])
         return True
-
-    @staticmethod
-    def _asked(connection: BlockingConnection, *operations: str) -> list[Any]:
-        client: Any = SyncRequestResponse(connection, "$management")
-        try:
-            return [client.call(Message(properties={"operation": operation})).body for operation in operations]
-        finally:
-            client.sender.close()
-            client.receiver.close()
 
     def _look_at_database(self) -> bool:
         try:
@@ -98,14 +86,21 @@ class Gauge:
 
     def _drop_broker(self) -> None:
         if self._broker is not None:
-            with suppress(*_LOST):
-                self._broker.close()
+            self._broker.close()
             self._broker = None
 
     def close(self) -> None:
         """Drops both connections."""
         self._drop_broker()
         self._engine.dispose()
+
+
+def _place(url: str) -> tuple[str, int]:
+    """Host and port of the shop's broker."""
+    parts = urlsplit(url)
+    if parts.hostname is None or parts.port is None:
+        raise ValueError(f"{url!r} has no host and port")
+    return parts.hostname, parts.port
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from rm_amqp import AmqpResource
 from rm_db import PostgresResource
 from tm.resources import ConfigurationError, Resource, ResourceConfig
 from tm.two_phase.blocking import BlockingPorts
-from tm.two_phase.driver import drive
 from xa import NULL_XID, TMENDRSCAN, TMSTARTRSCAN, AxCode, Code, XaError, Xid
+from xa.coroutines import drive
 from xa.secrets import masked
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.secrets import expanded

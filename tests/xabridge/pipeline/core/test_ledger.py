@@ -12,8 +12,8 @@ import pytest
 from tests.simulation.pipeline.book import Book
 from tm.log import Branch, Decision, DecisionRefused
 from tm.log.sql.gtrids import TakenOver
-from tm.two_phase.driver import drive
 from xa import FORMAT_ID, Xid
+from xa.coroutines import drive
 from xabridge.pipeline.core.errors import PipelineTaken
 from xabridge.pipeline.core.ledger.opener import LedgerOpener
 from xabridge.pipeline.core.process_ids import driver_id, is_alive, process_id

@@ -11,7 +11,7 @@ import pytest
 from tests.postgres import Postgres
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.xabridge.pipeline.core.environment import TABLE, CoreEnvironment, new_environment
-from tm.two_phase.driver import drive
+from xa.coroutines import drive
 from xabridge.pipeline.core import Attempt, Batch
 from xabridge.pipeline.core.driver.open_pipeline import BlockingLog
 from xabridge.pipeline.core.protocol import batch_decision

@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tm.log.sql.database import Database
-from tm.two_phase.driver import drive
 from xa import FORMAT_ID, Xid
+from xa.coroutines import drive
 from xabridge.pipeline.core import Attempt, Batch, BatchRefused, EpochGone, Offset, PipelineError, PipelineTaken, Query
 from xabridge.pipeline.core.driver.query_binding import bind
 from xabridge.pipeline.core.driver.sink_coordinator import SinkCoordinator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from rm_db import PostgresResource
 from tm.log.sql.gtrids import TakenOver
-from tm.two_phase.driver import drive
 from xa import XaError
+from xa.coroutines import drive
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
 from xabridge.pipeline.core.errors import PipelineError, PipelineTaken
 from xabridge.pipeline.core.ledger.opener import LedgerOpener

@@ -6,8 +6,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from tm.two_phase.driver import drive
 from xa import XaError
+from xa.coroutines import drive
 from xabridge.pipeline.core.driver.open_pipeline import OpenPipeline, pipeline_errors
 from xabridge.pipeline.core.errors import PipelineError
 from xabridge.pipeline.core.ledger.opener import LedgerOpener

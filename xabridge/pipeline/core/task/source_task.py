@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tm.log import Branch
-from tm.two_phase.driver import drive
 from tm.two_phase.return_codes import Verb
 from xa import TMFAIL, TMSUCCESS, Code, XaError
+from xa.coroutines import drive
 from xabridge.pipeline.core.errors import BatchRefused, PipelineError
 from xabridge.pipeline.core.protocol import partition_read
 from xabridge.pipeline.core.resources import PROCESS, ask_branches, broker, call_resource

@@ -1,14 +1,16 @@
-"""drive(): runs a coroutine of ours in a thread, without an event loop.
+"""drive(), awaited(): how a coroutine of ours is run without an event loop.
 
-The algorithms of this package (the two-phase commit, a recovery pass, the rounds of a consumer) are coroutines. They do
-no I/O themselves: they `await` the methods of their ports. That makes one algorithm serve everybody:
+The algorithms of this product (the two-phase commit, a recovery pass, the rounds of a consumer, the protocol of
+pipelines, the election of a token founder) are coroutines. They do no I/O themselves: they `await` the methods of their
+ports. That makes one algorithm serve everybody:
 
 - In a thread the ports block. Awaiting such a port never suspends the coroutine, so that one `send` runs it to its end.
   That is what `drive` does.
 - In asyncio a coroutine is awaited, as any other, with ports that await the event loop.
+- Over a connection whose work is written as generators (`rm_amqp.connection.endpoint`), the ports await these by
+  `awaited`, and whoever runs the generators runs the coroutine: `yield from coroutine.__await__()`.
 - In a test the ports are models. They suspend the coroutine in front of every answer (`suspension`), so that a
-  scheduler
-  decides who goes on, and who never does.
+  scheduler decides who goes on, and who never does.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
 
 T = TypeVar("T")
+Y = TypeVar("Y")
 
 
 def drive(steps: Coroutine[None, None, T]) -> T:
@@ -31,6 +34,12 @@ def drive(steps: Coroutine[None, None, T]) -> T:
         return result
     steps.close()
     raise RuntimeError(f"{steps!r} was suspended, and nobody is there to resume it")
+
+
+@coroutine
+def awaited(steps: Generator[Y, None, T]) -> Generator[Y, None, T]:
+    """What `steps` returns or raises; what they yield goes to whoever runs the awaiting coroutine."""
+    return (yield from steps)
 
 
 @coroutine
