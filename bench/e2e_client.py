@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from rm_amqp import Message
     from tm import Transaction
+    from tm.consumer.settings import Takes
     from tm.log import Decision
     from tm.resources import Mode
 
@@ -119,7 +120,8 @@ def consume(job: Job) -> dict[str, Any]:
         log = TimedLog(log, watch)
     resources = {BROKER: resource(BROKER, job.broker), DATABASE: resource(DATABASE, job.database, job.mode)}
     with TransactionManager("bench", log, resources) as manager:
-        handler, takes = (handle_together, "batch") if job.together else (handle, "message")
+        takes: Takes = "batch" if job.together else "message"
+        handler = handle_together if job.together else handle
         consumer = Consumer(manager, job.queue, handler, takes=takes, workers=job.workers, batch=job.batch, idle_s=0.05)
         with consumer:
             measured = _window(job.seconds, lambda: consumer.counts.handled, watch)

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack, cast, overload
 from weakref import WeakSet
 
 from tm.concurrency.reaper import Reaper
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar as DefaultTypeVar
 
+    from tm.consumer.settings import ConsumerOptions
     from tm.log import DecisionLog
     from tm.recovery import Report
     from tm.recovery.ownership import Ownership
@@ -440,7 +441,9 @@ class TransactionManager(Generic[Tx_co]):
             retries=retries,
         )
 
-    def consumer(self, queue: str, **settings: Any) -> Callable[[Callable[[Any, Tx_co], object]], Consumer]:
+    def consumer(
+        self, queue: str, **settings: Unpack[ConsumerOptions]
+    ) -> Callable[[Callable[[Any, Tx_co], object]], Consumer]:
         """Decorates a handler(message, transaction) to run over a queue: see `tm.consumer`."""
         return lambda handler: Consumer(self, queue, handler, **settings)
 

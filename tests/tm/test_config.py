@@ -257,6 +257,15 @@ def test_who_is_registered_is_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "can_decide"), [("mysql+pymysql://db/shop", True), ("sqlite:///shop.db", True), ("gopher://db", False)]
+)
+def test_what_can_only_decide_is_said_to_be_able_to(url: str, can_decide: bool) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        find_factory("a", ResourceConfig(url))
+    assert ('as the one that decides it can take part: mode = "decider"' in str(raised.value)) is can_decide
+
+
+@pytest.mark.parametrize(
     ("url", "shown"),
     [
         ("amqps://svc:s3cret@broker:5671", "amqps://svc:…@broker:5671"),

@@ -18,7 +18,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tm.consumer.job import Job
 from tm.consumer.pools import TaskPool, TaskPoolInThread, ThreadPool
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from tm.consumer.pools import WorkerPool
+    from tm.consumer.settings import ConsumerOptions
     from tm.manager import TransactionManager
 
 logger = logging.getLogger("xabridge.tm.consumer")
@@ -44,7 +45,12 @@ class Consumer:
     """A handler with its workers. `settings` are those of `ConsumerSettings`. Called, it calls the handler."""
 
     def __init__(
-        self, manager: TransactionManager, queue: str, handler: Callable[..., Any], /, **settings: Any
+        self,
+        manager: TransactionManager,
+        queue: str,
+        handler: Callable[..., Any],
+        /,
+        **settings: Unpack[ConsumerOptions],
     ) -> None:
         self.settings = ConsumerSettings(queue, **settings)
         self._handler = handler

@@ -110,7 +110,8 @@ def place_of(error: BaseException) -> str:
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        if not code.co_filename.startswith((*_OTHERS, "<")):
+        module = str(trace.tb_frame.f_globals.get("__file__", ""))  # compiled code has only this as a whole path
+        if not code.co_filename.startswith((*_OTHERS, "<")) and not module.startswith(_OTHERS):
             place = f"{code.co_filename}:{trace.tb_lineno} in {code.co_name}"
         trace = trace.tb_next
     return place

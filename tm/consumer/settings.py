@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from threading import TIMEOUT_MAX
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 from tm.resources import ConfigurationError
 
@@ -12,6 +12,22 @@ Takes = Literal["message", "batch"]
 MAX_WORKERS: Final = 1000
 MAX_BATCH: Final = 500
 """A resource manager for messages need not keep the outcomes of more open."""
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The keyword arguments of `TransactionManager.consumer`: what `ConsumerSettings` has but for `queue`."""
+
+    resource: str
+    workers: int
+    batch: int
+    takes: Takes
+    max_deliveries: int
+    retry_first_s: float
+    retry_most_s: float
+    idle_s: float
+    timeout_s: float | None
+    shutdown_s: float
+    dead_letter: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tm.log.decision import LogLocked
+from tm.log.decision import LogError, LogLocked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +118,13 @@ class PosixFiles:
 
     def lock(self) -> PosixLock:
         if not self._directory.is_dir():
-            self._directory.mkdir(mode=0o700, exist_ok=True)
+            try:
+                self._directory.mkdir(mode=0o700, exist_ok=True)
+            except FileNotFoundError:
+                parent = self._directory.parent
+                raise LogError(
+                    f"{self._directory}: the log can't be made, because {parent} is not there: mkdir -p {parent}"
+                ) from None
             _force_directory(self._directory.parent)
         return PosixLock(self._directory / "lock")
 

@@ -108,12 +108,24 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
             why = f"; {error}"
     if found is None:
         known = ", ".join(sorted(entry.name for entry in entry_points(group=GROUP))) or "none"
+        if config.mode != "decider" and _can_decide(name, scheme):
+            why = '; as the one that decides it can take part: mode = "decider"'
         raise ConfigurationError(
             f"resources.{name}.url: no resource manager is registered for {scheme}:// (registered: {known}{why}): "
             "mend the URL, or install the package that has it"
         )
     factory: ResourceFactory = found
     return factory
+
+
+def _can_decide(name: str, scheme: str) -> bool:
+    """Whether a resource manager is registered that takes the scheme in mode "decider"."""
+    if _registered(name, f"{_DECIDER}{scheme}") is not None:
+        return True
+    try:
+        return _registered(name, _ANY_DECIDER, lambda find: find(scheme)) is not None
+    except LookupError:
+        return False
 
 
 def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda found: found) -> Any:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
+import sysconfig
 import threading
 import time
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -24,7 +26,8 @@ from rm_amqp import Message
 from tests.rm_amqp.embedded import EmbeddedBroker
 from tests.tm.consumer.stall import PATIENCE_S, Stall
 from tm import ConsumerState, Counts, HealthServer, ProtocolMisuse
-from tm.consumer.failures import name_of
+from tm.consumer.failures import name_of, place_of
+from tm.consumer.settings import ConsumerOptions, ConsumerSettings
 from tm.telemetry import opentelemetry
 from xabridge.testing.reference import Fate
 
@@ -549,3 +552,22 @@ def test_a_handler_that_hangs_is_not_healthy(stall: Stall, kind: str) -> None:
         released.set()
         while not consumer.health().ok:
             threading.Event().wait(0.001)
+
+
+def test_the_place_of_a_failure_is_never_in_compiled_code_of_a_library() -> None:
+    """Frames of extension modules have a relative file name; their module says where it is."""
+    library = {"__file__": f"{sysconfig.get_path('platlib')}/theirs.cpython-311.so"}
+    exec(compile("def fail():\n    raise LookupError\n", "lib/theirs.py", "exec"), library)  # noqa: S102
+    fail: Any = library["fail"]
+    with pytest.raises(LookupError) as raised:
+        fail()
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    here = "test_the_place_of_a_failure_is_never_in_compiled_code_of_a_library"
+    assert place_of(raised.value) == f"{__file__}:{line} in {here}"
+
+
+def test_options_of_a_consumer_are_its_settings() -> None:
+    options = get_type_hints(ConsumerOptions)
+    settings = get_type_hints(ConsumerSettings)
+    assert settings.pop("queue") is str
+    assert options == settings

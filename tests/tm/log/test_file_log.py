@@ -57,6 +57,12 @@ def test_another_node_is_refused(directory: Path) -> None:
     open_log(directory).close()
 
 
+def test_a_log_whose_parent_is_not_there_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match=f"mkdir -p {tmp_path}/not"):
+        open_log(tmp_path / "not" / "log")
+    assert not (tmp_path / "not").exists()
+
+
 def test_a_node_id_that_can_be_none_makes_no_log(directory: Path) -> None:
     with pytest.raises(ValueError, match="node id"):
         open_log(directory, "not a node")

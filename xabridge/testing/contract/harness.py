@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Set as AbstractSet
@@ -43,6 +43,12 @@ class Capabilities:
 
     max_prepared: int = 1000
     """How many branches can be prepared at a time."""
+
+
+def _missing(method: str, *_: object) -> NoReturn:
+    raise NotImplementedError(
+        f"the capabilities ask for `{method}` of the harness: implement it, or say that it can't be"
+    )
 
 
 class Harness(Protocol):
@@ -89,20 +95,20 @@ class Harness(Protocol):
 
     def complete_heuristically(self, xid: Xid, *, commit: bool) -> None:
         """An operator completes a prepared branch. Only with the capability `heuristics`."""
-        raise NotImplementedError
+        _missing("complete_heuristically", xid, commit)
 
     def expire(self, xid: Xid) -> None:
         """The time of a branch passes, if it has a timeout that can touch it: returns when that has happened, or
         can't any more. Only with the capability `expires`."""
-        raise NotImplementedError
+        _missing("expire", xid)
 
     def go_down(self) -> None:
         """From now on the resource can't be reached; what is prepared stays. Only with `unreachable`."""
-        raise NotImplementedError
+        _missing("go_down")
 
     def come_back(self) -> None:
         """The resource can be reached again. Only with `unreachable`."""
-        raise NotImplementedError
+        _missing("come_back")
 
     def narrow(self) -> None:
         """Clients that are opened from now on have as little room as can be configured: few connections, channels and
