@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import KW_ONLY, dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
@@ -40,11 +41,11 @@ from dtx.protocol.messages import (
     read_section,
 )
 from dtx.protocol.values import (
-    Array,
     Byte,
     Char,
     Decimal,
     Described,
+    Float,
     Int,
     Long,
     Short,
@@ -197,13 +198,18 @@ class Message:
         if octets.startswith(_NO_FIELDS):
             at = len(_NO_FIELDS)
         last = 0
+        sections: list[Any] = []
         while at < len(octets):
             code, start = read_section(octets, at)
             if code < last or (code == last and code not in _REPEATED):
                 raise DecodeError(f"section {code:#x} stands where it must not")
             value, at = _read_value(octets, start)
-            _SECTIONS[code](message, value, code == last)
+            _SECTIONS[code](message, value)
+            if code in _REPEATED:
+                sections.append(value)
             last = code
+        if len(sections) > 1:
+            message.body = b"".join(sections) if type(message.body) is bytes else list(chain.from_iterable(sections))
         return message
 
 
@@ -308,8 +314,8 @@ _PROPERTY_FIELDS: Final[tuple[_Field, ...]] = (
 )
 
 
-def _read_fields(fields: tuple[_Field, ...]) -> Callable[[Message, Any, bool], None]:
-    def section(message: Message, value: Any, _again: bool) -> None:
+def _read_fields(fields: tuple[_Field, ...]) -> Callable[[Message, Any], None]:
+    def section(message: Message, value: Any) -> None:
         if type(value) is not list or len(value) > len(fields):
             raise DecodeError(f"header and properties are lists, here of at most {len(fields)} fields")
         for item, (attribute, types, convert) in zip(value, fields, strict=False):
@@ -322,8 +328,8 @@ def _read_fields(fields: tuple[_Field, ...]) -> Callable[[Message, Any, bool], N
     return section
 
 
-def _read_map(attribute: str) -> Callable[[Message, Any, bool], None]:
-    def section(message: Message, value: Any, _again: bool) -> None:
+def _read_map(attribute: str) -> Callable[[Message, Any], None]:
+    def section(message: Message, value: Any) -> None:
         if type(value) is not dict:
             raise DecodeError(f"the {attribute} are a map")
         setattr(message, attribute, value)
@@ -331,27 +337,32 @@ def _read_map(attribute: str) -> Callable[[Message, Any, bool], None]:
     return section
 
 
-def _read_data(message: Message, value: Any, again: bool) -> None:
+_ONE_KIND: Final = "the body is of one kind of section"
+
+
+def _read_data(message: Message, value: Any) -> None:
     if type(value) is not bytes:
         raise DecodeError("an amqp-data section is binary")
-    message.body = message.body + value if again else value
+    message.body = value
     message.inferred = True
 
 
-def _read_sequence(message: Message, value: Any, again: bool) -> None:
+def _read_sequence(message: Message, value: Any) -> None:
     if type(value) is not list:
         raise DecodeError("an amqp-sequence section is a list")
-    message.body = message.body + value if again else value
+    if type(message.body) is bytes:
+        raise DecodeError(_ONE_KIND)
+    message.body = value
     message.inferred = True
 
 
-def _read_body(message: Message, value: Any, _again: bool) -> None:
+def _read_body(message: Message, value: Any) -> None:
     if message.inferred:
-        raise DecodeError("the body is of one kind of section")
+        raise DecodeError(_ONE_KIND)
     message.body = value
 
 
-_SECTIONS: Final[dict[int, Callable[[Message, Any, bool], None]]] = {
+_SECTIONS: Final[dict[int, Callable[[Message, Any], None]]] = {
     HEADER: _read_fields(_HEADER_FIELDS),
     DELIVERY_ANNOTATIONS: _read_map("instructions"),
     MESSAGE_ANNOTATIONS: _read_map("annotations"),
@@ -360,7 +371,7 @@ _SECTIONS: Final[dict[int, Callable[[Message, Any, bool], None]]] = {
     DATA: _read_data,
     SEQUENCE: _read_sequence,
     VALUE: _read_body,
-    FOOTER: lambda _message, _value, _again: None,
+    FOOTER: lambda _message, _value: None,
 }
 _REPEATED: Final = frozenset({DATA, SEQUENCE})
 
@@ -460,7 +471,7 @@ _OF_PROTON: Final[dict[str, Callable[[Any], Any]]] = {
     "timestamp": Timestamp,
     "char": Char,
     "symbol": Symbol,
-    "float32": lambda value: Decimal(0x72, struct.pack(">f", value)),
+    "float32": Float,
     "decimal32": lambda value: Decimal(0x74, struct.pack(">I", value)),
     "decimal64": lambda value: Decimal(0x84, struct.pack(">Q", value)),
     "decimal128": lambda value: Decimal(0x94, bytes(value)),
@@ -484,7 +495,7 @@ def _read_value(octets: bytes, at: int) -> tuple[Any, int]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with integers of AMQP's type long as int."""
+    """The value with integers of AMQP's type long as int; an array's elements keep their type."""
     kind = type(value)
     if kind is Long:
         return int(value)
@@ -494,8 +505,6 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(item) for key, item in value.items()}
     if kind is Described:
         return Described(_plain(value.descriptor), _plain(value.value))
-    if kind is Array:
-        return Array(map(_plain, value))
     return value
 
 

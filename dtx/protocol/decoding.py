@@ -22,6 +22,7 @@ from dtx.protocol.values import (
     Char,
     Decimal,
     Described,
+    Float,
     Int,
     Long,
     Short,
@@ -180,6 +181,7 @@ def _compound(width: int, make: Callable[[list[Any]], Any]) -> _Reader:
 def _array(width: int) -> _Reader:
     def read(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
         at, stop, count = _head(octets, at, end, width)
+        start = at
         descriptors: list[Any] = []
         while octets[at : at + 1] == b"\0" and at < stop:
             descriptor, at = _value(octets, at + 1, stop, depth - len(descriptors) - 1)
@@ -191,6 +193,8 @@ def _array(width: int) -> _Reader:
         if count > (stop - at if element >> 4 != 4 else MAX_ARRAY):
             raise DecodeError(f"an array of {count} elements in {stop - at} octets")
         items = Array()
+        if not count:
+            items.empty_of = octets[start:at]
         for _ in range(count):
             item, at = _READERS[element](octets, at, stop, depth - 1)
             for descriptor in reversed(descriptors):
@@ -247,7 +251,7 @@ _KNOWN: Final[dict[int, _Reader]] = {
     0x61: _fixed(">h", Short),
     0x70: _fixed(">I", Uint),
     0x71: _fixed(">i", Int),
-    0x72: _fixed(">f", float),
+    0x72: _fixed(">f", Float),
     0x73: _fixed(">4s", _as_char),
     0x74: _decimal(0x74, 4),
     0x80: _fixed(">Q", Ulong),

@@ -14,6 +14,7 @@ from dtx.protocol.values import (
     Char,
     Decimal,
     Described,
+    Float,
     Int,
     Long,
     Short,
@@ -71,24 +72,67 @@ def encode_list(items: Sequence[bytes]) -> bytes:
 
 
 def _map(value: dict[Any, Any]) -> bytes:
-    octets = b"".join(encode(key) + encode(item) for key, item in value.items())
-    return _compounded(0xC1, 2 * len(value), octets)
+    return _compounded(0xC1, 2 * len(value), _pairs(value))
+
+
+def _pairs(value: dict[Any, Any]) -> bytes:
+    return b"".join(encode(key) + encode(item) for key, item in value.items())
+
+
+def _wide(octets: bytes) -> bytes:
+    return _U32.pack(len(octets)) + octets
+
+
+def _wide_items(count: int, octets: bytes) -> bytes:
+    return _wide(_U32.pack(count) + octets)
 
 
 _ELEMENTS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
-    Symbol: (0xB3, lambda value: _U32.pack(len(value)) + value.encode("ascii")),
+    type(None): (0x40, lambda _: b""),
+    bool: (0x56, lambda value: b"\x01" if value else b"\x00"),
+    Ubyte: (0x50, struct.Struct(">B").pack),
+    Ushort: (0x60, struct.Struct(">H").pack),
     Uint: (0x70, _U32.pack),
-    bytes: (0xB0, lambda value: _U32.pack(len(value)) + value),
+    Ulong: (0x80, struct.Struct(">Q").pack),
+    Byte: (0x51, struct.Struct(">b").pack),
+    Short: (0x61, struct.Struct(">h").pack),
+    Int: (0x71, struct.Struct(">i").pack),
+    Long: (0x81, struct.Struct(">q").pack),
+    Float: (0x72, struct.Struct(">f").pack),
+    float: (0x82, struct.Struct(">d").pack),
+    Timestamp: (0x83, struct.Struct(">q").pack),
+    Char: (0x73, lambda value: value.encode("utf-32-be")),
+    bytes: (0xB0, _wide),
+    str: (0xB1, lambda value: _wide(value.encode("utf-8"))),
+    Symbol: (0xB3, lambda value: _wide(value.encode("ascii"))),
+    UUID: (0x98, lambda value: value.bytes),
+    list: (0xD0, lambda value: _wide_items(len(value), b"".join(map(encode, value)))),
+    dict: (0xD1, lambda value: _wide_items(2 * len(value), _pairs(value))),
+    Array: (0xF0, lambda value: _wide_items(len(value), _elements(value))),
 }
+"""The type of an array's elements → their constructor, in its widest form, and what encodes the data of one."""
+
+
+def _elements(items: Array | list[Any]) -> bytes:
+    """The constructor of an array's elements, and their data."""
+    if not items:
+        return (items.empty_of if isinstance(items, Array) else b"") or b"\xb3"  # none says of what: symbols
+    kinds = {type(item) for item in items}
+    kind = kinds.pop()
+    if kind is Described and not kinds:
+        descriptor = encode(items[0].descriptor)
+        if all(encode(item.descriptor) == descriptor for item in items):
+            return b"\x00" + descriptor + _elements([item.value for item in items])
+    if kind is Decimal and not kinds and len({item.code for item in items}) == 1:
+        return bytes((items[0].code,)) + b"".join(item.octets for item in items)
+    if kinds or kind not in _ELEMENTS:
+        raise TypeError(f"no array of {', '.join(sorted(each.__name__ for each in (kind, *kinds)))}")
+    code, element = _ELEMENTS[kind]
+    return bytes((code,)) + b"".join(map(element, items))
 
 
 def _encode_array(value: Array) -> bytes:
-    kinds = {type(item) for item in value} or {Symbol}
-    if len(kinds) != 1 or not kinds <= _ELEMENTS.keys():
-        raise TypeError(f"no array of {', '.join(sorted(kind.__name__ for kind in kinds))}")
-    code, element = _ELEMENTS[kinds.pop()]
-    octets = bytes((code,)) + b"".join(map(element, value))
-    return _compounded(0xE0, len(value), octets)
+    return _compounded(0xE0, len(value), _elements(value))
 
 
 _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
@@ -102,6 +146,7 @@ _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
     Short: _plain(0x61, "h"),
     Int: _small(None, 0x54, 0x71, "i"),
     Long: _small(None, 0x55, 0x81, "q"),
+    Float: _plain(0x72, "f"),
     float: _plain(0x82, "d"),
     Timestamp: _plain(0x83, "q"),
     Char: lambda value: b"\x73" + value.encode("utf-32-be"),

@@ -2,7 +2,8 @@
 uint and refuse a ulong.
 
     null None              boolean bool                    ubyte … long   Ubyte, Ushort, Uint, Ulong, Byte, …
-    float, double float    timestamp Timestamp (ms)        char Char      decimal32 … 128 Decimal (undecoded)
+    float Float            double float                    char Char      decimal32 … 128 Decimal (undecoded)
+    timestamp Timestamp (milliseconds)
     binary bytes           string str                      symbol Symbol  uuid uuid.UUID
     list list              map dict                        array Array    described Described
 """
@@ -73,6 +74,12 @@ class Long(int):
     __slots__ = ()
 
 
+class Float(float):
+    """32 bits, binary."""
+
+    __slots__ = ()
+
+
 class Timestamp(int):
     """Milliseconds since the epoch."""
 
@@ -82,7 +89,8 @@ class Timestamp(int):
 class Array(list[Any]):
     """An array: its elements have one type."""
 
-    __slots__ = ()
+    empty_of: bytes = b""
+    """Of an array without elements that was read: the constructor that elements would have."""
 
 
 @dataclass(frozen=True, slots=True)

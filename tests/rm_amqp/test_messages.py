@@ -14,7 +14,7 @@ from typing import Any
 
 import proton
 import pytest
-from proton import Described, char, int32, symbol, timestamp, ubyte, ulong
+from proton import UNDESCRIBED, Array, Data, Described, char, float32, int32, symbol, timestamp, ubyte, ulong
 
 from dtx.protocol import values
 from dtx.protocol.decoding import DecodeError
@@ -25,7 +25,7 @@ from xa import Code, XaMisuse
 ROUNDS = int(os.environ.get("XABRIDGE_SCHEDULES", "500"))
 SIMPLE = (None, True, False, 0, -1, 127, 128, -128, -129, 2**63 - 1, -(2**63), 1.5, float("-inf"), "", "é" * 127)
 SIZED = ("x" * 255, "x" * 256, "é" * 128, b"", b"y" * 255, b"y" * 256, "\0", "𝄞")
-ODD = (ulong(7), ubyte(1), int32(-5), symbol("s"), char("c"), timestamp(1), Described("d", 1), (1, 2))
+ODD = (ulong(7), ubyte(1), int32(-5), symbol("s"), char("c"), timestamp(1), float32(1.5), Described("d", 1), (1, 2))
 """Values that are seldom sent."""
 
 
@@ -77,6 +77,7 @@ OURS = {
     "symbol": "Symbol",
     "char": "Char",
     "timestamp": "Timestamp",
+    "float32": "Float",
     "AnnotationDict": "dict",
 }
 """Names of proton's types, and of ours."""
@@ -93,7 +94,7 @@ def shown(read: Any) -> Any:
     if isinstance(read, memoryview):
         read = bytes(read)
     name = OURS.get(type(read).__name__, type(read).__name__)
-    return name, int(read) if isinstance(read, int) else str(read)
+    return name, int(read) if isinstance(read, int) else str(float(read) if isinstance(read, float) else read)
 
 
 def by_proton(octets: bytes) -> proton.Message:
@@ -204,6 +205,61 @@ def test_what_comes_back(body: Any, read: Any) -> None:
             assert type(back.properties["p"]) is bytes
     if isinstance(body, bytes):
         assert type(Message.from_octets(encoded(Message(body, inferred=True))).body) is bytes
+
+
+def array(kind: int, *elements: Any) -> Array:
+    return Array(UNDESCRIBED, kind, *elements)  # type: ignore[arg-type]
+
+
+FOREIGN: dict[str, Any] = {
+    "float32": [float32(0.5), {"k": float32(-3.0)}],
+    "long": array(Data.LONG, 1, -(2**63)),
+    "int": {"k": array(Data.INT, int32(1), int32(-1))},
+    "no int": array(Data.INT),
+    "double": array(Data.DOUBLE, 1.5, -0.5),
+    "boolean": array(Data.BOOL, True, False),
+    "string": array(Data.STRING, "a", "é" * 300),
+    "binary": array(Data.BINARY, b"", b"a"),
+    "uuid": array(Data.UUID, uuid.UUID(int=7)),
+    "described": Array(symbol("d"), Data.STRING, "a", "b"),
+    "of descriptor": Described(symbol("d"), array(Data.SYMBOL, symbol("a"))),
+}
+
+
+def told(read: Any) -> Any:
+    """What proton has read, with its types."""
+    if isinstance(read, Array):
+        return "Array", read.descriptor, read.type, [told(item) for item in read.elements]
+    if isinstance(read, dict):
+        return "dict", [(told(key), told(item)) for key, item in read.items()]
+    if isinstance(read, list):
+        return "list", [told(item) for item in read]
+    if isinstance(read, Described):
+        return "Described", told(read.descriptor), told(read.value)
+    return type(read).__name__, bytes(read) if isinstance(read, memoryview) else read
+
+
+@pytest.mark.parametrize("body", FOREIGN.values(), ids=FOREIGN)
+def test_what_came_from_another_client_is_sent_on_with_its_types(body: Any) -> None:
+    made = proton.Message(body=body, annotations={symbol("x"): body}, properties={"p": float32(1.5)})
+    read = by_proton(bytes(made.encode()))
+    on = by_proton(encoded(Message.from_octets(bytes(made.encode()))))
+    for one, other in ((read.body, on.body), (read.annotations, on.annotations), (read.properties, on.properties)):
+        assert told(one) == told(other)
+
+
+@pytest.mark.parametrize(("section", "whole"), [("5375a00161", b"a"), ("5376c003015401", [1])])
+def test_a_body_of_many_sections_is_read_in_one_go(section: str, whole: Any) -> None:
+    count = 100_000
+    message = Message.from_octets((b"\0" + bytes.fromhex(section)) * count)
+    assert message.body == whole * count
+    assert message.inferred
+
+
+@pytest.mark.parametrize("octets", ["005375a00161005376c003015401", "005376c003015401005377a10161"])
+def test_a_body_of_two_kinds_of_sections_is_none(octets: str) -> None:
+    with pytest.raises(DecodeError, match="one kind of section"):
+        Message.from_octets(bytes.fromhex(octets))
 
 
 def test_a_message_can_be_changed_after_it_was_written() -> None:
