@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
 from dtx.protocol.decoding import MAX_DEPTH, DecodeError, decode_from
-from dtx.protocol.encoding import encode, encode_list
+from dtx.protocol.encoding import element_constructor, encode, encode_list
 from dtx.protocol.messages import (
     APPLICATION_PROPERTIES,
     DATA,
@@ -41,6 +41,7 @@ from dtx.protocol.messages import (
     read_section,
 )
 from dtx.protocol.values import (
+    Array,
     Byte,
     Char,
     Decimal,
@@ -459,6 +460,42 @@ def _converted(value: Any) -> Any:
     return value
 
 
+_ELEMENT_TYPES: Final[dict[int, type]] = {
+    2: bool,
+    3: Ubyte,
+    4: Byte,
+    5: Ushort,
+    6: Short,
+    7: Uint,
+    8: Int,
+    9: Char,
+    10: Ulong,
+    11: Long,
+    12: Timestamp,
+    13: Float,
+    14: float,
+    18: UUID,
+    19: bytes,
+    20: str,
+    21: Symbol,
+}
+"""The number that proton has for a type (`proton.Data.INT`, …) → the type of an array's elements."""
+
+
+def _array(value: Any) -> Array:
+    """A `proton.Array` as the protocol has it; TypeError for one whose elements are compound."""
+    kind = _ELEMENT_TYPES.get(value.type)
+    if kind is None:
+        raise TypeError(f"a proton.Array with elements of type {value.type} is not sent")
+    is_described = repr(value.descriptor) != "UNDESCRIBED"
+    descriptor = _converted(value.descriptor)
+
+    elements = [element if type(element) is kind else kind(element) for element in value.elements]
+    array = Array([Described(descriptor, element) for element in elements] if is_described else elements)
+    array.empty_of = (b"\x00" + encode(descriptor) if is_described else b"") + element_constructor(kind)
+    return array
+
+
 _OF_PROTON: Final[dict[str, Callable[[Any], Any]]] = {
     "ubyte": Ubyte,
     "ushort": Ushort,
@@ -476,6 +513,7 @@ _OF_PROTON: Final[dict[str, Callable[[Any], Any]]] = {
     "decimal64": lambda value: Decimal(0x84, struct.pack(">Q", value)),
     "decimal128": lambda value: Decimal(0x94, bytes(value)),
     "Described": lambda value: Described(value.descriptor, value.value),
+    "Array": _array,
 }
 """The name of a class of proton's → the value as the protocol has it."""
 

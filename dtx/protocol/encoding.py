@@ -113,6 +113,11 @@ _ELEMENTS: Final[dict[type, tuple[int, Callable[[Any], bytes]]]] = {
 """The type of an array's elements → their constructor, in its widest form, and what encodes the data of one."""
 
 
+def element_constructor(kind: type) -> bytes:
+    """The constructor of elements of this type in an array."""
+    return bytes((_ELEMENTS[kind][0],))
+
+
 def _elements(items: Array | list[Any]) -> bytes:
     """The constructor of an array's elements, and their data."""
     if not items:

@@ -248,6 +248,13 @@ def test_what_came_from_another_client_is_sent_on_with_its_types(body: Any) -> N
         assert told(one) == told(other)
 
 
+@pytest.mark.parametrize("body", [body for body in FOREIGN.values() if isinstance(body, Array)])
+def test_an_array_of_proton_s_is_sent_as_proton_sends_it(body: Array) -> None:
+    assert told(by_proton(encoded(Message(body))).body) == told(
+        by_proton(bytes(proton.Message(body=body).encode())).body
+    )
+
+
 @pytest.mark.parametrize(("section", "whole"), [("5375a00161", b"a"), ("5376c003015401", [1])])
 def test_a_body_of_many_sections_is_read_in_one_go(section: str, whole: Any) -> None:
     count = 100_000
