@@ -34,7 +34,7 @@ def agree_on_founding(channel: LocalChannel, own: Founding, until_s: float, dead
             founding: Founding = over.value
             return founding
         if isinstance(effect, Pause) and channel.endpoint.clock() >= until_s:
-            raise TokenBusyError(f"nobody can say yet which founding of {channel.tokens.name} counts: {effect.why}")
+            raise TokenBusyError(f"it is not known yet which founding of {channel.tokens.name} counts: {effect.why}")
         answer = yield from _perform(effect, channel, held, deadline)
 
 
