@@ -23,7 +23,7 @@ REPORT_PAGE: Final = 100
 """Branches that are asked for at a time, with what each of them holds."""
 
 _WRONG: Final[dict[Code, tuple[str, str]]] = {
-    Code.XAER_INVAL: ("open string", "mend the URL in the configuration"),
+    Code.XAER_INVAL: ("open string", "correct the URL in the configuration"),
     Code.XAER_RMFAIL: ("reachable", "start the broker, or let this machine reach it; its place is the URL"),
     Code.XAER_RMERR: ("usable", "do what it says: credentials, permissions, or a broker with these transactions"),
 }

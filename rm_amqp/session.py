@@ -396,7 +396,7 @@ def _held(links: MessageLinks, work: Work | None, message: Message) -> Held:
     links.check_work(work)
     held = work.held.get(id(message)) if work is not None else None
     if held is None:
-        raise xa_error(Code.XAER_PROTO, "work: this message was not received here, or its outcome is told already")
+        raise xa_error(Code.XAER_PROTO, "work: this message was not received here, or it is settled already")
     return held
 
 

@@ -152,7 +152,7 @@ def parse(open_string: str, environment: Mapping[str, str] = os.environ) -> Sett
     scheme, separator, _ = open_string.partition("://")
     scheme = scheme.rpartition("+")[2]
     if not separator or scheme not in {"amqp", "amqps"}:
-        raise _wrong(f"{scheme[:20]!r} is no scheme of this resource manager, amqp:// and amqps:// are")
+        raise _wrong(f"{scheme[:20]!r} is not a scheme of this resource manager; use amqp:// or amqps://")
     try:
         parts = urlsplit(open_string)
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))

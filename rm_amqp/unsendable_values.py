@@ -48,7 +48,7 @@ def refusals(what: str, value: Any, depth: int = 0) -> Iterator[str]:
         try:
             value.encode()
         except UnicodeEncodeError:
-            yield f"{what} is {value!r}, which is no valid text: it has half of a surrogate pair"
+            yield f"{what} is {value!r}, which is not valid text: it has half of a surrogate pair"
     elif kind in {list, tuple} and depth < _DEEPEST:
         for number, item in enumerate(value):
             yield from refusals(f"{what}[{number}]", item, depth + 1)

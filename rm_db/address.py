@@ -69,7 +69,7 @@ class Address:
                 pooled=_POOLERS[settings["xa_pooler"]],
             )
         except (KeyError, ValueError) as error:
-            raise xa_error(Code.XAER_INVAL, f"open: a setting of the open string is no good: {error}") from None
+            raise xa_error(Code.XAER_INVAL, f"open: a setting of the open string is wrong: {error}") from None
         if address.pool_size < 1 or not 0 < address.pool_wait_s < _LONG_S or not 0 < address.reply_s < _LONG_S:
             raise xa_error(Code.XAER_INVAL, "open: xa_pool_size, xa_pool_wait_s and xa_reply_s are above 0")
         return address

@@ -332,7 +332,7 @@ class TransactionManager(Generic[Tx_co]):
                 self._uninterrupted.run("begin", self._log.decisions)
         except LogError as error:
             raise ManagerUnusable(
-                f"the decision log can't decide any more: {error}. Mend its cause, then start this process anew; "
+                f"the decision log can't decide any more: {error}. Remove the cause, then restart this process; "
                 "recovery will find out what is decided."
             ) from error
         self.executor.log_stopped = False

@@ -33,7 +33,7 @@ def drive(steps: Coroutine[None, None, T]) -> T:
         result: T = stop.value
         return result
     steps.close()
-    raise RuntimeError(f"{steps!r} was suspended, and nobody is there to resume it")
+    raise RuntimeError(f"{steps!r} was suspended, and nothing can resume it")
 
 
 @coroutine

@@ -554,7 +554,7 @@ class Switch(Generic[W]):
             raise xa_error(Code.XA_RETRY, f"complete: {operation.verb} has not completed", operation.xid)
         code = operation.code if operation.code is not None else operation.answer()
         if self._operations.pop(handle, None) is None:
-            raise xa_error(Code.XAER_INVAL, f"complete: operation {handle} was told to somebody else")
+            raise xa_error(Code.XAER_INVAL, f"complete: operation {handle} belongs to another thread of control")
         if operation.xid is not None:
             self._busy.discard(operation.xid)
         if code is Code.XAER_RMFAIL and operation.error is not None:

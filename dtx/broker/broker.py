@@ -147,7 +147,7 @@ class Broker:
         await self._loop.run_in_executor(None, self._store.close)
 
     def _store_stopped(self, error: StoreError) -> None:
-        LOG.critical("the store stopped, nobody is answered any more: %s", error)
+        LOG.critical("the store stopped, no client is answered any more: %s", error)
         self.failure = error
         for peer in tuple(self.open_peers):
             peer.abort()

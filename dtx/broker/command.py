@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--store", metavar="URL", help=f"the message store (default {DEFAULT_STORE})")
     parser.add_argument("--certificate", metavar="FILE", help="TLS: this broker's certificate, PEM")
     parser.add_argument("--key", metavar="FILE", help="TLS: the certificate's key, PEM")
-    parser.add_argument("--client-ca", metavar="FILE", help="TLS: who may sign certificates of clients, PEM")
+    parser.add_argument("--client-ca", metavar="FILE", help="TLS: CA certificates that sign client certificates, PEM")
     parser.add_argument("--users", metavar="FILE", help="the file of users")
     parser.add_argument(
         "--user-from-env",

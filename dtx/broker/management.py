@@ -90,7 +90,7 @@ def _branches(container: Container, after: str, count: int) -> list[Any]:
     try:
         behind = Xid.parse(after) if after else NULL_XID
     except ValueError as error:
-        raise WireError(Condition.INVALID_FIELD, f"after is no xid: {error}") from None
+        raise WireError(Condition.INVALID_FIELD, f"after is not an xid: {error}") from None
     working = sorted((branch for branch in container.registry.unprepared() if branch.xid > behind), key=_xid_of)
     in_doubt = container.registry.in_doubt(behind, b"")
     return _page(merge(working, in_doubt, key=_xid_of), count, lambda branch: _branch(container, branch))

@@ -172,5 +172,5 @@ def encode(value: Any) -> bytes:
     is none), struct.error for a number that does not fit."""
     encoder = _ENCODERS.get(type(value))
     if encoder is None:
-        raise TypeError(f"{type(value).__name__} is no AMQP type")
+        raise TypeError(f"{type(value).__name__} is not an AMQP type")
     return encoder(value)

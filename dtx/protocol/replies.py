@@ -98,7 +98,7 @@ def _code_from_wire(value: Any) -> Code:
         raise ValueError(f"ushort is expected, not {kind_name(value)}")
     code = CODE_OF.get(value)
     if code is None:
-        raise ValueError(f"{value} is no xa-status")
+        raise ValueError(f"{value} is not an xa-status")
     return code
 
 

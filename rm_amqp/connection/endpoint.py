@@ -136,7 +136,7 @@ class Endpoint:
             taken = self.engine.push(octets)
             self.engine.handle(self.links, self._handlers)
             if not taken:
-                self.lose(self.engine.error() or "the broker sent what is no AMQP")
+                self.lose(self.engine.error() or "the broker sent bytes that are not AMQP")
 
     def _authenticate(self, sasl: SaslClient, octets: bytes) -> bytes:
         """What follows the end of SASL."""

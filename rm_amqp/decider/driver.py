@@ -341,7 +341,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
     def _check_move(verb: str, move: BranchVerb, branch: LocalBranch) -> None:
         refused = BRANCH.refusal(S1 if branch.held else branch.state, move)
         if refused is not None:
-            raise xa_error(refused, f"{verb}: the branch is {branch.state.value}, or a thread has it", branch.xid)
+            raise xa_error(refused, f"{verb}: the branch is {branch.state.value}, or a thread is using it", branch.xid)
 
     def _to_commit(self, verb: str, xid: Xid) -> LocalBranch:
         """The branch that is to be committed. A rollback-only one is gone with this, and its reason raised."""
@@ -363,7 +363,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
             told = refusal.refusal
             if attempt.asked and told.condition not in ROLLED_BACK:
                 self._discard(branch)
-                why_not = f"{verb}: the broker did not say what became of it ({told.condition}: {told.description})"
+                why_not = f"{verb}: the broker did not report its outcome ({told.condition}: {told.description})"
                 raise xa_error(Code.XAER_RMFAIL, why_not, xid) from None
             code = told.code if told.code in ROLLBACK_CODES else Code.XA_RBOTHER
             error = xa_error(code, f"{verb}: {told.description or told.condition}", xid)

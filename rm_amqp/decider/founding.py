@@ -65,7 +65,7 @@ class _ChannelPorts:
     async def pause(self, why: str) -> None:
         endpoint = self._channel.endpoint
         if endpoint.clock() >= self._until_s:
-            raise TokenBusyError(f"nobody can say yet which founding of {self._queues.name} counts: {why}")
+            raise TokenBusyError(f"it is not known yet which founding of {self._queues.name} counts: {why}")
         await awaited(until(endpoint, lambda: False, endpoint.clock() + PAUSE_S))
 
     def _found(self, founding: Founding) -> Steps[None]:

@@ -108,7 +108,7 @@ class TokenQueues:
         while True:
             arrived = yield from self._next(receiver, until_s, deadline)
             if arrived is None:
-                raise TokenBusyError(f"the token of {self.address(slot)} is held by somebody else, or is not there")
+                raise TokenBusyError(f"the token of {self.address(slot)} is held by another process, or does not exist")
             held = yield from self._held(arrived, founding, slot)
             if held is not None:
                 return held

@@ -241,7 +241,7 @@ def _object(body: object) -> dict[str, Any]:
     try:
         fields = json.loads(body)
     except ValueError as error:
-        raise WrongTokenError(f"its body is no JSON: {error}") from None
+        raise WrongTokenError(f"its body is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise WrongTokenError(f"its body is a JSON {type(fields).__name__}, not an object")
     if fields.get("version") not in VERSIONS:

@@ -30,7 +30,7 @@ def diagnose_decider(open_string: str) -> Diagnosis:
         url = parse_url(Address.parse(open_string))
         return Diagnosis(tuple(_sql_reached(url)))
     except XaError as error:
-        return Diagnosis((Check(Health.FAIL, "open string", error.message, "mend the URL in the configuration"),))
+        return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))
 
 
 def _sql_reached(url: URL) -> Iterator[Check]:
@@ -51,7 +51,7 @@ def _sql_reached(url: URL) -> Iterator[Check]:
                     found = f"{weakness}: a crash of the server's machine can lose a decision"
                     yield Check(Health.FAIL, "durability", found, mend)
     except SQLAlchemyError as error:
-        mend = "start it, or mend the URL in the configuration"
+        mend = "start it, or correct the URL in the configuration"
         yield Check(Health.FAIL, "reachable", f"{shown}: {error}", mend)
     finally:
         engine.dispose()

@@ -236,7 +236,7 @@ class SqlTransaction(Unit):
     @property
     def _open(self) -> Connection:
         if self._connection is None:
-            raise xa_error(Code.XAER_NOTA, "the work was given up", self.xid)
+            raise xa_error(Code.XAER_NOTA, "the work was abandoned", self.xid)
         return self._connection
 
     def _interrupt(self) -> bool:

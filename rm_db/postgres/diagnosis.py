@@ -41,7 +41,7 @@ def diagnose_postgres(open_string: str, *, two_phase: bool) -> Diagnosis:
         address = Address.parse(open_string.removeprefix(DECIDER_PREFIX))
         connection = psycopg.connect(conninfo(address), autocommit=True, row_factory=psycopg.rows.namedtuple_row)
     except XaError as error:
-        return Diagnosis((Check(Health.FAIL, "open string", error.message, "mend the URL in the configuration"),))
+        return Diagnosis((Check(Health.FAIL, "open string", error.message, "correct the URL in the configuration"),))
     except psycopg.Error as error:
         return Diagnosis((_not_connected(error),))
     try:
@@ -63,7 +63,7 @@ def _not_connected(error: psycopg.Error) -> Check:
     if code is Code.XAER_RMFAIL:
         mend = "start PostgreSQL, or let this machine reach it; its place is the URL in the configuration"
         return Check(Health.FAIL, "reachable", said, mend)
-    return Check(Health.FAIL, "credentials", said, "mend user, password or database in the URL, or pg_hba.conf")
+    return Check(Health.FAIL, "credentials", said, "correct user, password or database in the URL, or pg_hba.conf")
 
 
 def _reached(facts: Any, info: psycopg.ConnectionInfo) -> Check:

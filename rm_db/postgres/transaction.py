@@ -305,7 +305,7 @@ class PostgresTransaction(Unit):
 
     def _connected(self) -> LibpqConnection:
         if self.connection is None:
-            raise xa_error(Code.XAER_NOTA, "the work was given up", self.xid)
+            raise xa_error(Code.XAER_NOTA, "the work was abandoned", self.xid)
         return self.connection
 
     def _must_prepare(self) -> bool:

@@ -198,7 +198,7 @@ def test_an_outcome_can_be_changed_until_the_end_and_by_the_receiver_only(client
         client.session.release(Message("a"))
     client.end(xid, TMSUSPEND)
     client.start(TMRESUME, xid)
-    with pytest.raises(XaMisuse, match="told already"):
+    with pytest.raises(XaMisuse, match="settled already"):
         client.session.reject(message)
     client.commit(xid)
     assert client.look(queue) == ["a"]

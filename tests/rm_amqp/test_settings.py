@@ -52,8 +52,8 @@ def test_the_identity_names_the_broker_whatever_the_order_of_its_nodes() -> None
 @pytest.mark.parametrize(
     ("open_string", "told"),
     [
-        ("broker", "no scheme of this resource manager"),
-        ("postgresql://broker", "'postgresql' is no scheme"),
+        ("broker", "not a scheme of this resource manager"),
+        ("postgresql://broker", "'postgresql' is not a scheme"),
         ("amqp://", "expected host or host:port"),
         ("amqp://a,,b", "expected host or host:port"),
         ("amqp://a:0", "'a:0': expected host or host:port"),

@@ -418,7 +418,7 @@ def test_a_log_that_stops_leaves_the_manager_unusable_and_a_restart_recovers(sho
     disk.trouble = None
     assert told.value.outcome is not None
     assert told.value.outcome.decided is None
-    with pytest.raises(ManagerUnusable, match="start this process anew"):
+    with pytest.raises(ManagerUnusable, match="restart this process"):
         tm.begin()
     with pytest.raises(LogStopped):
         tm.recover()

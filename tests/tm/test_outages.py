@@ -100,7 +100,7 @@ def test_a_log_that_can_not_be_read(caplog: pytest.LogCaptureFixture) -> None:
         told.failed(ValueError("a bug"))
         told.unreadable("shop", ValueError("no such table"))
         clock.now += EVERY_S
-    for text in ("can't read the log", "met what it did not expect", "the decisions in shop can't be read"):
+    for text in ("can't read the log", "failed with an unexpected error", "the decisions in shop can't be read"):
         assert 1 < len(lines(caplog, text)) <= REMINDERS + 1
 
 

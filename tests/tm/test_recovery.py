@@ -245,7 +245,7 @@ def test_while_nobody_can_tell_who_is_at_work_a_siblings_branch_waits(*, decided
     report = one.run()
     assert one.asked == ORDER
     assert actions(report) == {"a": Action.PENDING}
-    assert "d can't tell who is at work with it: connection refused" in reason(report)
+    assert "d can't say who is working on it: connection refused" in reason(report)
     assert report.undone == ([of] if decided else [])
 
 
@@ -255,7 +255,7 @@ def test_an_undecided_sibling_at_work_is_not_settled() -> None:
     one.at_work = {"d": frozenset({SIBLING})}
     report = one.run()
     assert one.asked == ORDER
-    assert "another process of this node is at work with it" in reason(report)
+    assert "another process of this node is working on it" in reason(report)
 
 
 def test_what_lives_is_not_touched() -> None:

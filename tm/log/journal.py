@@ -135,7 +135,7 @@ class Journal:
         elif SPARE in names:
             raise LogDamaged(
                 f"{self._files}: there is a spare file but no segment, so the segment with the decisions is gone. "
-                f"Put it back; in a log made anew, branches of this one would never be resolved"
+                f"Put it back; in a new log, branches of this one would never be resolved"
             )
         else:
             self._header = Header(b"", 0, 0, self._entropy(LOG_ID_SIZE), 0, self.node)

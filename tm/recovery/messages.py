@@ -94,7 +94,7 @@ class RecoveryMessages:
     def failed(self, error: Exception) -> None:
         """A pass was broken off by this."""
         if self._throttle.due(type(error).__name__) is not None:
-            logger.error("a recovery pass met what it did not expect; there will be another", exc_info=error)
+            logger.error("a recovery pass failed with an unexpected error; another pass will follow", exc_info=error)
 
 
 def _log_finding(finding: Finding) -> None:

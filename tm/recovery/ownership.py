@@ -39,8 +39,8 @@ class Claim(Enum):
 
     OURS = "to be resolved here"
     OTHERS = "another node's, or its decision lives elsewhere"
-    AT_WORK = "another process of this node is at work with it"
-    UNKNOWN = "who is at work with it can't be told now"
+    AT_WORK = "another process of this node is working on it"
+    UNKNOWN = "it is unknown now who is working on it"
     FOREIGN = "made by another product"
 
 
@@ -90,9 +90,9 @@ class Ownership:
             return _OURS
         working = at_work.get(decider, frozenset())
         if isinstance(working, XaError):
-            return Whose(Claim.UNKNOWN, f"{decider} can't tell who is at work with it: {working.message}")
+            return Whose(Claim.UNKNOWN, f"{decider} can't say who is working on it: {working.message}")
         if read.incarnation in working:
-            return Whose(Claim.AT_WORK, f"another process of this node is at work with it, as {decider} says")
+            return Whose(Claim.AT_WORK, f"another process of this node is working on it, as {decider} says")
         return _OURS
 
 

@@ -154,15 +154,17 @@ class RecoveryService:
         for name in gone:
             if name not in names:
                 why = "is configured, recovery commits its branch" if name in self._resources else "has no branch in it"
-                raise ProtocolMisuse(f"{what}: {name} {why}; gone can only be what the decision names and nobody has")
+                raise ProtocolMisuse(
+                    f"{what}: {name} {why}; gone may only name resources of the decision that are not configured"
+                )
         if not names:
             raise ProtocolMisuse(f"{what}: every resource of its decision is configured, recovery ends it")
         missing = [branch for branch in lost if branch.resource not in gone]
         if missing:
             where = ", ".join(f"{branch.xid} on {branch.resource}" for branch in missing)
             raise ProtocolMisuse(
-                f"{what} is decided to commit, and nobody is configured who could be told: {where}. Configure the "
-                "resource again, under whatever name, and recovery commits its branch. Only where it is gone for good, "
+                f"{what} is decided to commit, but the resource is not configured: {where}. Configure the "
+                "resource again, under any name, and recovery commits its branch. Only if it is gone for good, "
                 f"or the branch was committed by hand, end the decision with gone={sorted(names)}"
             )
         report = self.run_once(now=True, gone={gtrid: gone})
@@ -180,7 +182,7 @@ class RecoveryService:
         with self._one_at_a_time, entered(self._control):
             noted = _has_ended(gtrid, decisions, self._ports.decisions())
         if not noted:  # a pass leaves that to the next one, which would not know what is gone
-            raise OutcomeUnknown(f"{what} is carried out, but that it has ended could not be noted: try again")
+            raise OutcomeUnknown(f"{what} is carried out, but its END record could not be written: try again")
         for branch in lost:
             logger.warning(
                 "%s (xid %s) on %s: ended by hand without telling it, the resource is said to be gone",

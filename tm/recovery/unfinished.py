@@ -71,7 +71,7 @@ class UnfinishedTransactions:
         with self._lock:
             if len(self._kept) >= MOST:
                 oldest = self._kept.pop(next(iter(self._kept)))
-                logger.error("%s: it is given up, its branches end with their own timeouts", named(oldest.gtrid))
+                logger.error("%s: recovery abandons it; its branches end with their own timeouts", named(oldest.gtrid))
             self._kept[transaction.gtrid] = transaction
 
     async def finish(self) -> list[Finding]:

@@ -112,7 +112,7 @@ def find_factory(name: str, config: ResourceConfig) -> ResourceFactory:
             why = '; as the one that decides it can take part: mode = "decider"'
         raise ConfigurationError(
             f"resources.{name}.url: no resource manager is registered for {scheme}:// (registered: {known}{why}): "
-            "mend the URL, or install the package that has it"
+            "correct the URL, or install the package that has it"
         )
     factory: ResourceFactory = found
     return factory
@@ -225,7 +225,7 @@ class Resource:
     def decider(self) -> DecidingResource:
         """The resource manager as the one that decides."""
         if not is_decider(self.rm):
-            raise TypeError(f"{self.name} is no decider")
+            raise TypeError(f"{self.name} is not a decider")
         return self.rm
 
     def reopen(self, *, now: bool = False) -> None:
@@ -282,7 +282,9 @@ class Resource:
         if isinstance(raised, XaError):
             return raised
         about = f"{named(xid.gtrid)} (xid {xid})" if xid is not None else "no transaction"
-        logger.error("%s: %s of %s raised what its contract does not name", about, routine, self.name, exc_info=raised)
+        logger.error(
+            "%s: %s of %s raised an error that its contract does not name", about, routine, self.name, exc_info=raised
+        )
         return xa_error(Code.XAER_RMFAIL, f"{routine} raised {type(raised).__name__}: {raised}", xid)
 
     def close(self) -> None:
@@ -293,7 +295,7 @@ class Resource:
         except XaError as error:
             logger.warning("%s could not be closed: %s", self.name, error)
         except Exception:
-            logger.exception("%s: close raised what its contract does not name", self.name)
+            logger.exception("%s: close raised an error that its contract does not name", self.name)
         self.suspect = True
         self.why = self.state.value
 

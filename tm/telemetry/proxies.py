@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xa import Completion, DecidingResource, DecisionRecord, Owner, ResourceManager, Xid
 
 RAISED: Final = "RAISED"
-"""The code of a call that raised what its contract does not name."""
+"""The code of a call that raised an error that its contract does not name."""
 
 _PHASES: Final = {
     Verb.PREPARE: "prepare",

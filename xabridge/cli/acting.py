@@ -96,7 +96,7 @@ def _explain(plans: list[Plan]) -> None:
 def confirmed(what: str) -> bool:
     """Whether somebody at a terminal says that `what` shall be done."""
     if not sys.stdin.isatty():
-        print("nobody is here to ask: confirm with --yes", file=sys.stderr)
+        print("not a terminal: pass --yes", file=sys.stderr)
         return False
     sys.stderr.write(f"{what}? This can't be undone. Type {_YES}: ")
     sys.stderr.flush()

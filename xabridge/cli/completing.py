@@ -157,7 +157,7 @@ def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str
     if consent is Consent.PLAIN:
         return "as recovery would"
     if consent is Consent.AT_WORK:
-        return "another process of this node is at work with it, so that recovery would leave it to that process"
+        return "another process of this node is working on it, so that recovery would leave it to that process"
     if whole and consent is Consent.SPLITS:
         if view.decision is Known.COMMIT:
             return "against the decision to commit, and so on every branch: nothing is split, but it may have been told"
@@ -177,15 +177,15 @@ def _forgetting(view: TransactionView, branch: BranchView) -> Step:
     outcome = branch.outcome or branch.noted or Code.XA_HEURHAZ
     consent = _consent(Act.FORGET, view)
     if consent is Consent.AT_WORK:
-        what = f"another process of this node is at work with it, and may not have heard of {outcome.name} yet"
+        what = f"another process of this node is working on it, and may not know of {outcome.name} yet"
     elif consent is Consent.BLIND:
-        what = f"its transaction manager, which has not heard of {outcome.name} perhaps, never will"
+        what = f"its transaction manager may not know of {outcome.name}, and will never learn of it"
     elif view.decision is Known.ENDED:
-        what = f"the last trace of {outcome.name} goes, and what was decided is not in the log any more: compare first"
+        what = f"this deletes the last trace of {outcome.name}, and the log no longer has the decision: compare first"
     elif outcome is _AGREES[view.decision]:
-        what = f"{outcome.name} is what was decided; nothing is lost"
+        what = f"{outcome.name} agrees with the decision; nothing is lost"
     else:
-        what = f"{outcome.name} is not what was decided: the last trace of that goes, so mend the data first"
+        what = f"{outcome.name} differs from the decision: this deletes its last trace, so correct the data first"
     return Step(branch, consent, f"forgets the branch on {where}: {what}")
 
 
@@ -257,10 +257,10 @@ class Hand:
         """It was there when it was shown, and somebody else has completed it since: with the decision, as recovery
         takes it; otherwise nobody knows how, which is what is noted."""
         if not against:
-            return Done(view, True, "it is not known there any more: somebody else has completed it")
+            return Done(view, True, "the resource no longer knows it: another process has completed it")
         if log is not None:
             log.note_heuristic(Heuristic(Branch(view.resource, view.xid), Code.XA_HEURHAZ))
-        return Done(view, False, "not done: it is not known there any more, and nobody knows how it was completed")
+        return Done(view, False, "not done: the resource no longer knows it, and how it was completed is unknown")
 
     @staticmethod
     def _not_done(log: DecisionLog | None, branch: Branch, answer: Answer, meaning: Meaning, *, against: bool) -> str:

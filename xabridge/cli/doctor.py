@@ -65,13 +65,13 @@ def _examine(path: str, progress: Progress) -> Iterator[Examined]:
         configuration = configuration_from(path)
     except ConfigurationError as error:
         yield Examined(
-            "config", Check(Health.FAIL, "configuration", str(error), "mend the file, then run doctor again")
+            "config", Check(Health.FAIL, "configuration", str(error), "correct the file, then run doctor again")
         )
         return
     try:
         site = Site(configuration, progress)
     except ConfigurationError as error:
-        mend = "mend the file, or install what registers the resource manager, then run doctor again"
+        mend = "correct the file, or install the package of the resource manager, then run doctor again"
         yield Examined("config", Check(Health.FAIL, "configuration", f"{path}: {error}", mend))
         return
     with site:

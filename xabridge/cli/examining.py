@@ -31,9 +31,9 @@ SKEW_S: Final = 5.0
 """Ages and leases are off by as much as clocks are apart."""
 
 _MENDS: Final = {
-    Code.XAER_RMFAIL: "start it, or let this machine reach it; its place is {key}.url",
-    Code.XAER_INVAL: "mend {key}.url",
-    Code.XAER_RMERR: "do what it says; its place is {key}.url",
+    Code.XAER_RMFAIL: "start it, or make it reachable from this machine; its URL is {key}.url",
+    Code.XAER_INVAL: "correct {key}.url",
+    Code.XAER_RMERR: "follow the message; its URL is {key}.url",
 }
 
 
@@ -66,7 +66,7 @@ def _log_checks(configuration: Configuration, deciders: Sequence[str]) -> Iterat
     try:
         folder = folder_of(url)
     except ValueError as error:
-        yield Check(Health.FAIL, "place", masked(str(error)), "mend log in the configuration")
+        yield Check(Health.FAIL, "place", masked(str(error)), "correct log in the configuration")
         return
     if folder is not None:
         yield from examine_folder(folder)
@@ -80,9 +80,9 @@ def _content(url: str, node: str) -> Check:
     except LogMissing:
         return Check(Health.OK, "content", "there is no log yet; the first start makes it")
     except LogDamaged as error:
-        return Check(Health.FAIL, "content", str(error), "restore the folder from where it was whole")
+        return Check(Health.FAIL, "content", str(error), "restore the folder from an undamaged copy")
     except (LogError, ValueError, OSError) as error:
-        return Check(Health.FAIL, "content", masked(str(error)), "let it be read by this user; its place is log")
+        return Check(Health.FAIL, "content", masked(str(error)), "give this user read access; its URL is log")
     found = f"log {image.log_id.hex()}, opened {several(image.openings, 'time')}"
     if image.node != node:
         mend = f"it is that of node {image.node}: use that node id, or give {node} a folder of its own"
@@ -120,7 +120,7 @@ def _diagnosis(resource: Resource) -> Diagnosis:
         resource.reopen(now=True)
     except Exception as raised:  # noqa: BLE001 — a resource manager of anybody's
         error = raised if isinstance(raised, XaError) else resource.as_xa_error(raised, "diagnose")
-        mend = _MENDS.get(error.code, "mend {key}.url").format(key=key)
+        mend = _MENDS.get(error.code, "correct {key}.url").format(key=key)
         return Diagnosis((Check(Health.FAIL, "opened", masked(error.message), mend),))
     return Diagnosis((Check(Health.OK, "opened", f"{masked(resource.url)}: {resource.rm.name}"),))
 
@@ -167,7 +167,7 @@ def _orphans(found: Survey) -> Check:
     if completed:
         what += f", {completed} completed on their own"
     if completed or (oldest is not None and oldest >= OLD_S):
-        mend = "they hold locks and messages until somebody decides: xabridge recover list"
+        mend = "they hold locks and messages until they are resolved: xabridge recover list"
         return Check(Health.WARN, "orphans", what, mend)
     return Check(Health.OK, "orphans", what)
 

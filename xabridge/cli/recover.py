@@ -136,7 +136,9 @@ def _incarnation(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError as error:
-        raise ArgumentTypeError(f"{text!r} is no incarnation: give the 16 hexadecimal digits of the warning") from error
+        raise ArgumentTypeError(
+            f"{text!r} is not an incarnation: give the 16 hexadecimal digits of the warning"
+        ) from error
 
 
 def run(arguments: Namespace) -> int:

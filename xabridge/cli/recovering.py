@@ -110,8 +110,8 @@ def _not_configured(name: str, names: Collection[str], shown: str) -> Iterator[s
     where = listed([printable(resource) for resource in names])
     yield from _line(
         shown,
-        f"decided to commit, and nobody is configured as {where}: configured again, under whatever name, it has its "
-        "branch committed. Only where it is gone for good:",
+        f"decided to commit, but not configured: {where}. Configure it again, under any name, and recovery commits its "
+        "branch. Only if it is gone for good:",
     )
     yield " " * (_WIDTH + 1) + ending_command(name, names)
 

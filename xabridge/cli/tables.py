@@ -239,7 +239,7 @@ def advice(view: TransactionView) -> str:
     if gone:
         names = listed([printable(name) for name in gone])
         return (
-            f"configure {names} again, under whatever name, and recovery commits it there; only where that is gone for "
+            f"configure {names} again, under any name, and recovery commits its branch; only if it is gone for "
             f"good: {ending_command(view.name, gone)}"
         )
     if all(branch.state is State.NOT_REACHED for branch in view.in_doubt):

@@ -38,7 +38,7 @@ def duration(text: str) -> float:
     """The seconds in "90", "90s", "5m", "2h" or "1d"; ValueError for anything else."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no duration: write 90s, 5m, 2h or 1d")
+        raise ValueError(f"{text!r} is not a duration: write 90s, 5m, 2h or 1d")
     return float(match[1]) * dict(_UNITS)[match[2] or "s"]
 
 

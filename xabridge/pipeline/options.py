@@ -55,7 +55,7 @@ SINK: Final[Mapping[str, str]] = {
     "columns": "the columns that go into the table (default: all, but those of messages when there is an address)",
     "key": "columns of a unique constraint: rows are upserted",
     "update": "SET clause for rows that exist (default: every other column is replaced)",
-    "lockTimeout": f"seconds to wait for a row that somebody else has locked (default {LOCK_TIMEOUT_S:g})",
+    "lockTimeout": f"seconds to wait for a row that another transaction has locked (default {LOCK_TIMEOUT_S:g})",
     "address": "where messages go: broker:alerts, or alerts where there is one broker",
 }
 OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
@@ -87,7 +87,7 @@ def source_options(options: Mapping[str, str], environment: Mapping[str, str] = 
     settings = given.settings(environment)
     queues = given.names("queue")
     if not queues:
-        raise given.wrong("queue", "missing; which queue is to be read?")
+        raise given.wrong("queue", "missing; name the queue to read")
     if len(set(queues)) < len(queues):
         raise given.wrong("queue", f"{', '.join(queues)}: a queue is named twice")
     resource = _chosen(given, settings, "resource", given.text("resource") or "", BROKERS)
@@ -146,7 +146,7 @@ def _table(given: _Given, settings: Settings, text: str, key: tuple[str, ...], u
     resource, table = _placed(given, settings, "table", text, DATABASES)
     parts = _NAME.findall(table)
     if ".".join(parts) != table or not 1 <= len(parts) <= 2:
-        raise given.wrong("table", f'{table!r} is no table\'s name; write revenue, public.revenue or "Sales"."Revenue"')
+        raise given.wrong("table", f'{table!r} is not a table name; write revenue, public.revenue or "Sales"."Revenue"')
     return TableTarget(resource, table, key, update, given.seconds("lockTimeout", LOCK_TIMEOUT_S))
 
 
@@ -156,7 +156,7 @@ def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: 
     if not colon:
         resource, what = "", text
     if not what:
-        raise given.wrong(option, f"{text!r} names nothing behind the resource")
+        raise given.wrong(option, f"{text!r} names nothing after the resource")
     return _chosen(given, settings, option, resource, schemes), what
 
 
@@ -233,7 +233,7 @@ class _Given:
         if text is None:
             return default
         if not text.isdecimal() or not 1 <= int(text) <= (most or int(text)):
-            raise self.wrong(option, f"{text!r} is no number {f'from 1 to {most}' if most else 'above 0'}")
+            raise self.wrong(option, f"{text!r} is not a number {f'from 1 to {most}' if most else 'above 0'}")
         return int(text)
 
     def seconds(self, option: str, default: float) -> float:
@@ -241,5 +241,5 @@ class _Given:
         if text is None:
             return default
         if not _SECONDS.fullmatch(text) or float(text) <= 0:
-            raise self.wrong(option, f"{text!r} are no seconds above 0")
+            raise self.wrong(option, f"{text!r} is not a number of seconds above 0")
         return float(text)

@@ -49,8 +49,8 @@ def settings_from(
     url = expanded("log", url, environment)
     if not _DATABASE.match(url):
         raise PipelineError(
-            f"pipeline {pipeline}: log: {url.partition(':')[0]}: is no database; several processes decide a pipeline, "
-            "so that its log is postgresql://… (or sqlite:///… where all drivers run on one host)"
+            f"pipeline {pipeline}: log: {url.partition(':')[0]}: is not a database; several processes decide a "
+            "pipeline, so its log has to be postgresql://… (or sqlite:///… where all drivers run on one host)"
         )
     return Settings(pipeline, url, tuple({**configured, **resources}.items()))
 

@@ -40,13 +40,15 @@ _WAITING: Final = frozenset({"active", "committed"})
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `xabridge pipeline status`."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the pipeline (default: every one of the log)")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the pipeline (default: every pipeline of the log)")
     parser.add_argument("--config", metavar="FILE", help="the configuration (default: xabridge.toml, if there is one)")
     parser.add_argument("--log", metavar="URL", help="the database that keeps the decisions, instead of the file's")
     parser.add_argument(
         "--resource", action="append", default=[], metavar="NAME=URL", help="a resource manager, instead of the file's"
     )
-    parser.add_argument("--last", type=int, default=LAST, metavar="N", help=f"so many epochs (default {LAST})")
+    parser.add_argument(
+        "--last", type=int, default=LAST, metavar="N", help=f"number of epochs to show (default {LAST})"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -65,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(told[0] if arguments.name else told))
     else:
         blocks = ["\n".join(lines(one, arguments.last, time.time())) for one in found]
-        print("\n\n".join(blocks) or "no pipeline keeps its decisions here")
+        print("\n\n".join(blocks) or "no pipeline has its decisions in this log")
     if any(one.unreachable for one in found):
         return Exit.INCOMPLETE
     return Exit.IN_DOUBT if any(_orphans(one) for one in found) else Exit.DONE
@@ -190,5 +192,5 @@ def _summary(prepared: dict[bytes, dict[str, list[Xid]]], orphans: dict[bytes, d
     yield f"{several(count(prepared), 'branch')} in doubt on {listed([printable(name) for name in where])}"
     if orphans:
         yield from paragraph(
-            f"{count(orphans)} of them orphans, of attempts that were given up: the next micro-batch rolls them back"
+            f"{count(orphans)} of them are orphans of abandoned attempts: the next micro-batch rolls them back"
         )

@@ -166,5 +166,5 @@ def open_to_users(hosts: Sequence[str]) -> tuple[Permissions, str]:
             f"no permissions are configured, and the broker listens on {', '.join(reachable)}: every user could do "
             "everything. Configure [broker.permissions.NAME] for each user, or listen on 127.0.0.1"
         )
-    notice = "no permissions are configured: whoever shows who they are may do everything"
+    notice = "no permissions are configured: every authenticated client may do everything"
     return Permissions({EVERYBODY: EVERYTHING}), notice

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OUTCOME_MEANING: Final = {
     1: "the credentials were refused",
     2: "the server has a system error",
-    3: "the server has a system error that needs somebody to mend it",
+    3: "the server has a system error that an administrator has to correct",
     4: "the server has a temporary system error; try again",
 }
 

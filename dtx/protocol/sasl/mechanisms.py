@@ -104,7 +104,7 @@ def external_server(initial: bytes, certified: str | None) -> Verdict:
     """The identity that the TLS certificate gave; the peer may repeat it, and name no other."""
     asked = initial.decode("utf-8", "replace")
     if certified in RESERVED:
-        return Verdict(None, reason=f"the certificate's common name is {certified!r}, which is nobody's")
+        return Verdict(None, reason=f"the certificate's common name is {certified!r}, which is not the name of a user")
     if certified is None:
         return Verdict(None, reason="EXTERNAL without a client certificate that names an identity")
     if asked not in {"", certified}:

@@ -158,7 +158,9 @@ def open_database(url: str) -> Database:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
-        raise StoreError(f"{masked(url)!r} is no URL of a store, such as sqlite:///path or postgresql://…") from error
+        raise StoreError(
+            f"{masked(url)!r} is not the URL of a store, such as sqlite:///path or postgresql://…"
+        ) from error
     kind = parsed.get_backend_name()
     if kind == "sqlite":
         return SqliteDatabase(parsed)
@@ -186,5 +188,5 @@ def _prepare_tables(connection: Connection) -> int:
 def _opening_error(error: Exception) -> StoreError:
     original = getattr(error, "orig", error)
     if kind_of(error) is ErrorKind.DAMAGED:
-        return StoreDamaged(f"the store is no database of ours, or damaged: {original}")
+        return StoreDamaged(f"the store is not a database of xabridge, or damaged: {original}")
     return StoreError(f"the store can't be opened: {original}")

@@ -177,7 +177,7 @@ class Writer:
         now = self._clock()
         if now >= self._tell_at:
             self._tell_at, self._told = now + TELL_AGAIN_S, True
-            LOG.error("%d changes that take space were refused: %s (told once in %.0f s)", count, full, TELL_AGAIN_S)
+            LOG.error("%d changes that take space were refused: %s (logged once in %.0f s)", count, full, TELL_AGAIN_S)
 
     def _look_for_room(self, octets: int) -> None:
         """Now and then, while it is tight, or there is no room for so much."""

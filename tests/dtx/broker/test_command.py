@@ -161,7 +161,7 @@ def test_passwords_are_set_and_asked_for(tmp_path: Path) -> None:
         right = {"user": "alice", "password": "looking-glass", "allowed_mechs": "PLAIN", "allow_insecure_mechs": True}
         with pytest.raises(ConnectionException):
             connected(process, **right)
-        assert "no permissions are configured: whoever shows who they are may do everything" in process.errors()
+        assert "no permissions are configured: every authenticated client may do everything" in process.errors()
         assert process.stop() == 0
     finally:
         process.kill()

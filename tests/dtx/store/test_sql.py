@@ -255,7 +255,7 @@ def test_tables_of_another_version_are_not_opened(sqlite_place: Place) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("nonsense", "no URL of a store"),
+        ("nonsense", "not the URL of a store"),
         ("mysql://host/name", "not in mysql"),
         ("sqlite://", "needs a file"),
         ("sqlite:////proc/store.db", "can't be opened"),

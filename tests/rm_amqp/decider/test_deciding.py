@@ -181,7 +181,7 @@ def test_the_number_of_slots_stays(harness: DecidingBrokerHarness) -> None:
 
 def test_a_founding_queue_that_holds_something_else(harness: DecidingBrokerHarness) -> None:
     alien(harness, harness.tokens, Message("an order"))
-    with pytest.raises(ResourceError, match="no JSON"):
+    with pytest.raises(ResourceError, match="is not JSON"):
         opened(harness)
     assert harness.bodies(harness.tokens) == ["an order"]
 
@@ -193,7 +193,7 @@ def test_a_token_that_somebody_took(harness: DecidingBrokerHarness) -> None:
     client = Decider(harness)
     xid = client.ended(key := "key")
     message = take(harness, token_queue_of(harness, xid.gtrid))
-    with pytest.raises(BranchRolledBack, match="held by somebody else, or is not there"):
+    with pytest.raises(BranchRolledBack, match="held by another process, or does not exist"):
         client.decide(xid)
     with pytest.raises(TryAgain):
         client.settle(xid)
@@ -226,7 +226,7 @@ def test_what_is_no_token_stays_and_decides_nothing(harness: DecidingBrokerHarne
     queue = token_queue_of(harness, xid.gtrid)
     take(harness, queue)
     alien(harness, queue, Message("an order"))
-    with pytest.raises(BranchRolledBack, match="no JSON"):
+    with pytest.raises(BranchRolledBack, match="is not JSON"):
         client.decide(xid)
     with pytest.raises(ResourceError, match="is not its token"):
         client.settle(xid)

@@ -172,7 +172,7 @@ def test_a_lock_that_somebody_holds_is_waited_for(harness: DecidingBrokerHarness
     harness.open_string += "&timeout=2"
     found(harness, Founding(FIRST, 2), Founding(SECOND, 2))
     first = take(harness, f"{harness.tokens}.2")
-    with pytest.raises(TryAgain, match="nobody can say yet which founding"):
+    with pytest.raises(TryAgain, match="it is not known yet which founding"):
         opened(harness)
     assert not any(token.used for token in tokens(harness, 2))
     alien(harness, f"{harness.tokens}.2", first)

@@ -79,7 +79,7 @@ def test_no_decision_waits_for_them(harness: DecidingBrokerHarness) -> None:
     assert client.settle(xid) == RECORD
     assert len(client.decided()) == 1
     for call in (lambda: client.rm.owners(RMID), lambda: client.rm.hold(new_owner(), LONG_S, RMID)):
-        with pytest.raises(TryAgain, match="held by somebody else, or is not there"):
+        with pytest.raises(TryAgain, match="held by another process, or does not exist"):
             call()
     alien(harness, f"{harness.tokens}.1", token)
     assert list(client.rm.owners(RMID)) == []

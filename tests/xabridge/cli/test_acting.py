@@ -248,7 +248,7 @@ def test_nobody_to_ask(field: Field) -> None:
     decided(field)
     said = field.run("recover", "commit", NAME, stdin="yes\n")
     assert said.returncode == 5
-    assert "confirm with --yes" in said.stderr
+    assert "not a terminal: pass --yes" in said.stderr
     assert branches(field) == 2
 
 
@@ -303,7 +303,7 @@ def test_a_branch_that_was_completed_since_it_was_shown(field: Field, act: str, 
     screen = field.on_a_terminal(
         ["recover", *act.split(), NAME, "--on", "shop"], until="Type yes: ", typed="yes\n", meanwhile=somebody_else
     )
-    assert "it is not known there any more" in screen
+    assert "the resource no longer knows it" in screen
     assert field.last_code == code
     notes = [note.code for note in read_log(field.log_folder).heuristics]
     assert notes == ([] if code == 0 else [Code.XA_HEURHAZ])

@@ -175,7 +175,10 @@ def test_a_resource_manager_that_does_not_diagnose_is_opened(field: Field, xabri
     )
     found = checks(xabridge)
     assert found["shop", "opened"]["health"] == "ok"
-    assert found["gone", "opened"]["mend"] == "start it, or let this machine reach it; its place is resources.gone.url"
+    assert (
+        found["gone", "opened"]["mend"]
+        == "start it, or make it reachable from this machine; its URL is resources.gone.url"
+    )
     assert ("gone", "in doubt") not in found, "said once"
 
 

@@ -203,7 +203,7 @@ def test_the_command_is_named_where_it_may_be_needed(field: Field, xabridge: Xab
     lost(field)
     said = xabridge("recover", *command)
     assert "xabridge recover end orders-1·3fa91c·1 --gone shop" in flat(said.out)
-    assert "again, under whatever name" in flat(said.out), "the better way comes first"
+    assert "again, under any name" in flat(said.out), "the better way comes first"
 
 
 def test_an_end_that_the_disk_does_not_take_is_not_told(
@@ -255,6 +255,6 @@ def test_an_end_that_the_decider_did_not_hear_of_is_not_told(deciding: Field, xa
     DECIDER.script.plan("end_decisions", Code.XAER_RMERR)
     said = xabridge(*END, "--yes")
     assert said.code == 1
-    assert "could not be noted: try again" in flat(said.err)
+    assert "could not be written: try again" in flat(said.err)
     assert "is ended" not in said.out
     assert xabridge(*END, "--yes").code == 0

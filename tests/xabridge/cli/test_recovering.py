@@ -191,7 +191,7 @@ def test_what_another_process_of_the_node_is_at_work_with_is_left_to_it(deciding
         assert said.out.startswith("orders-1·3fa91c·1    would be left alone: ledger ")
         said = xabridge("recover", "run")
         assert " ".join(said.out.split()) == (
-            "orders-1·3fa91c·1 left alone: another process of this node is at work with it, as ledger says"
+            "orders-1·3fa91c·1 left alone: another process of this node is working on it, as ledger says"
         )
         assert not DECIDER.tombstones
         if its_gtrid(1) not in DECIDER.decided:
@@ -209,7 +209,7 @@ def test_what_another_process_of_the_node_is_at_work_with_can_not_be_ended(decid
     deciding.config.write_text("\n".join(lines))
     said = xabridge("recover", "end", "orders-1:3fa91c:1", "--gone", "shop", "--yes")
     assert said.code == 1
-    assert "another process of this node is at work with it" in " ".join(said.err.split())
+    assert "another process of this node is working on it" in " ".join(said.err.split())
     assert its_gtrid(1) in DECIDER.decided
 
 

@@ -26,7 +26,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "soon", "-5m", "5 weeks", "5mm", "1e3"])
 def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match="is no duration: write 90s, 5m, 2h or 1d"):
+    with pytest.raises(ValueError, match="is not a duration: write 90s, 5m, 2h or 1d"):
         duration(text)
 
 

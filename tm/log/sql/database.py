@@ -163,7 +163,7 @@ def database_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # which may quote a part of the URL
-        raise ValueError(f"log {shown!r} is no URL of a database, as postgresql://host:5432/name is") from None
+        raise ValueError(f"log {shown!r} is not the URL of a database, such as postgresql://host:5432/name") from None
     backend = parsed.get_backend_name()
     if backend in {"postgresql", "postgres"}:
         return parsed.set(drivername=postgres.DRIVER)

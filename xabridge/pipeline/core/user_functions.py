@@ -25,6 +25,6 @@ def function_named(name: str) -> Callable[..., Any] | None:
     except (ImportError, AttributeError) as error:
         raise PipelineError(f"the function {name} can't be imported: {error}") from error
     if not callable(found):
-        raise PipelineError(f"{name} is no function")
+        raise PipelineError(f"{name} is not a function")
     function: Callable[..., Any] = found
     return function

@@ -36,7 +36,7 @@ class Offset:
         """The offset that Spark has stored; PipelineError for what is none."""
         epoch = stored.get("epoch")
         if set(stored) != {"epoch"} or isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise PipelineError(f"{stored!r} is no offset of a pipeline: this checkpoint belongs to another source")
+            raise PipelineError(f"{stored!r} is not an offset of a pipeline: this checkpoint belongs to another source")
         return cls(epoch)
 
 

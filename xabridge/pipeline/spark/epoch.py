@@ -48,7 +48,9 @@ class Epoch:
     def __init__(self, spark: SparkSession, batch: Batch, options: Mapping[str, str]) -> None:
         for name in options:
             if name.lower() not in SHARED and not name.lower().startswith("resource."):
-                raise PipelineError(f"epoch: {name} is no option of an epoch ({', '.join(SHARED)}): give it to write()")
+                raise PipelineError(
+                    f"epoch: {name} is not an option of an epoch ({', '.join(SHARED)}): give it to write()"
+                )
         self._spark = spark
         self._batch = batch
         self._options = dict(options)
@@ -137,7 +139,7 @@ def _task(writer: TaskWriter, first: int) -> Callable[[Iterator[pa.RecordBatch]]
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         if context is None:
-            raise PipelineError("this is no task of Spark's")
+            raise PipelineError("this is not a task of Spark")
         report = writer.write(batches, Attempt(first + context.partitionId(), context.taskAttemptId()))
         yield pa.record_batch([pa.array([pickle.dumps(report)], pa.binary())], names=["report"])
 

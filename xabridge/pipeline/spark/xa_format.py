@@ -108,7 +108,7 @@ class _PlannedWriter:
             raise PipelineError("format xa: Spark asked a writer to write that it did not plan")
         context = TaskContext.get()
         if context is None:
-            raise PipelineError("format xa: this is no task of Spark's")
+            raise PipelineError("format xa: this is not a task of Spark")
         query = context.getLocalProperty(QUERY) or ""
         self._tasks.plan.check(query)
         attempt = Attempt(context.partitionId(), context.taskAttemptId())

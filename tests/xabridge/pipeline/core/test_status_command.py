@@ -71,7 +71,7 @@ def test_orphans_are_told_and_gone_after_the_next_plan(env: CoreEnvironment, cap
     ledger.close()
     assert status(env, "orders") == 3
     shown = capsys.readouterr().out
-    assert "3 of them orphans" in shown
+    assert "3 of them are orphans" in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert len(told(env, capsys)["orphans"]) == 1
     reader.plan(Offset(), end)

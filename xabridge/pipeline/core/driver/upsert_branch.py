@@ -54,7 +54,7 @@ def upsert_staged_rows(
             if pause_s is None:
                 table = ", ".join(sorted({one.target.table for one in staged}))
                 raise BatchRefused(f"{table} is locked, by none of this pipeline's: {error}") from error
-            logger.warning("%s: somebody else's transaction is in the way of rows by key: %s", resource.name, error)
+            logger.warning("%s: another transaction blocks rows by key: %s", resource.name, error)
             sleep(pause_s)
     raise AssertionError("unreachable: the last pause is None")
 

@@ -68,7 +68,7 @@ def _looking(log: str) -> Iterator[Database]:
     try:
         database.check()
         if not inspect(database.engine).has_table(PIPELINE.name):
-            raise LogMissing(f"{database}: no pipeline keeps its decisions here")
+            raise LogMissing(f"{database}: no pipeline has its decisions in this log")
         yield database
     except SQLAlchemyError as error:
         raise LogError(f"{database}: the decision log can't be read: {error}") from error

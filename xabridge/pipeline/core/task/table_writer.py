@@ -96,7 +96,7 @@ def csv_rows(text: str) -> list[list[str | None]]:
     while at < len(text):
         found = _CELL.match(text, at)
         if found is None:
-            raise PipelineError(f"what stands at {at} is no CSV: {text[at : at + 20]!r}")
+            raise PipelineError(f"the data at {at} are not CSV: {text[at : at + 20]!r}")
         quoted, plain, end = found.groups()
         row.append(quoted.replace('""', '"') if quoted is not None else plain or None)
         at = found.end()
