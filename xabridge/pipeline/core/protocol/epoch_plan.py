@@ -207,7 +207,8 @@ async def plan(
         entry = await ports.log.entry(row.gtrid)
         if state_of(row, entry) is EpochState.ACTIVE:
             if row.gtrid == standing.gtrid and own.planned(row.gtrid):
-                return _read_plan(await _next_isolation(ports, row.gtrid), origin, end, partitions, rows)
+                isolation = await _next_isolation(ports, row.gtrid, resources, SweepResult())
+                return _read_plan(isolation, origin, end, partitions, rows)
             await ports.log.abort(row.gtrid)
             entry = await ports.log.entry(row.gtrid)
             await fence(ports, row.gtrid, resources)
@@ -215,7 +216,7 @@ async def plan(
     if EPOCH.refusal(state, EpochVerb.PLAN) is not None:
         raise _too_old(end, "its messages are gone")
     shared = await _shared_gtrid(ports, own, origin, standing)
-    await resolve(ports, own, resources, shared)
+    swept = await resolve(ports, own, resources, shared)
     if state is EpochState.DECIDED and row is not None and entry is not None and entry.decision is not None:
         if shared is not None:
             raise _not_one_batch(end)
@@ -226,7 +227,7 @@ async def plan(
             raise _not_one_batch(end)
     tries = row.tries + 1 if row is not None else 1
     gtrid = shared or own.gtrid(end, tries)
-    isolation = await _next_isolation(ports, gtrid)
+    isolation = await _next_isolation(ports, gtrid, resources, swept)
     await ports.ledger.plan(end, start, gtrid, tries, resource, origin.query, origin.place)
     if shared is None:
         await _begin(ports, gtrid)
@@ -245,16 +246,26 @@ def _read_plan(isolation: Isolation, origin: Origin, epoch: int, partitions: int
     return ReadPlan(xids, share, isolation.aside)
 
 
-async def _next_isolation(ports: Ports, gtrid: bytes) -> Isolation:
+async def _next_isolation(ports: Ports, gtrid: bytes, resources: Collection[str], swept: SweepResult) -> Isolation:
     """How the try `gtrid` is isolated, after what came of the last try. It is noted before the try is planned, so that
-    the other sources of the query get the same answer."""
+    the other sources of the query get the same answer.
+
+    The search knows messages by their place in the queue only. While the last try may still hold some, others are at
+    the head, and would be blamed for it; then the search begins anew.
+    """
     before = await ports.ledger.isolation()
     if before is None:
         return Isolation(gtrid)
     if before.gtrid == gtrid:
         return before
     entry = await ports.log.entry(before.gtrid)
-    following = before.following(gtrid, decided=entry is not None and entry.state in DECIDED)
+    decided = entry is not None and entry.state in DECIDED
+    following = before.following(gtrid, decided=decided)
+    if following.suspects and not (decided or await _is_over(ports, before.gtrid, resources)):
+        swept.left += 1
+    if following.suspects and (swept.left or swept.unreachable):
+        logger.warning("an earlier batch may still hold messages: the search for those that make batches fail restarts")
+        following = Isolation(gtrid, place=before.place)
     if following.aside:
         logger.warning(
             "the first %d of the messages that wait failed alone: the next batch sets them aside", following.aside
@@ -268,6 +279,12 @@ async def _next_isolation(ports: Ports, gtrid: bytes) -> Isolation:
     if following.suspects or before.suspects:
         await ports.ledger.set_isolation(following)
     return following
+
+
+async def _is_over(ports: Ports, gtrid: bytes, resources: Collection[str]) -> bool:
+    """Whether a try that is not decided holds nothing any more, because it is fenced at every resource."""
+    fenced = [await ports.branches.fence(resource, gtrid) is None for resource in resources]
+    return all(fenced)
 
 
 async def _shared_gtrid(ports: Ports, own: Incarnation, origin: Origin, standing: PipelineRow) -> bytes | None:
