@@ -291,7 +291,7 @@ def test_what_is_refused_has_a_condition_and_what_is_answered_has_none() -> None
 
 def test_a_status_that_is_none_is_refused() -> None:
     octets = encode(Described(Symbol("xabridge:xa-result:list"), [Ushort(99)]))
-    with pytest.raises(WireError, match="no xa-status"):
+    with pytest.raises(WireError, match="is not an xa-status"):
         decode_reply(octets)
 
 
