@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +19,16 @@ settings.load_profile("any machine")  # what a property costs is not what it say
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jobs and their children are deaf to it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_teardown() -> None:
+    """Tests interrupt the main thread at any moment, also inside of `logging`, where `Handler.handle` has acquired the
+    handler's lock and is not in its `try` yet (until Python 3.12). The main thread would keep the lock of pytest's own
+    handlers, and every other thread that logs would wait for it in all later tests."""
+    for handler in logging.getLogger().handlers:
+        lock: Any = handler.lock
+        while lock is not None and lock._is_owned():
+            lock.release()
 
 
 @pytest.hookimpl(tryfirst=True)
