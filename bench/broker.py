@@ -33,7 +33,6 @@ FOLDER: Final = Path(".bench")
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """As `bench.command.Benchmark` says."""
     scale = 20 if quick else 1
     messages, in_doubt = 100_000 // scale, 10_000 // scale
     FOLDER.mkdir(exist_ok=True)

@@ -53,7 +53,6 @@ _RATIOS: Final = {
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """As `bench.command.Benchmark` says."""
     seconds, rounds = (0.3, 2) if quick else (2.0, 7)
     rates: dict[str, list[float]] = {}
     server = Postgres()

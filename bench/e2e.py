@@ -49,7 +49,6 @@ OPTIONS: Final = {1: "ahead=true&prefetch=20", BATCH: "ahead=true&prefetch=200"}
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """As `bench.command.Benchmark` says."""
     seconds, rounds = (0.5, 1) if quick else (3.0, 3)
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=FOLDER) as name, Backstage(Path(name).absolute()) as backstage:

@@ -83,7 +83,6 @@ class TimedLog(Wrapped):
         self._hook = watch.of("log")
 
     def decide(self, decision: Decision) -> None:
-        """As `DecisionLog.decide`."""
         self._hook("before", "force")
         self.rm.decide(decision)
         self._hook("after", "force")

@@ -32,7 +32,6 @@ MANY: Final = 16_000
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """As `bench.command.Benchmark` says."""
     seconds, rounds = (0.3, 3) if quick else (1.0, 15)
     raw: list[float] = []
     overwrite: list[float] = []

@@ -23,7 +23,6 @@ BRANCHES: Final = (1_000, 10_000, 100_000)
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """As `bench.command.Benchmark` says."""
     figures = {}
     with tempfile.TemporaryDirectory(prefix="xabridge-bench-", dir=Path.cwd()) as folder:
         for branches in BRANCHES[:2] if quick else BRANCHES:

@@ -36,7 +36,6 @@ RECORD: Final = bytes(200)
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """As `bench.command.Benchmark` says."""
     seconds, rounds, many = (0.3, 2, 20_000) if quick else (2.0, 7, 1_000_000)
     with tempfile.TemporaryDirectory(prefix="xabridge-bench-", dir=Path.cwd()) as folder:
         figures = _forced(Path(folder), seconds, rounds)

@@ -30,11 +30,9 @@ class UnforcedFiles(PosixFiles):
         self._folder = directory
 
     def create(self, name: str) -> PosixFile:
-        """As `Files.create`."""
         return UnforcedFile(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     def open(self, name: str) -> PosixFile:
-        """As `Files.open`."""
         return UnforcedFile(self._folder / name, os.O_WRONLY)
 
     def force_names(self) -> None:

@@ -84,8 +84,6 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
 
     # --- for operators ----------------------------------------------------------------------------------------
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
-        """As `xa.holdings.HoldingsReporting` says."""
-
         def scan(page: int) -> Iterator[InDoubtBranch]:
             for details in self.driver.details(min(page, REPORT_PAGE)):
                 yield in_doubt_branch(details, time.time())

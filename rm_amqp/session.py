@@ -107,7 +107,6 @@ class Operations:
         self.deadline = channels.deadline
 
     def receive(self, address: str, timeout_s: float | None, *, acquire: bool) -> Operation[Message]:
-        """As `Session.receive`."""
         deadline = self.deadline(timeout_s)
 
         def steps(links: MessageLinks, work: Work | None) -> Steps[Message]:
@@ -120,7 +119,6 @@ class Operations:
         return steps
 
     def receive_batch(self, address: str, count: int, timeout_s: float | None) -> Operation[list[Message]]:
-        """As `MessagingSession.receive_batch`."""
         if count < 1:
             raise xa_error(Code.XAER_INVAL, f"receive_batch: count {count} is below 1")
         deadline = self.deadline(timeout_s)
@@ -142,17 +140,14 @@ class Operations:
         return steps
 
     def send(self, address: str, octets: bytes) -> Operation[None]:
-        """As `MessagingSession.send`."""
         return lambda links, work: links.send(address, octets, work, self.deadline())
 
     def gather(self, address: str, count: int) -> Operation[list[bytes]]:
-        """As `Session.gather`."""
         if count < 1:
             raise xa_error(Code.XAER_INVAL, f"gather: count {count} is below 1")
         return lambda links, work: links.gather(address, count, _branch_of(work), self.deadline())
 
     def post(self, address: str, messages: Sequence[bytes]) -> Operation[None]:
-        """As `Session.post`."""
         return lambda links, work: links.post(address, messages, _branch_of(work), self.deadline())
 
     def browser(self, address: str) -> Operation[Receiver]:
@@ -179,7 +174,6 @@ class Operations:
         return steps
 
     def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> Operation[None]:
-        """As `MessagingSession.dead_letter`."""
         told: dict[Symbol, object] = {
             Symbol(f"x-opt-dead-{name.removesuffix('-ms')}"): _annotation(name, value)
             for name, value in annotations.items()
@@ -329,20 +323,16 @@ class AsyncSession:
         self._operations = session.operations
 
     async def receive(self, address: str, timeout_s: float | None = None, *, acquire: bool = False) -> Message:
-        """As `Session.receive`."""
         operation = self._operations.receive(address, timeout_s, acquire=acquire)
         return await self._session.run_async(operation, later=True)
 
     async def receive_batch(self, address: str, count: int, timeout_s: float | None = None) -> list[Message]:
-        """As `MessagingSession.receive_batch`."""
         return await self._session.run_async(self._operations.receive_batch(address, count, timeout_s))
 
     async def send(self, address: str, message: Encodable) -> None:
-        """As `MessagingSession.send`."""
         await self._session.run_async(self._operations.send(address, encoded(message)))
 
     async def browse(self, address: str) -> AsyncIterator[Message]:
-        """As `MessagingSession.browse`."""
         receiver = await self._session.run_async(self._operations.browser(address))
         while True:
             page = await self._session.run_async(self._operations.browse(receiver))
@@ -353,19 +343,15 @@ class AsyncSession:
         await self._session.run_async(self._operations.close(receiver))
 
     async def dead_letter(self, message: Message, address: str, annotations: Mapping[str, str | int]) -> None:
-        """As `MessagingSession.dead_letter`."""
         await self._session.run_async(self._operations.dead_letter(message, address, annotations))
 
     def release(self, message: Message) -> None:
-        """As `MessagingSession.release`."""
         self._session.release(message)
 
     def reject(self, message: Message) -> None:
-        """As `MessagingSession.reject`."""
         self._session.reject(message)
 
     def modify(self, message: Message, *, failed: bool = True, undeliverable: bool = False) -> None:
-        """As `MessagingSession.modify`."""
         self._session.modify(message, failed=failed, undeliverable=undeliverable)
 
 

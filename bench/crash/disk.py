@@ -40,39 +40,30 @@ class Disk:
         return str(self._files)
 
     def lock(self) -> Lock:
-        """As `Files.lock`."""
         return self._files.lock()
 
     def names(self) -> Sequence[str]:
-        """As `Files.names`."""
         return self._files.names()
 
     def create(self, name: str) -> File:
-        """As `Files.create`."""
         return _File(self, self._files.create(name))
 
     def open(self, name: str) -> File:
-        """As `Files.open`."""
         return _File(self, self._files.open(name))
 
     def read(self, name: str) -> bytes:
-        """As `Files.read`."""
         return self._files.read(name)
 
     def identity(self, name: str) -> bytes:
-        """As `Files.identity`."""
         return self._files.identity(name)
 
     def rename(self, old: str, new: str) -> None:
-        """As `Files.rename`."""
         self._files.rename(old, new)
 
     def remove(self, name: str) -> None:
-        """As `Files.remove`."""
         self._files.remove(name)
 
     def force_names(self) -> None:
-        """As `Files.force_names`."""
         self.forced()
         self._files.force_names()
 

@@ -111,13 +111,11 @@ class GatedLog(Wrapped):
         self._hit = hit
 
     def decide(self, decision: Decision) -> None:
-        """As `DecisionLog.decide`."""
         self._hit("before", "force")
         self.rm.decide(decision)
         self._hit("after", "force")
 
     def end(self, gtrid: bytes) -> None:
-        """As `DecisionLog.end`."""
         self._hit("before", "note the end")
         self.rm.end(gtrid)
         self._hit("after", "note the end")

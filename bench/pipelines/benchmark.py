@@ -47,7 +47,6 @@ KINDS: Final[tuple[Kind, ...]] = ("exact", "lean", "proton")
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """As `bench.command.Benchmark` says."""
     messages, per_batch, small, rounds = (6_000, 3_000, 6, 1) if quick else (100_000, 25_000, 15, 3)
     FOLDER.mkdir(exist_ok=True)
     with ExitStack() as stack:

@@ -140,14 +140,12 @@ class DecisionLog:
 
     # -- listing and ending
     def page(self, after: bytes, count: int, deadline: float) -> list[DecisionRecord]:
-        """As `decisions` of `xa.DecidingResource` says."""
         found: list[DecisionRecord] = []
         for slot in range(self.founding.slots):
             found += [DecisionRecord(*pair) for pair in self._flush(slot, deadline).decided if pair[0] > after]
         return sorted(found, key=lambda decision: decision.gtrid)[:count]
 
     def end(self, gtrids: Sequence[bytes], deadline: float) -> None:
-        """As `end_decisions` of `xa.DecidingResource` says."""
         with self._lock:
             for gtrid in gtrids:
                 self._ended[self.founding.slot_of(gtrid)].add(gtrid)
@@ -185,7 +183,6 @@ class DecisionLog:
         )
 
     def owners(self, now_ms: int, deadline: float) -> list[Owner]:
-        """As `owners` of `xa.DecidingResource` says."""
         token = self.exchange(self.founding.lease_slot, lambda _: None, deadline, over=self._leases)
         return [lease.owner for lease in token.running(now_ms)]
 

@@ -51,9 +51,7 @@ class DeciderBackend(Protocol):
         """Commits a transaction that `begin` has begun, with the decision in it."""
         ...
 
-    def first(self, outstanding: Sequence[Pending]) -> Pending:
-        """As `xa.driver.Driver.first`."""
-        ...
+    def first(self, outstanding: Sequence[Pending]) -> Pending: ...
 
     def close(self) -> None:
         """Closes every connection."""

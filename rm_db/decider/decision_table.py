@@ -278,7 +278,6 @@ class DecisionTable:
             return False
 
     def page(self, after: bytes, count: int) -> list[DecisionRecord]:
-        """As `decisions` of `xa.DecidingResource` says."""
         self.flush()
         decisions = self.decisions
         query = select(decisions.c.gtrid, decisions.c.record).where(decisions.c.state.in_((DECIDED, COMMITTED)))

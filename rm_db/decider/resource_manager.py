@@ -111,7 +111,6 @@ class DecidingDatabase(DecidingSwitch[Part[Unit]]):
         super().__init__(DecidingBranches(DeciderDriver()), registrar)
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says."""
         return diagnose_decider(open_string)
 
 

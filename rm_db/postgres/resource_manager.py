@@ -115,7 +115,6 @@ class PostgresResource(Switch[Part[PostgresTransaction]]):
         return self._postgres.opened.facts.max_prepared
 
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
-        """As `xa.holdings.HoldingsReporting` says."""
         return self.page("in_doubt", self._postgres.reports, rmid, flags, count)
 
     def prepared_transactions(self, rmid: int, *, everybodys: bool = False) -> Sequence[PreparedTransaction]:
@@ -129,7 +128,6 @@ class PostgresResource(Switch[Part[PostgresTransaction]]):
         )
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says."""
         return diagnose_postgres(open_string, two_phase=True)
 
 

@@ -14,19 +14,20 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tm.log.decision import LogDamaged, LogError, LogMissing
+from tm.log.decision import LogError
 from tm.log.files import PosixFiles
-from tm.log.image import ATTEMPTS, generations_in
+from tm.log.image import read_newest
 from tm.log.incarnations import copy_of
-from tm.log.journal import MAKING, MARK_SIZE, is_closed, read_current, segment_name
-from tm.log.segment import HEADER_SIZE, Contents, Header, encode_frame, encode_header
-from tm.log.state import LogState
+from tm.log.journal import MAKING, MARK_SIZE, is_closed, segment_name
+from tm.log.segment import HEADER_SIZE, Header, encode_frame, encode_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from tm.log.files import Files
+    from tm.log.segment import Contents
+    from tm.log.state import LogState
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,7 @@ def back_up(
     LogDamaged as `read_log`; LogError: there is something at the destination."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise LogError(f"{destination} is there already: name a folder that is not, or is empty")
-    state = LogState()
-    contents = _read(files or PosixFiles(folder), state)
+    contents, state = _read(files or PosixFiles(folder))
     header = contents.header
     counted = header.openings
     if not state.noted and not is_closed(contents, state):
@@ -59,33 +59,18 @@ def back_up(
     return BackUp(header.node, header.log_id, len(state.decisions), len(state.heuristics), state.incarnations.cut)
 
 
-def _read(files: Files, state: LogState) -> Contents:
-    """Steps 1 and 2; what the segment says is applied to `state`."""
-    damage = ""
-    for _ in range(ATTEMPTS):
-        generations = generations_in(files)
-        if not generations:
-            raise LogMissing(f"{files}: there is no decision log here")
-        found = LogState()
-        try:
-            contents = read_current(files, generations[-1], found)
-            current = files.open(segment_name(generations[-1]))
-        except FileNotFoundError:
-            continue
-        except LogDamaged as error:
-            if str(error) == damage:
-                raise
-            damage = str(error)
-            continue
+def _read(files: Files) -> tuple[Contents, LogState]:
+    """Steps 1 and 2."""
+
+    def forced(contents: Contents, state: LogState) -> tuple[Contents, LogState]:
+        current = files.open(segment_name(contents.header.generation))
         try:
             current.force()
         finally:
             current.close()
-        if generations[-1] in generations_in(files):
-            state.decisions, state.heuristics = found.decisions, found.heuristics
-            state.noted, state.counted = found.noted, found.counted
-            return contents
-    raise LogError(f"{files}: the log changes faster than it can be read; try again")
+        return contents, state
+
+    return read_newest(files, forced)
 
 
 def _write(destination: Path, header: Header, openings: int, records: bytes, entropy: Callable[[int], bytes]) -> None:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tm.log.decision import Decision, Heuristic, LogDamaged, LogError, LogMissing
 from tm.log.files import Files, PosixFiles
@@ -19,6 +19,11 @@ from tm.log.state import LogState
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
+
+    from tm.log.segment import Contents
+
+T = TypeVar("T")
 
 ATTEMPTS: Final = 100
 
@@ -39,6 +44,24 @@ class LogImage:
 def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -> LogImage:
     """The log in `directory` as it stands on disk. LogMissing when there is none, LogDamaged when it is damaged."""
     files = files or PosixFiles(directory)
+
+    def image(contents: Contents, state: LogState) -> LogImage:
+        header = contents.header
+        return LogImage(
+            header.node,
+            header.log_id,
+            header.openings,
+            _known(state, header.openings, copied=is_copy(files, header)),
+            tuple(decode_decision(record) for record in state.decisions.values()),
+            tuple(decode_heuristic(record) for record in state.heuristics.values()),
+        )
+
+    return read_newest(files, image)
+
+
+def read_newest(files: Files, look: Callable[[Contents, LogState], T]) -> T:
+    """Steps 1 to 3: what `look` makes of the newest segment and of the state that it leads to. It is called before the
+    segment is known to have kept its name; FileNotFoundError from it means that it has not. LogMissing, LogDamaged."""
     damage = ""
     for _ in range(ATTEMPTS):
         generations = generations_in(files)
@@ -46,8 +69,7 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
             raise LogMissing(f"{files}: there is no decision log here")
         state = LogState()
         try:
-            header = read_current(files, generations[-1], state).header
-            incarnations = _known(state, header.openings, copied=is_copy(files, header))
+            looked = look(read_current(files, generations[-1], state), state)
         except FileNotFoundError:
             continue
         except LogDamaged as error:
@@ -56,14 +78,7 @@ def read_log(directory: str | os.PathLike[str], *, files: Files | None = None) -
             damage = str(error)
             continue
         if generations[-1] in generations_in(files):
-            return LogImage(
-                header.node,
-                header.log_id,
-                header.openings,
-                incarnations,
-                tuple(decode_decision(record) for record in state.decisions.values()),
-                tuple(decode_heuristic(record) for record in state.heuristics.values()),
-            )
+            return looked
     raise LogError(f"{files}: the log changes faster than it can be read; try again")
 
 

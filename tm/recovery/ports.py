@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from tm.two_phase.ports import OutcomePorts
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tm.log import Branch, Decision, Heuristic, LogError
+    from tm.log import Decision
     from tm.recovery.ownership import AtWork
-    from tm.two_phase.ports import Answer
-    from tm.two_phase.return_codes import Verb
     from xa import XaError, Xid
 
 Scanned: TypeAlias = "Mapping[str, Sequence[Xid] | XaError]"
@@ -35,7 +35,7 @@ class Decisions:
         return found
 
 
-class RecoveryPorts(Protocol):
+class RecoveryPorts(OutcomePorts, Protocol):
     """What a recovery pass is given. LogError: the log can't be read, so that the pass is broken off."""
 
     async def read_decisions(self) -> Decisions:
@@ -52,16 +52,4 @@ class RecoveryPorts(Protocol):
 
     async def settle(self, decider: str, gtrid: bytes) -> Decision | XaError | None:
         """The final word of the decider on a gtrid. None: rolled back for good."""
-        ...
-
-    async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
-        """As `tm.two_phase.ports.Ports.ask`."""
-        ...
-
-    async def note(self, heuristic: Heuristic) -> LogError | None:
-        """As `tm.two_phase.ports.Ports.note`."""
-        ...
-
-    async def end(self, decision: Decision, decider: str | None = None) -> None:
-        """As `tm.two_phase.ports.Ports.end`."""
         ...

@@ -137,7 +137,6 @@ class RecoveryService:
         return report
 
     def end_decision(self, gtrid: bytes, gone: frozenset[str]) -> Report:
-        """As `TransactionManager.end_decision`."""
         with self._one_at_a_time, entered(self._control):
             decisions = self._ports.decisions()
             whose = self._ownership().whose(gtrid, self._ports.at_work(), decided=True)

@@ -26,20 +26,12 @@ def code_of(answer: Answer) -> Code:
     return answer if isinstance(answer, Code) else answer.code
 
 
-class Ports(Protocol):
-    """What a two-phase commit is given."""
+class OutcomePorts(Protocol):
+    """What a two-phase commit and a recovery pass have in common: branches are asked, and what came of it is noted."""
 
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         """Asks `verb`, with `flags`, of every branch, overlapped where the resource managers can. The answers are in
         the order of the branches."""
-        ...
-
-    async def force(self, decision: Decision) -> LogError | None:
-        """Makes the decision durable in the log. None, or the error that `DecisionLog.decide` raised."""
-        ...
-
-    async def decide(self, branch: Branch, decision: Decision) -> Answer:
-        """Lets the resource that decides commit its `branch` and the decision together."""
         ...
 
     async def note(self, heuristic: Heuristic) -> LogError | None:
@@ -48,6 +40,18 @@ class Ports(Protocol):
 
     async def end(self, decision: Decision, decider: str | None = None) -> None:
         """Notes lazily, in the log or in `decider`, that every branch of the decision is finished."""
+        ...
+
+
+class Ports(OutcomePorts, Protocol):
+    """What a two-phase commit is given."""
+
+    async def force(self, decision: Decision) -> LogError | None:
+        """Makes the decision durable in the log. None, or the error that `DecisionLog.decide` raised."""
+        ...
+
+    async def decide(self, branch: Branch, decision: Decision) -> Answer:
+        """Lets the resource that decides commit its `branch` and the decision together."""
         ...
 
     async def pause(self, seconds: float) -> None:

@@ -14,7 +14,6 @@ SUMMARY: Final = "show what a pipeline on Spark is doing, or run a demo"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """As `xabridge.cli.main.Command` says."""
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
     for name, part in (("status", status_command), ("demo", demo)):
         added = parts.add_parser(name, help=part.SUMMARY, description=part.SUMMARY)
@@ -23,5 +22,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """As `xabridge.cli.main.Command` says."""
     return int(arguments.part_run(arguments))

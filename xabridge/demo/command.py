@@ -49,7 +49,6 @@ NEXT: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """As `xabridge.cli.main.Command` says."""
     parser.add_argument("--orders", type=int, default=2000, metavar="N", help="how many orders (default 2000)")
     parser.add_argument("--workers", type=int, default=4, metavar="N", help="handlers at a time (default 4)")
     parser.add_argument(
@@ -65,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """As `xabridge.cli.main.Command` says."""
     if arguments.orders < 1 or arguments.workers < 1:
         print("xabridge demo: --orders and --workers are at least 1", file=sys.stderr)
         return EXIT_USAGE

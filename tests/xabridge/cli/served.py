@@ -36,12 +36,10 @@ class ServedReference(RemoteReference):
         super().__init__("", KEY, "", registrar)
 
     def open(self, open_string: str, rmid: int, flags: int = 0) -> Code:
-        """As `xa.ResourceManager` says."""
         self._go_to(open_string)
         return super().open(self.identity, rmid, flags)
 
     def diagnose(self, open_string: str) -> Diagnosis:
-        """As `xa.diagnosis.Diagnosing` says."""
         if "store=" not in open_string:
             return Diagnosis((Check(Health.FAIL, "open string", "it names no store", "add ?store=NAME"),))
         self._go_to(open_string)
@@ -78,7 +76,6 @@ class ShownReference(ServedReference):
     """Tells what a broker and a database would, for the manual."""
 
     def in_doubt(self, rmid: int, flags: int = 0, count: int = 1000) -> Sequence[InDoubtBranch]:
-        """As `xa.holdings.HoldingsReporting` says."""
         owner, holdings = _SHOWN[self._key[0]]
         return [replace(branch, owner=owner, holdings=holdings) for branch in super().in_doubt(rmid, flags, count)]
 
@@ -89,7 +86,6 @@ class FatalReference(ServedReference):
     _point = ""
 
     def open(self, open_string: str, rmid: int, flags: int = 0) -> Code:
-        """As `xa.ResourceManager` says."""
         self._point = parse_qs(urlsplit(open_string).query)["kill"][0]
         return super().open(open_string, rmid, flags)
 
@@ -123,7 +119,6 @@ class InMemoryDecider(ReferenceDecider):
         super().__init__(DECIDER, registrar)
 
     def open(self, open_string: str, rmid: int, flags: int = 0) -> Code | Handle:
-        """As `xa.ResourceManager` says."""
         del open_string
         return super().open(DECIDER.url, rmid, flags)
 

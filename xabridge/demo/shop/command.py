@@ -31,7 +31,6 @@ EXIT_WRONG: Final = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """As `xabridge.cli.main.Command` says."""
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
     work = parts.add_parser("worker", help="turn orders into rows and invoices, until SIGTERM")
     worker.add_arguments(work)
@@ -45,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """As `xabridge.cli.main.Command` says."""
     return int(arguments.part_run(arguments))
 
 
