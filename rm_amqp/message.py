@@ -10,7 +10,7 @@ Values are those of AMQP 1.0, as Python has them:
     null None              boolean bool           long int              double float
     binary bytes           string str             list list             map dict        uuid uuid.UUID
 
-Every other type of AMQP has a class in `dtx.protocol.values` (Ulong, Symbol, Timestamp, Described, …), and is read as
+Every other type of AMQP has a class in `dtx.amqp.values` (Ulong, Symbol, Timestamp, Described, …), and is read as
 one. The classes that proton has for them are sent too. What AMQP does not have is refused, with a sentence that says
 what to send instead.
 
@@ -26,9 +26,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
-from dtx.protocol.decoding import MAX_DEPTH, DecodeError, decode_from
-from dtx.protocol.encoding import element_constructor, encode, encode_list
-from dtx.protocol.messages import (
+from dtx.amqp.decoding import MAX_DEPTH, DecodeError, decode_from
+from dtx.amqp.encoding import element_constructor, encode, encode_list
+from dtx.amqp.messages import (
     APPLICATION_PROPERTIES,
     DATA,
     DELIVERY_ANNOTATIONS,
@@ -40,7 +40,7 @@ from dtx.protocol.messages import (
     VALUE,
     read_section,
 )
-from dtx.protocol.values import (
+from dtx.amqp.values import (
     Array,
     Byte,
     Char,

@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from dtx.amqp.decoding import decode_from
 from dtx.protocol.addresses import DEPTH, branch_address
 from dtx.protocol.commands import MAX_PAGE, Fence, Found, Prepare, Recover
 from dtx.protocol.conditions import RefusedError
-from dtx.protocol.decoding import decode_from
 from rm_amqp.channel.message_links import READ
 from rm_amqp.connections import REAP_S, Environment
 from rm_amqp.diagnosis import REPORT_PAGE, diagnose, in_doubt_branch

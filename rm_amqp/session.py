@@ -14,9 +14,9 @@ import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from dtx.amqp.messages import read_header, with_header, with_message_annotations
+from dtx.amqp.values import Symbol, Timestamp, Ulong
 from dtx.protocol.conditions import RefusedError
-from dtx.protocol.messages import read_header, with_header, with_message_annotations
-from dtx.protocol.values import Symbol, Timestamp, Ulong
 from rm_amqp.channel.message_links import BROWSED
 from rm_amqp.channel.work import REJECT, RELEASE, modify
 from rm_amqp.connection.event_loop import run_async

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dtx.protocol.sasl import ClientPolicy
+from dtx.amqp.sasl import ClientPolicy
 from rm_amqp.decider.tokens import MAX_SLOTS
 from xa import Code, xa_error
 

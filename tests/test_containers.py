@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from dtx.amqp.sasl.mechanisms import Identity
 from dtx.broker.access.permissions import Action
 from dtx.broker.config import BrokerConfig, load
-from dtx.protocol.sasl.mechanisms import Identity
 from rm_amqp.settings import parse
 from tests.cli import parsed
 from tm import ConsumerSettings, ResourceConfig, configuration_from

@@ -16,14 +16,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from dtx.amqp.conditions import Condition
+from dtx.amqp.sasl import SaslServer, ServerPolicy
 from dtx.broker.access.connection_limits import ConnectionLimits
 from dtx.broker.access.credentials import Credentials
 from dtx.broker.access.permissions import open_to_this_machine, open_to_users
 from dtx.broker.access.rate_limited_log import RateLimitedLog
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
-from dtx.protocol.conditions import Condition, Refusal
-from dtx.protocol.sasl import SaslServer, ServerPolicy
+from dtx.protocol.conditions import Refusal
 from dtx.store.sql import SqlStore
 from xa import Code
 

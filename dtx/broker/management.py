@@ -11,18 +11,18 @@ from heapq import merge, nsmallest
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import Condition
-from dtx.protocol.values import Timestamp, Ulong
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.values import Timestamp, Ulong
 from xa import NULL_XID, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from dtx.amqp.messages import Request
     from dtx.broker.container import Container
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.branches import Branch
-    from dtx.protocol.messages import Request
 
 MAX_PAGE: Final = 1000
 MAX_LOCKS: Final = 100

@@ -12,13 +12,14 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Protocol
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.queues.payloads import Payloads
 from dtx.broker.queues.queue import Effect, Entry, Queue, State
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.broker.timers import Timer, Timers
 from dtx.broker.transactions.transactional_work import Unstored
 from dtx.protocol.addresses import RESERVED
-from dtx.protocol.conditions import Condition, Refusal, refused
+from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import CHUNK, Batch, NotStored, StoreDamaged, StoreError, StoreRefused
 from xa import Code
 

@@ -13,21 +13,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from functools import lru_cache
+from typing import Final
 
-from dtx.protocol.composites import (
+from dtx.amqp.composites import (
+    DESCRIBED,
     SYMBOLS,
     Catalog,
     Field,
     Kind,
-    composite,
-    kind_name,
-    nested,
+    converting,
     plain,
     several,
     standard,
 )
-from dtx.protocol.values import Described, Uint
+from dtx.amqp.decoding import MAX_DEPTH, skip
+from dtx.amqp.values import Uint
+from dtx.protocol.extension import composite
 from xa import NULL_XID, Xid
 
 MAX_TXN_ID: Final = 32
@@ -187,15 +189,11 @@ def _count_check(value: int) -> str:
     return "" if 1 <= value <= MAX_PAGE else f"between 1 and {MAX_PAGE}, not {value}"
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-BOOLEAN: Final = plain("boolean", bool, bool)
-UINT: Final = plain("uint", Uint, int)
-BINARY: Final = plain("binary", bytes, _same)
+BOOLEAN: Final = plain("boolean", bool)
+UINT: Final = plain("uint", Uint)
+BINARY: Final = plain("binary", bytes)
 PLACES: Final = several(UINT, MAX_PLACES)
-TXN_ID: Final = plain("txn-id", bytes, _same, _txn_id_check)
+TXN_ID: Final = plain("txn-id", bytes, _txn_id_check)
 
 XID_TYPE: Final = composite(
     _XidFields,
@@ -207,29 +205,34 @@ XID_TYPE: Final = composite(
         Field("branch-id", BINARY, b""),
     ),
 )
-_XID_FIELDS: Final = nested(XID_TYPE)
+_XIDS: Final = Catalog(XID_TYPE)
 
 
-def xid_to_wire(xid: Xid) -> Described:
-    """The XID composite."""
-    return XID_TYPE.to_wire(_XidFields(xid.format_id & 0xFFFF_FFFF, xid.gtrid, xid.bqual))
+def _write_xid(xid: Xid) -> bytes:
+    return XID_TYPE.encode(_XidFields(xid.format_id & 0xFFFF_FFFF, xid.gtrid, xid.bqual))
 
 
-def xid_from_wire(value: Any) -> Xid:
-    """The Xid in an XID composite; ValueError for anything else."""
-    parts: _XidFields = _XID_FIELDS.from_wire(value)
-    return Xid(-1 if parts.format == NULL_FORMAT else parts.format, parts.global_id, parts.branch_id)
+def _read_xid(octets: bytes, at: int, end: int, _depth: int) -> tuple[Xid, int]:
+    stop = skip(octets, at - 1, end)
+    return _xid_of(octets[at:stop]), stop
 
 
-def _named(value: Any) -> Xid:
-    xid = xid_from_wire(value)
+@lru_cache(maxsize=1024)
+def _xid_of(octets: bytes) -> Xid:
+    """The Xid in the octets behind the constructor of an XID composite. A branch's xid is read two or three times."""
+    parts, _ = _XIDS.read(octets, 0, len(octets), MAX_DEPTH)
+    return Xid(-1 if parts.format == NULL_FORMAT else int(parts.format), parts.global_id, parts.branch_id)
+
+
+def _read_named_xid(octets: bytes, at: int, end: int, depth: int) -> tuple[Xid, int]:
+    xid, at = _read_xid(octets, at, end, depth)
     if xid.is_null:
         raise ValueError("the null XID names no branch here")
-    return xid
+    return xid, at
 
 
-XID: Final = Kind("xid", xid_to_wire, xid_from_wire)
-NAMED_XID: Final = Kind("xid", xid_to_wire, _named)
+XID: Final = Kind("xid", {DESCRIBED: _read_xid}, _write_xid)
+NAMED_XID: Final = Kind("xid", {DESCRIBED: _read_named_xid}, _write_xid)
 
 START: Final = composite(
     Start,
@@ -243,33 +246,34 @@ START: Final = composite(
         Field("timeout", UINT),
     ),
 )
+_GLOBAL_IDS: Final = Catalog(XID_TYPE, START)
 
 
-def _start_to_wire(start: Start) -> Described:
-    return xid_to_wire(start.xid) if start == Start(start.xid) else START.to_wire(start)
+def _write_start(start: Start) -> bytes:
+    return _write_xid(start.xid) if start == Start(start.xid) else START.encode(start)
 
 
-def _start_from_wire(value: Any) -> Start:
-    if type(value) is not Described:
-        raise ValueError(f"an xid or a start is expected, not {kind_name(value)}")
-    given = _GLOBAL_IDS.from_wire(value)
-    if not isinstance(given, Start):
-        return Start(_named(value))
-    start = given
+def _read_start(octets: bytes, at: int, end: int, depth: int) -> tuple[Start, int]:
+    found, stop = _GLOBAL_IDS.find(octets, at, end)
+    if found is XID_TYPE:
+        xid, at = _read_named_xid(octets, at, end, depth)
+        return Start(xid), at
+    start, at = START.read(octets, stop, end, depth)
     if start.join and start.resume:
         raise ValueError("join and resume exclude each other")
-    return start
+    return start, at
 
 
-_GLOBAL_IDS: Final = Catalog.of(XID_TYPE, START)
-GLOBAL_ID: Final = Kind("global-id", _start_to_wire, _start_from_wire)
+GLOBAL_ID: Final = Kind("global-id", {DESCRIBED: _read_start}, _write_start)
 
 
-def _states_from_wire(value: Any) -> tuple[Found, ...]:
-    return tuple(Found(item) for item in SYMBOLS.from_wire(value))
+def _as_states(value: tuple[str, ...]) -> tuple[Found, ...]:
+    return tuple(map(Found, value))
 
 
-STATES: Final = Kind("states", SYMBOLS.to_wire, _states_from_wire)
+STATES: Final = Kind(
+    "states", {code: converting(reader, _as_states) for code, reader in SYMBOLS.readers.items()}, SYMBOLS.write
+)
 
 DECLARE: Final = standard(Declare, "declare", 0x31, (Field("global-id", GLOBAL_ID),))
 DISCHARGE: Final = standard(
@@ -290,12 +294,12 @@ END: Final = composite(
         Field("keep", BOOLEAN, absent=False),
     ),
 )
-CONTROL: Final = Catalog.of(DECLARE, DISCHARGE, END)
+CONTROL: Final = Catalog(DECLARE, DISCHARGE, END)
 """What the body of a message on a control link may be."""
 
 _ANY_XID: Final = Field("xid", XID, absent=NULL_XID)
 _THE_XID: Final = Field("xid", NAMED_XID, mandatory=True)
-COORDINATION: Final = Catalog.of(
+COORDINATION: Final = Catalog(
     composite(
         Prepare,
         "prepare",
@@ -316,7 +320,7 @@ COORDINATION: Final = Catalog.of(
         0x14,
         (
             Field("after", XID, absent=NULL_XID),
-            Field("count", plain("uint", Uint, int, _count_check), absent=MAX_PAGE),
+            Field("count", plain("uint", Uint, _count_check), absent=MAX_PAGE),
             Field("prefix", BINARY, absent=b""),
             Field("states", STATES, absent=()),
             Field("details", BOOLEAN, absent=False),

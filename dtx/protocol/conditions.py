@@ -10,43 +10,15 @@ in its info map.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.printable import printable
-from dtx.protocol.values import Symbol, Ushort
+from dtx.amqp.conditions import Condition
+from dtx.amqp.printable import printable
+from dtx.amqp.values import Symbol, Ushort
 from xa import Code, Xid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-class Condition(StrEnum):
-    """Error conditions of AMQP 1.0 that this protocol uses."""
-
-    ROLLBACK = "amqp:transaction:rollback"
-    TIMEOUT = "amqp:transaction:timeout"
-    UNKNOWN_ID = "amqp:transaction:unknown-id"
-    NOT_FOUND = "amqp:not-found"
-    ILLEGAL_STATE = "amqp:illegal-state"
-    NOT_ALLOWED = "amqp:not-allowed"
-    INVALID_FIELD = "amqp:invalid-field"
-    DECODE_ERROR = "amqp:decode-error"
-    NOT_IMPLEMENTED = "amqp:not-implemented"
-    UNAUTHORIZED = "amqp:unauthorized-access"
-    RESOURCE_LIMIT = "amqp:resource-limit-exceeded"
-    INTERNAL_ERROR = "amqp:internal-error"
-    PRECONDITION_FAILED = "amqp:precondition-failed"
-    RESOURCE_DELETED = "amqp:resource-deleted"
-    RESOURCE_LOCKED = "amqp:resource-locked"
-    CONNECTION_FORCED = "amqp:connection:forced"
-    FRAMING_ERROR = "amqp:connection:framing-error"
-    TRANSFER_LIMIT = "amqp:link:transfer-limit-exceeded"
-    MESSAGE_SIZE = "amqp:link:message-size-exceeded"
-    DETACH_FORCED = "amqp:link:detach-forced"
-    UNATTACHED_HANDLE = "amqp:session:unattached-handle"
-    HANDLE_IN_USE = "amqp:session:handle-in-use"
-    WINDOW_VIOLATION = "amqp:session:window-violation"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import re
 from enum import Enum
 from typing import Final
 
-from dtx.protocol.conditions import Condition
-from dtx.protocol.decoding import DecodeError, decode_from, skip
+from dtx.amqp.conditions import Condition
+from dtx.amqp.decoding import DecodeError, decode_from, skip
 from dtx.protocol.performatives import (
     ATTACH,
     BEGIN,

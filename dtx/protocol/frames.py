@@ -16,8 +16,9 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from dtx.protocol.decoding import DecodeError, decode_from
-from dtx.protocol.encoding import encode, encode_list
+from dtx.amqp.decoding import DecodeError, decode_from
+from dtx.amqp.encoding import encode, encode_list
+from dtx.amqp.values import Described, Symbol, Uint, Ulong
 from dtx.protocol.frame_filter import COUNTED, countable
 from dtx.protocol.performatives import (
     ATTACH,
@@ -40,7 +41,6 @@ from dtx.protocol.performatives import (
     Seen,
     decoded,
 )
-from dtx.protocol.values import Described, Symbol, Uint, Ulong
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

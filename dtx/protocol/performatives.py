@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from dtx.protocol.decoding import DecodeError, decode_from, fields
-from dtx.protocol.values import Described, Uint, Ushort
+from dtx.amqp.decoding import DecodeError, decode_from, fields
+from dtx.amqp.values import Described, Uint, Ushort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

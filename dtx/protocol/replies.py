@@ -10,21 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.composites import Catalog, Field, Kind, converting, nested, plain, several, standard
+from dtx.amqp.decoding import READERS
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import Symbol, Timestamp, Ushort
 from dtx.protocol.commands import BOOLEAN, MAX_PAGE, NAMED_XID, TXN_ID, UINT, Found
-from dtx.protocol.composites import (
-    Catalog,
-    Field,
-    Kind,
-    composite,
-    kind_name,
-    nested,
-    plain,
-    several,
-    standard,
-)
 from dtx.protocol.conditions import CODE_OF, STATUS_OF, Refusal
-from dtx.protocol.encoding import encode
-from dtx.protocol.values import Described, Symbol, Timestamp, Ushort
+from dtx.protocol.extension import composite
 
 if TYPE_CHECKING:
     from xa import Code, Xid
@@ -93,24 +85,21 @@ class Timeout:
 
 
 # --- kinds and tables -----------------------------------------
-def _code_from_wire(value: Any) -> Code:
-    if type(value) is not Ushort:
-        raise ValueError(f"ushort is expected, not {kind_name(value)}")
+def _as_code(value: int) -> Code:
     code = CODE_OF.get(value)
     if code is None:
         raise ValueError(f"{value} is not an xa-status")
     return code
 
 
-def _found_from_wire(value: Any) -> Found:
-    if type(value) is not Symbol:
-        raise ValueError(f"symbol is expected, not {kind_name(value)}")
-    return Found(value)
-
-
-STATUS: Final = Kind("xa-status", lambda code: Ushort(STATUS_OF[code]), _code_from_wire)
-STRING: Final = plain("string", str, str)
-TIMESTAMP: Final = plain("timestamp", Timestamp, int)
+STATUS: Final = Kind(
+    "xa-status", {0x60: converting(READERS[0x60], _as_code)}, lambda code: encode(Ushort(STATUS_OF[code]))
+)
+STRING: Final = plain("string", str)
+STATE: Final = Kind(
+    "state", {code: converting(READERS[code], Found) for code in (0xA3, 0xB3)}, lambda found: encode(Symbol(found))
+)
+TIMESTAMP: Final = plain("timestamp", Timestamp)
 
 DECLARED_TYPE: Final = standard(Declared, "declared", DECLARED, (Field("txn-id", TXN_ID, mandatory=True),))
 RESULT: Final = composite(Result, "xa-result", 0x20, (Field("status", STATUS, mandatory=True),))
@@ -130,7 +119,7 @@ DETAILS: Final = composite(
     0x23,
     (
         Field("xid", NAMED_XID, mandatory=True),
-        Field("state", Kind("state", Symbol, _found_from_wire), mandatory=True),
+        Field("state", STATE, mandatory=True),
         Field("since", TIMESTAMP, mandatory=True),
         Field("owner", STRING, mandatory=True),
         Field("holdings", several(nested(HOLDING), MAX_HOLDINGS), absent=()),
@@ -162,25 +151,25 @@ _ERROR: Final = standard(
     "error",
     0x1D,
     (
-        Field("condition", plain("symbol", Symbol, str), mandatory=True),
+        Field("condition", plain("symbol", Symbol), mandatory=True),
         Field("description", STRING, absent=""),
-        Field("info", plain("map", dict, dict)),
+        Field("info", plain("map", dict)),
     ),
 )
-_REPLIES: Final = Catalog.of(RESULT, RECOVERED, TIMEOUT, _ERROR)
+_REPLIES: Final = Catalog(RESULT, RECOVERED, TIMEOUT, _ERROR)
 
 Reply = Result | Recovered | Timeout | Refusal
 
 
-def error_value(refusal: Refusal) -> Described:
+def error_octets(refusal: Refusal) -> bytes:
     """The standard error that tells a refusal."""
-    return _REPLIES.to_wire(_ErrorFields(refusal.condition, refusal.description, refusal.info()))
+    return _ERROR.encode(_ErrorFields(refusal.condition, refusal.description, refusal.info()))
 
 
 def encode_reply(reply: Reply) -> bytes:
     """The value in the body of a response."""
     if isinstance(reply, Refusal):
-        return encode(error_value(reply))
+        return error_octets(reply)
     return _result(reply) if type(reply) is Result else _REPLIES.encode(reply)
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.composites import WireError
 from dtx.protocol.addresses import COORDINATION as ADDRESS
-from dtx.protocol.composites import WireError
 from dtx.protocol.conditions import Refusal, RefusedError
 from rm_amqp.channel.templates import Requests, read_reply, read_response
 from rm_amqp.connection.endpoint import until

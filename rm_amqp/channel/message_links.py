@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.conditions import Condition
 from dtx.protocol.addresses import TXN_ID
-from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.conditions import RefusedError, refused
 from dtx.protocol.replies import ACCEPTED
 from rm_amqp.channel.work import ACTIVE
 from rm_amqp.connection.endpoint import until

@@ -10,6 +10,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.decoding import DecodeError, decode
+from dtx.amqp.encoding import encode, encode_list
+from dtx.amqp.messages import PROPERTIES, VALUE, read_request
+from dtx.amqp.values import Uint, Ulong
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -24,16 +28,12 @@ from dtx.protocol.commands import (
     Rollback,
 )
 from dtx.protocol.conditions import CODE_OF
-from dtx.protocol.decoding import DecodeError, decode
-from dtx.protocol.encoding import encode, encode_list
-from dtx.protocol.messages import PROPERTIES, VALUE, read_request
 from dtx.protocol.replies import decode_reply
-from dtx.protocol.values import Uint, Ulong
 from xa import Code
 
 if TYPE_CHECKING:
+    from dtx.amqp.composites import Composite
     from dtx.protocol.commands import Coordination, Start
-    from dtx.protocol.composites import Composite
     from dtx.protocol.replies import Reply
     from xa import Xid
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from dtx.protocol.encoding import encode
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import Described, Ulong
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
-from dtx.protocol.values import Described, Ulong
 from xa.machine import Member
 
 if TYPE_CHECKING:

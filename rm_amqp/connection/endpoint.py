@@ -15,8 +15,8 @@ from __future__ import annotations
 import ssl
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.sasl import SaslClient
 from dtx.protocol.frames import OutgoingFrames
-from dtx.protocol.sasl import SaslClient
 from rm_amqp.connection import proton
 from rm_amqp.connection.tls import TlsLayer
 from rm_amqp.errors import Cause, ConnectionLost
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import TypeVar
 
+    from dtx.amqp.values import Described
     from dtx.protocol.conditions import Refusal
-    from dtx.protocol.values import Described
     from rm_amqp.connection.links import Link
     from rm_amqp.connection.proton import EventPointer, LinkPointer
     from rm_amqp.settings import Broker, Settings

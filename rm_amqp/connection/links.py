@@ -17,10 +17,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.conditions import Condition
+from dtx.amqp.values import Described, Ulong
 from dtx.protocol.capabilities import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL
-from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import REJECTED, RELEASED
-from dtx.protocol.values import Described, Ulong
 from rm_amqp.connection import proton
 from xa import Code
 from xa.machine import Member

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, NewType, Protocol
 
 from cproton_ffi import ffi, lib  # type: ignore[import-not-found]
 
+from dtx.amqp.decoding import DecodeError, decode
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import Array, Symbol
 from dtx.protocol.conditions import Refusal
-from dtx.protocol.decoding import DecodeError, decode
-from dtx.protocol.encoding import encode
-from dtx.protocol.values import Array, Symbol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,13 +12,14 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from dtx.amqp.conditions import Condition
+from dtx.amqp.decoding import DecodeError, decode
+from dtx.amqp.messages import read_header, with_header
+from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.protocol.capabilities import LOCAL
 from dtx.protocol.commands import Declare
-from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
-from dtx.protocol.decoding import DecodeError, decode
-from dtx.protocol.messages import read_header, with_header
+from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import ACCEPTED, DECLARED, TRANSACTIONAL
-from dtx.protocol.values import Described, Symbol, Ulong
 from rm_amqp.channel.channel import coordinator_offers, unusable
 from rm_amqp.channel.message_links import MessageLinks
 from rm_amqp.channel.templates import control_message, whole_discharge

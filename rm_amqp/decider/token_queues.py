@@ -14,8 +14,9 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from dtx.protocol.conditions import Condition, RefusedError, refused
-from dtx.protocol.decoding import DecodeError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.decoding import DecodeError
+from dtx.protocol.conditions import RefusedError, refused
 from dtx.protocol.replies import ACCEPTED, RELEASED
 from rm_amqp.channel.work import TAKE
 from rm_amqp.connection.endpoint import until

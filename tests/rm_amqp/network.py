@@ -16,11 +16,11 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from dtx.amqp.sasl import SaslServer, ServerPolicy
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
 from dtx.broker.settings import Settings
-from dtx.protocol.sasl import SaslServer, ServerPolicy
 from dtx.store.memory import Disk, MemoryStore
 from rm_amqp import AmqpResource, DecidingBroker, Environment
 from rm_amqp.connection.connector import connect

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.endpoint.incoming_link import IncomingLink
-from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.conditions import Refusal
 from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client
 from xa import (

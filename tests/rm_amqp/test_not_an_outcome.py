@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.access.credentials import set_password
 from dtx.broker.access.permissions import Permissions
 from dtx.protocol.commands import Commit, Rollback
-from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.conditions import Refusal
 from rm_amqp import Message
 from rm_amqp.decider.decision_log import DecisionLog
 from rm_amqp.errors import refusal_error

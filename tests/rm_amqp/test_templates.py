@@ -8,6 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import read_request, response_message, value_message
+from dtx.amqp.values import Ulong
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -23,11 +27,7 @@ from dtx.protocol.commands import (
     Rollback,
     Start,
 )
-from dtx.protocol.composites import WireError
-from dtx.protocol.encoding import encode
-from dtx.protocol.messages import read_request, response_message, value_message
 from dtx.protocol.replies import Result, encode_reply
-from dtx.protocol.values import Ulong
 from rm_amqp.channel.templates import Requests, control_message, coordination, read_reply, read_response
 from xa import NULL_XID, Code, Xid
 

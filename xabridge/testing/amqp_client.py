@@ -13,15 +13,16 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.decoding import decode_from
+from dtx.amqp.encoding import encode, encode_list
+from dtx.amqp.messages import APPLICATION_PROPERTIES, PROPERTIES, body_value, request_message, value_message
+from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong, Ushort
 from dtx.protocol.addresses import COORDINATION as COORDINATION_NODE
 from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
 from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Start
 from dtx.protocol.commands import Coordination as Command
-from dtx.protocol.decoding import decode_from
-from dtx.protocol.encoding import encode, encode_list
-from dtx.protocol.messages import APPLICATION_PROPERTIES, PROPERTIES, body_value, request_message, value_message
+from dtx.protocol.conditions import STATUS_OF
 from dtx.protocol.replies import ACCEPTED, DECLARED, RESULT, TRANSACTIONAL, Recovered, Result, decode_reply
-from dtx.protocol.values import Array, Described, Symbol, Uint, Ulong
 from xa import Code
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ class Client:
     def voted(self, number: int) -> Waits:
         """Waits for the vote to commit."""
         state = yield from self.answer(number)
-        if state.descriptor != RESULT.code or RESULT.from_wire(state.value).code is not Code.XA_OK:
+        if state != Described(RESULT.code, [Ushort(STATUS_OF[Code.XA_OK])]):
             raise RuntimeError(f"prepare was answered with {state}")
 
     def command(self, channel: tuple[Link, str], command: Command) -> Waits:

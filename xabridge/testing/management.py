@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.decoding import decode
+from dtx.amqp.messages import body_value
 from dtx.protocol.addresses import MANAGEMENT
-from dtx.protocol.decoding import decode
-from dtx.protocol.messages import body_value
 from xabridge.testing.amqp_client import Client, run
 
 if TYPE_CHECKING:

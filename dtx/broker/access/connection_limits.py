@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dtx.amqp.sasl.mechanisms import Identity
     from dtx.broker.access.permissions import Permissions
     from dtx.broker.settings import Limits
-    from dtx.protocol.sasl.mechanisms import Identity
 
 ADDRESSES: Final = 1000
 FORGOTTEN_S: Final = 60.0

@@ -1,6 +1,6 @@
 """The broker's file of users: one SCRAM-SHA-256 verifier per user, no passwords.
 
-Lines are `<verifier> <name>`, with the verifier as in `dtx.protocol.sasl.scram` and the name up to the end of the
+Lines are `<verifier> <name>`, with the verifier as in `dtx.amqp.sasl.scram` and the name up to the end of the
 line; `decoy <base64>` is the secret from which the verifiers of names that are not there are made, so that
 nobody can find out which names are. Empty lines and those that begin with # say nothing.
 """
@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from dtx.protocol.sasl.mechanisms import RESERVED
-from dtx.protocol.sasl.scram import ITERATIONS, ScramError, Verifier, saslprep
+from dtx.amqp.sasl.mechanisms import RESERVED
+from dtx.amqp.sasl.scram import ITERATIONS, ScramError, Verifier, saslprep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.sasl.mechanisms import RESERVED
+from dtx.amqp.sasl.mechanisms import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dtx.protocol.sasl.mechanisms import Identity
+    from dtx.amqp.sasl.mechanisms import Identity
 
 EVERYBODY: Final = "*"
 ANONYMOUS: Final = "anonymous"

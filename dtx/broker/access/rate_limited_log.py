@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from dtx.protocol.printable import printable
+from dtx.amqp.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.broker.access.permissions import Action
 from dtx.broker.endpoint.browsers import BranchBrowser, DepthLink, QueueBrowser
 from dtx.broker.endpoint.control_link import ControlLink
@@ -19,9 +22,7 @@ from dtx.broker.endpoint.request_links import CommandLink, ManagementLink
 from dtx.broker.queues.outcomes import outcome_from
 from dtx.broker.transactions.demarcation import unauthorized
 from dtx.protocol.addresses import COORDINATION, DEPTH, MANAGEMENT, RESERVED, parse_branch_address
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
-from dtx.protocol.values import Described, Symbol, Ulong
+from dtx.protocol.conditions import Refusal, RefusedError, refused
 from xa import Code
 from xa.tables import BranchState
 

@@ -6,15 +6,16 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING
 
+from dtx.amqp.conditions import Condition
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import VALUE, read_header, with_delivery_annotations, with_header
+from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.broker.endpoint.engine import LIB, Pointer, open_delivery, send
 from dtx.broker.endpoint.link import Link
 from dtx.broker.queues.queue import State
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.protocol.addresses import ORIGIN_QUEUE, ORIGIN_WORK
-from dtx.protocol.conditions import Condition, Refusal
-from dtx.protocol.encoding import encode
-from dtx.protocol.messages import VALUE, read_header, with_delivery_annotations, with_header
-from dtx.protocol.values import Described, Symbol, Ulong
+from dtx.protocol.conditions import Refusal
 from dtx.store.contract import CHUNK
 from xa import Code
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.endpoint.attach import attach
 from dtx.broker.endpoint.engine import LIB, Engine, set_condition, text
 from dtx.broker.endpoint.txn_ids import TxnIds
 from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.protocol.addresses import DYNAMIC, TXN_ID
-from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.conditions import Refusal
 from dtx.protocol.frame_filter import FrameFilter
 from dtx.protocol.frames import IncomingFrames, OutgoingFrames
 from dtx.protocol.performatives import AttachSeen, ContinuationSeen, DetachSeen, EndSeen, FlowSeen, FrameError
@@ -24,13 +25,13 @@ from xa import Code
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dtx.amqp.sasl.mechanisms import Identity
     from dtx.broker.container import Container
     from dtx.broker.endpoint.engine import Pointer
     from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import WorkContext
     from dtx.protocol.performatives import Seen
-    from dtx.protocol.sasl.mechanisms import Identity
 
 DELIVERY: Final = LIB.PN_DELIVERY
 LINK_FLOW: Final = LIB.PN_LINK_FLOW

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import body_value
+from dtx.amqp.values import Ushort
 from dtx.broker.endpoint.engine import LIB, put_symbols, symbols
 from dtx.broker.endpoint.link import ReceivingLink, refusal_of
 from dtx.broker.transactions.contexts import DistributedContext, LocalTransaction
 from dtx.protocol.capabilities import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
-from dtx.protocol.commands import Declare, Discharge, End
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import STATUS_OF, Condition, Refusal, RefusedError, refused
-from dtx.protocol.encoding import encode
-from dtx.protocol.fast_commands import read_control
+from dtx.protocol.commands import CONTROL, Declare, Discharge, End
+from dtx.protocol.conditions import STATUS_OF, Refusal, RefusedError, refused
 from dtx.protocol.replies import DECLARED, RESULT
 from dtx.protocol.replies import Result as Told
-from dtx.protocol.values import Ushort
 from xa import Code
 from xa.tables import AssociationVerb
 
@@ -66,7 +67,7 @@ class ControlLink(ReceivingLink):
             return
         awaited = self.wait(delivery)
         try:
-            command = read_control(octets)
+            command = CONTROL.decode(body_value(octets))
             match command:
                 case Declare():
                     self._declare(awaited, command)

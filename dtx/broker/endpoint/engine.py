@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cproton_ffi import ffi, lib  # type: ignore[import-not-found]
 
-from dtx.protocol.decoding import DecodeError, decode
-from dtx.protocol.encoding import encode
-from dtx.protocol.values import Array, Symbol
+from dtx.amqp.decoding import DecodeError, decode
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import Array, Symbol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.messages import read_header, with_header
 from dtx.broker.endpoint.link import FATAL, ReceivingLink, refusal_of
 from dtx.broker.queues.queue import Entry
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import Condition, Refusal, RefusedError
-from dtx.protocol.messages import read_header, with_header
+from dtx.protocol.conditions import Refusal, RefusedError
 from dtx.protocol.replies import TRANSACTIONAL
 
 if TYPE_CHECKING:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.decoding import decode
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import Described, Ulong
 from dtx.broker.endpoint.engine import LIB, Pointer, receive, reject, remote_state, set_state, text
 from dtx.broker.queues.outcomes import transactional_state
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import Condition, Refusal, RefusedError
-from dtx.protocol.encoding import encode
-from dtx.protocol.replies import ACCEPTED, REJECTED, TRANSACTIONAL, error_value
-from dtx.protocol.values import Described, Ulong
+from dtx.protocol.conditions import Refusal, RefusedError
+from dtx.protocol.replies import ACCEPTED, REJECTED, TRANSACTIONAL, error_octets
 from xa import Code
 
 if TYPE_CHECKING:
@@ -301,7 +303,7 @@ class ReceivingLink(Link, ABC):
         if context is None:
             reject(delivery, REJECTED, refusal)
         else:
-            error = Described(Ulong(REJECTED), [error_value(refusal)])
+            error = Described(Ulong(REJECTED), [decode(error_octets(refusal))])
             set_state(delivery, TRANSACTIONAL, transactional_state(context.txn_id, encode(error)))
         self._settle(delivery)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dtx.amqp.messages import read_header, with_header
 from dtx.broker.endpoint.engine import LIB, send
 from dtx.broker.queues.outcomes import Outcome
 from dtx.broker.queues.queue import State
 from dtx.broker.transactions.contexts import WorkContext
-from dtx.protocol.messages import read_header, with_header
 from dtx.protocol.replies import MODIFIED
 from dtx.store.contract import CHUNK
 

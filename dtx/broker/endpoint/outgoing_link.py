@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
 from dtx.broker.endpoint.engine import LIB, Pointer, open_delivery, reject, remote_state, send, set_state
 from dtx.broker.endpoint.link import Link, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, modified_outcome, with_facts
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import WorkContext, unknown_id
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import Condition, Refusal, RefusedError
+from dtx.protocol.conditions import Refusal, RefusedError
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
 from xa import Code
 

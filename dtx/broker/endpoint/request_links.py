@@ -9,22 +9,23 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import read_request, response_message
 from dtx.broker import management
 from dtx.broker.endpoint.link import ReceivingLink, refusal_of
 from dtx.broker.queues.queue import Entry
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import Condition, RefusedError, refused
-from dtx.protocol.encoding import encode
-from dtx.protocol.fast_commands import read_coordination
-from dtx.protocol.messages import read_request, response_message
+from dtx.protocol.commands import COORDINATION
+from dtx.protocol.conditions import RefusedError, refused
 from dtx.protocol.replies import encode_reply
 from xa import Code
 
 if TYPE_CHECKING:
+    from dtx.amqp.messages import Request
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.endpoint.engine import Pointer
     from dtx.broker.transactions.contexts import WorkContext
-    from dtx.protocol.messages import Request
     from dtx.protocol.replies import Reply
 
 CREDIT: Final = 100
@@ -80,7 +81,7 @@ class CommandLink(RequestLink):
             self.respond(request, encode_reply(reply))
 
         try:
-            command = read_coordination(request.body)
+            command = COORDINATION.decode(request.body)
         except WireError as error:
             answer(refusal_of(error))
             return

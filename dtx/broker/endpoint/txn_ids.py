@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import read_transactional_state
 from dtx.broker.transactions.contexts import unknown_id
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.conditions import RefusedError, refused
 from xa import Code
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.decoding import DecodeError, decode, decode_from
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.protocol.commands import MAX_TXN_ID
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import Condition
-from dtx.protocol.decoding import DecodeError, decode, decode_from
-from dtx.protocol.encoding import encode
 from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED
-from dtx.protocol.values import Described, Symbol, Ulong
 
 _CODES: Final[dict[Any, int]] = {
     **{Ulong(code): code for code in (ACCEPTED, REJECTED, RELEASED, MODIFIED)},

@@ -11,10 +11,11 @@ from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.queues.queue import Entry
 from dtx.broker.transactions.branch_index import BranchIndex
 from dtx.broker.transactions.transactional_work import TransactionalWork
-from dtx.protocol.conditions import Condition, Refusal, refused
+from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import StoreDamaged
 from xa import Code, Xid
 from xa.machine import Result, advance

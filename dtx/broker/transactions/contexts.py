@@ -10,10 +10,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Final, Protocol
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import TAKEN, TAKEN_OCTETS, Outcome, transactional_state
 from dtx.broker.transactions.state_tables import LOCAL, Local, LocalVerb
 from dtx.broker.transactions.transactional_work import Held, Retirement, TransactionalWork, WorkFullError
-from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
+from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.store.contract import Batch
 from xa import Code
 from xa.machine import Result, advance

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.transactions.branches import UNPREPARED
 from dtx.broker.transactions.demarcation import unauthorized
 from dtx.broker.transactions.state_tables import VERBS
@@ -25,7 +26,7 @@ from dtx.protocol.commands import (
     Rollback,
     SetTimeout,
 )
-from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.conditions import RefusedError, refused
 from dtx.protocol.replies import Details, Holding, Recovered, Timeout
 from dtx.protocol.replies import Result as Told
 from xa import Code
@@ -34,6 +35,7 @@ from xa.tables import BRANCH, AssociationState, AssociationVerb, BranchState, Br
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dtx.amqp.sasl.mechanisms import Identity
     from dtx.broker.access.permissions import Permissions
     from dtx.broker.transactions.branches import Branch, Registry
     from dtx.broker.transactions.contexts import DistributedContext
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from dtx.broker.transactions.two_phase_commit import TwoPhaseCommit
     from dtx.protocol.commands import Coordination
     from dtx.protocol.replies import Reply
-    from dtx.protocol.sasl.mechanisms import Identity
     from xa import Xid
 
     Answer = Callable[[Reply], None]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.transactions.contexts import DistributedContext
 from dtx.broker.transactions.state_tables import CHANNEL, Channel, ChannelVerb
-from dtx.protocol.conditions import Condition, RefusedError, refused
+from dtx.protocol.conditions import RefusedError, refused
 from xa import Code, Xid
 from xa.machine import Result, advance
 from xa.tables import ASSOCIATION, AssociationState, AssociationVerb, BranchState, BranchVerb
@@ -19,13 +20,13 @@ from xa.tables import ASSOCIATION, AssociationState, AssociationVerb, BranchStat
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dtx.amqp.sasl.mechanisms import Identity
     from dtx.broker.access.permissions import Permissions
     from dtx.broker.transactional_resource import TransactionalResource
     from dtx.broker.transactions.branches import Branch, Registry
     from dtx.broker.transactions.contexts import Control
     from dtx.broker.transactions.fences import Fences
     from dtx.protocol.commands import Start
-    from dtx.protocol.sasl.mechanisms import Identity
 
 ENDED = {
     AssociationVerb.END: BranchVerb.END,

@@ -10,8 +10,9 @@ import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.transactional_resource import not_stored
-from dtx.protocol.conditions import Condition, refused
+from dtx.protocol.conditions import refused
 from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Batch
 from xa import Code

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import FAILED, TAKEN, Outcome, decode_outcomes, encode_outcomes
 from dtx.broker.queues.queue import Effect, Entry, State
-from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import ACCEPTED
 from xa import Code
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK
 from dtx.broker.transactional_resource import not_stored
-from dtx.protocol.conditions import Condition, Refusal, RefusedError, refused
+from dtx.protocol.conditions import Refusal, RefusedError, refused
 from dtx.protocol.replies import Result as Told
 from dtx.store.contract import Batch
 from xa import Code

@@ -34,6 +34,12 @@ from proton import (
     ulong,
 )
 
+from dtx.amqp.decoding import decode
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import body_value, request_message, value_message
+from dtx.amqp.sasl.mechanisms import Identity
+from dtx.amqp.values import Described as TypedDescribed
+from dtx.amqp.values import Symbol, Uint, Ulong
 from dtx.broker.access.permissions import EVERYTHING, Permissions
 from dtx.broker.container import Container
 from dtx.broker.endpoint.connection import BrokerConnection
@@ -42,15 +48,9 @@ from dtx.protocol.addresses import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
 from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Start
 from dtx.protocol.conditions import Refusal
-from dtx.protocol.decoding import decode
-from dtx.protocol.encoding import encode
 from dtx.protocol.frames import IncomingFrames, OutgoingFrames
-from dtx.protocol.messages import body_value, request_message, value_message
 from dtx.protocol.performatives import FlowSeen
 from dtx.protocol.replies import DECLARED, TRANSACTIONAL, decode_reply
-from dtx.protocol.sasl.mechanisms import Identity
-from dtx.protocol.values import Described as TypedDescribed
-from dtx.protocol.values import Symbol, Uint, Ulong
 from dtx.store.memory import Disk, MemoryStore
 
 if TYPE_CHECKING:

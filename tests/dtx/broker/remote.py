@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from proton import Delivery, Endpoint
 
-from dtx.protocol.sasl.mechanisms import Identity
+from dtx.amqp.sasl.mechanisms import Identity
 from tests.dtx.broker.peer import Peer, World
 
 if TYPE_CHECKING:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from proton import Delivery, Link, Message, Terminus
 
+from dtx.amqp.conditions import Condition
+from dtx.amqp.values import Described, Symbol, Uint, Ulong
 from dtx.broker.settings import Limits, QueueSettings, Settings
 from dtx.protocol.commands import Commit, Declare, Discharge, Fence, GetTimeout, Prepare, Rollback, Start
-from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Result
-from dtx.protocol.values import Described, Symbol, Uint, Ulong
 from tests.dtx.broker.peer import World, closed, condition_of, frame, told
 from tests.dtx.broker.strangers import FLOW, TRANSFER, Stranger
 from xa import Code, Xid

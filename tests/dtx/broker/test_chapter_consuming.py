@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from proton import Delivery, Described, Disposition, Message, ulong
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.settings import Limits, Settings
 from dtx.protocol.commands import CONTROL, Discharge, Prepare, Rollback, Start
-from dtx.protocol.conditions import Condition
 from dtx.protocol.replies import TRANSACTIONAL, Result
 from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of, say_state, told
 from xa import Code, Xid

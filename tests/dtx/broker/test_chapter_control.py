@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from proton import Delivery, Message
 
+from dtx.amqp.conditions import Condition
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.protocol.capabilities import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.commands import CONTROL, Declare, Discharge, Start
-from dtx.protocol.conditions import Condition
-from dtx.protocol.encoding import encode
 from dtx.protocol.replies import DECLARED
-from dtx.protocol.values import Described, Symbol, Ulong
 from tests.dtx.broker.peer import World, closed, condition_of
 from tests.dtx.broker.strangers import ATTACH, DISPOSITION, Stranger
 from tests.dtx.protocol.wire_examples import CONTROLLERS, octets

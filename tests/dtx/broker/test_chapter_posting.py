@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 from proton import Delivery, Message
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.commands import CONTROL, Commit, Declare, Discharge, Prepare, Start
-from dtx.protocol.conditions import Condition
 from dtx.protocol.replies import TRANSACTIONAL, Result
 from dtx.store.contract import Step, StoreFull
 from tests.dtx.broker.peer import Peer, World, closed, condition_of, say_state, told

@@ -14,8 +14,8 @@ import pytest
 from proton import ConnectionException, Message, SSLDomain
 from proton.utils import BlockingConnection, LinkDetached
 
-from dtx.protocol.sasl import ClientPolicy, SaslClient
-from dtx.protocol.sasl.layer import SaslError
+from dtx.amqp.sasl import ClientPolicy, SaslClient
+from dtx.amqp.sasl.layer import SaslError
 from dtx.store.contract import Batch
 from dtx.store.sql import SqlStore
 from xa import Xid

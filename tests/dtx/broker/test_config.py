@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dtx.amqp.sasl.mechanisms import Identity
 from dtx.broker.access.permissions import Action
 from dtx.broker.config import Address, BrokerConfig, ConfigError, load
 from dtx.broker.settings import QueueSettings
-from dtx.protocol.sasl.mechanisms import Identity
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "broker.md"
 CERTIFICATES = Path(__file__).parents[2] / "interop" / "certificates"

@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from dtx.amqp.printable import printable
+from dtx.amqp.sasl.layer import SASL_HEADER
+from dtx.amqp.sasl.mechanisms import Identity
+from dtx.amqp.values import Symbol, Uint
 from dtx.broker.access.connection_limits import ConnectionLimits
 from dtx.broker.access.credentials import set_password
 from dtx.broker.access.permissions import Permissions
@@ -20,10 +24,6 @@ from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import Limits, Settings
 from dtx.protocol.frames import AMQP_HEADER
-from dtx.protocol.printable import printable
-from dtx.protocol.sasl.layer import SASL_HEADER
-from dtx.protocol.sasl.mechanisms import Identity
-from dtx.protocol.values import Symbol, Uint
 from tests.dtx.broker.peer import frame
 from tests.dtx.broker.strangers import OPEN
 from tests.dtx.broker.test_hostile_sockets import LONG_S, Line, sasl

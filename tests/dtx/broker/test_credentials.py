@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dtx.amqp.sasl.scram import Verifier
 from dtx.broker.access.credentials import Credentials, CredentialsError, set_password
-from dtx.protocol.sasl.scram import Verifier
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from proton import Delivery
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.transactions.state_tables import CHANNEL, VERBS
 from dtx.broker.transactions.state_tables import LOCAL as LOCAL_TABLE
 from dtx.protocol.capabilities import LOCAL
@@ -26,7 +27,7 @@ from dtx.protocol.commands import (
     SetTimeout,
     Start,
 )
-from dtx.protocol.conditions import CODE_OF, CONDITION_OF, Condition, Refusal
+from dtx.protocol.conditions import CODE_OF, CONDITION_OF, Refusal
 from dtx.protocol.replies import Recovered, Result, Timeout
 from tests.cases import each
 from tests.dtx.broker.peer import Coordinator, Peer, World

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 from proton import Message
 
+from dtx.amqp.conditions import Condition
+from dtx.amqp.decoding import decode
+from dtx.amqp.messages import body_value
+from dtx.amqp.values import Described
 from dtx.broker.access.permissions import Permissions, Rule
 from dtx.broker.management import MAX_LOCKS, MAX_PAGE
 from dtx.broker.transactions.transactional_work import TransactionalWork
 from dtx.protocol.addresses import COORDINATION, MANAGEMENT
 from dtx.protocol.commands import Commit, Complete, Discharge, Prepare, Start
-from dtx.protocol.conditions import Condition
-from dtx.protocol.decoding import decode
-from dtx.protocol.messages import body_value
 from dtx.protocol.replies import Result, decode_reply
-from dtx.protocol.values import Described
 from dtx.store.contract import PENDING, Batch
 from tests.dtx.broker.peer import Peer, World
 from xa import Code, Xid

@@ -6,6 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.decoding import DecodeError, decode
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import Described, Ulong
 from dtx.broker.queues.outcomes import (
     FAILED,
     GIVEN_BACK,
@@ -18,10 +22,6 @@ from dtx.broker.queues.outcomes import (
     transactional_state,
 )
 from dtx.protocol.commands import MAX_TXN_ID
-from dtx.protocol.composites import WireError
-from dtx.protocol.decoding import DecodeError, decode
-from dtx.protocol.encoding import encode
-from dtx.protocol.values import Described, Ulong
 
 ACCEPTED = b"\x00\x53\x24\x45"
 TXN_IDS = st.binary(max_size=MAX_TXN_ID + 2)

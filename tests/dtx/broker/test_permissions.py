@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtx.amqp.sasl.mechanisms import Identity
 from dtx.broker.access.permissions import (
     Action,
     Permissions,
@@ -18,7 +19,6 @@ from dtx.broker.access.permissions import (
     open_to_this_machine,
     open_to_users,
 )
-from dtx.protocol.sasl.mechanisms import Identity
 
 ANYBODY, ALICE, BOB = Identity(""), Identity("alice"), Identity("bob")
 

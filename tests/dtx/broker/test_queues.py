@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from proton import Delivery, Message
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.queues.queue import State
 from dtx.broker.settings import Limits, QueueSettings, Settings
 from dtx.protocol.addresses import COORDINATION, MANAGEMENT
 from dtx.protocol.commands import Recover
-from dtx.protocol.conditions import Condition
 from dtx.store.contract import Step, StoreStopped
 from tests.dtx.broker.peer import Peer, World, closed, condition_of
 

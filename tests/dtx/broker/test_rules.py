@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from proton import Delivery, Message
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.access.permissions import Coordination, Permissions, Rule
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.addresses import branch_address
@@ -22,7 +23,7 @@ from dtx.protocol.commands import (
     Rollback,
     Start,
 )
-from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Details, Holding, Recovered, Result
 from dtx.store.contract import CHUNK
 from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dtx.amqp.conditions import Condition
+from dtx.amqp.sasl.mechanisms import Identity, external_server
+from dtx.amqp.values import Described, Uint, Ulong
 from dtx.broker.access.credentials import set_password
 from dtx.broker.access.permissions import Action, Permissions, PermissionsError
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import Limits, Settings
 from dtx.protocol.commands import Fence, Prepare, Start
-from dtx.protocol.conditions import Condition, Refusal
+from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Result as Told
-from dtx.protocol.sasl.mechanisms import Identity, external_server
-from dtx.protocol.values import Described, Uint, Ulong
 from tests.dtx.broker.peer import Coordinator, World, closed, condition_of, frame
 from xa import Code, Xid
 

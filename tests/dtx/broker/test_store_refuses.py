@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from proton import Delivery
 
+from dtx.amqp.conditions import Condition
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import value_message
 from dtx.protocol.addresses import branch_address
 from dtx.protocol.commands import Commit, Discharge, Prepare, Rollback, Start
-from dtx.protocol.conditions import Condition, Refusal
-from dtx.protocol.encoding import encode
-from dtx.protocol.messages import value_message
+from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import Result
 from dtx.store.contract import CHUNK, Batch, Step, StoreDamaged, StoreFull, StoreRefused
 from dtx.store.memory import Disk

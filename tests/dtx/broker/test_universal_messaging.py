@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from proton import Delivery
 
+from dtx.amqp.conditions import Condition
+from dtx.amqp.sasl.mechanisms import Identity
 from dtx.broker.access.permissions import Permissions, Rule
 from dtx.broker.endpoint.link import FATAL
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.protocol.capabilities import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
-from dtx.protocol.conditions import Condition
-from dtx.protocol.sasl.mechanisms import Identity
 from tests.dtx.broker.peer import Peer, World, closed, condition_of, told
 
 PLAIN = {LOCAL, MULTI_TXNS, MULTI_SSNS}

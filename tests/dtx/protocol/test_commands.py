@@ -10,6 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dtx.amqp.composites import Catalog, Composite, WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.decoding import decode
+from dtx.amqp.encoding import encode
+from dtx.amqp.printable import printable
+from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong, Ushort
 from dtx.protocol.commands import (
     CONTROL,
     COORDINATION,
@@ -28,19 +34,8 @@ from dtx.protocol.commands import (
     SetTimeout,
     Start,
 )
-from dtx.protocol.composites import Catalog, Composite, WireError
-from dtx.protocol.conditions import (
-    CODE_OF,
-    CODE_OF_CONDITION,
-    CONDITION_OF,
-    STATUS_OF,
-    Condition,
-    Refusal,
-)
-from dtx.protocol.encoding import encode
-from dtx.protocol.printable import printable
+from dtx.protocol.conditions import CODE_OF, CODE_OF_CONDITION, CONDITION_OF, STATUS_OF, Refusal
 from dtx.protocol.replies import Details, Holding, Recovered, Result, Timeout, decode_reply, encode_reply
-from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong, Ushort
 from tests.cases import each
 from tests.dtx.protocol.wire_examples import COMMAND_EXAMPLES, CONTROL_EXAMPLES
 from xa import NULL_XID, Code, Xid
@@ -132,9 +127,9 @@ def test_replies_survive_the_wire(reply: Any) -> None:
 
 @given(st.binary(max_size=100))
 def test_any_octets_are_refused_with_a_condition(octets: bytes) -> None:
-    for decode in (CONTROL.decode, COORDINATION.decode, decode_reply):
+    for read in (CONTROL.decode, COORDINATION.decode, decode_reply):
         with pytest.raises(WireError) as caught:
-            decode(octets)
+            read(octets)
         assert caught.value.condition in Condition
 
 
@@ -168,12 +163,12 @@ def fields() -> list[tuple[Catalog, Any, int]]:
 @each(("catalog", "command", "index"), fields())
 def test_a_field_of_a_wrong_type_is_refused(catalog: Catalog, command: Any, index: int) -> None:
     found: Composite[Any] = catalog.by_type[type(command)]
-    wire = found.to_wire(command)
+    items_of = decode(found.encode(command)).value
     taken = 0
     for wrong in WRONG:
-        items = [*wire.value, *[None] * len(found.fields)][: len(found.fields)]
+        items = [*items_of, *[None] * len(found.fields)][: len(found.fields)]
         items[index] = wrong
-        condition = condition_of(catalog, encode(Described(wire.descriptor, items)))
+        condition = condition_of(catalog, encode(Described(found.sent, items)))
         taken += condition is None
         assert condition in {
             None,
@@ -188,7 +183,7 @@ def test_a_field_of_a_wrong_type_is_refused(catalog: Catalog, command: Any, inde
 def test_a_missing_mandatory_field_is_refused(catalog: Catalog, command: Any, index: int) -> None:
     found: Composite[Any] = catalog.by_type[type(command)]
     field = found.fields[index]
-    items: list[Any] = [*found.to_wire(command).value, *[None] * len(found.fields)][: len(found.fields)]
+    items: list[Any] = [*decode(found.encode(command)).value, *[None] * len(found.fields)][: len(found.fields)]
     items[index] = None
     octets = encode(Described(found.sent, items))
     if field.mandatory:
@@ -201,7 +196,7 @@ def test_a_missing_mandatory_field_is_refused(catalog: Catalog, command: Any, in
 @each(("catalog", "command"), EXAMPLES)
 def test_both_forms_of_a_descriptor_are_taken(catalog: Catalog, command: Any) -> None:
     found: Composite[Any] = catalog.by_type[type(command)]
-    items = found.to_wire(command).value
+    items = decode(found.encode(command)).value
     for descriptor in (found.symbol, found.code):
         assert catalog.decode(encode(Described(descriptor, items))) == command
     with pytest.raises(WireError, match=r"has \d+ fields"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dtx.protocol.encoding import encode
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import Described, Uint, Ulong
 from dtx.protocol.frame_filter import FIELDS, MAX_PERFORMATIVE, FrameFilter, checked
 from dtx.protocol.frames import AMQP_HEADER, IncomingFrames
 from dtx.protocol.performatives import FrameError
-from dtx.protocol.values import Described, Uint, Ulong
 from tests.dtx.protocol.test_frames import LIMIT, conversation
 
 NULL = b"\x40"

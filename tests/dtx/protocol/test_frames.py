@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from proton import Endpoint, Event, Message, Sender
 
-from dtx.protocol.encoding import encode, encode_list
+from dtx.amqp.encoding import encode, encode_list
+from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.protocol.frames import AMQP_HEADER, IncomingFrames, OutgoingFrames
 from dtx.protocol.performatives import (
     DECODE_ERROR,
@@ -26,8 +27,7 @@ from dtx.protocol.performatives import (
     FrameError,
     Seen,
 )
-from dtx.protocol.values import Described, Symbol, Ulong
-from tests.dtx.protocol.engines import Engine, answer, received
+from tests.dtx.amqp.engines import Engine, answer, received
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dtx.amqp.composites import Composite
 from dtx.protocol.commands import CONTROL, COORDINATION, START, XID_TYPE
-from dtx.protocol.composites import DOMAIN, Composite
 from dtx.protocol.conditions import TABLE
+from dtx.protocol.extension import DOMAIN
 from dtx.protocol.replies import DETAILS, HOLDING, RECOVERED, RESULT, TIMEOUT, decode_reply
 from tests.cases import each
 from tests.dtx.protocol.wire_examples import (

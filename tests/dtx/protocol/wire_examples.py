@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import request_message, response_message, value_message
+from dtx.amqp.values import Array, Described, Symbol, Ulong
 from dtx.protocol.capabilities import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.commands import (
     CONTROL,
@@ -24,10 +27,7 @@ from dtx.protocol.commands import (
     Start,
 )
 from dtx.protocol.conditions import Refusal
-from dtx.protocol.encoding import encode
-from dtx.protocol.messages import request_message, response_message, value_message
 from dtx.protocol.replies import DECLARED, Details, Holding, Recovered, Result, Timeout, encode_reply
-from dtx.protocol.values import Array, Described, Symbol, Ulong
 from xa import Code, Xid
 
 XID = Xid(0x58414231, b"orders-1\x00\x07", b"broker")

@@ -13,10 +13,9 @@ from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.addresses import ORIGIN_QUEUE
-from dtx.protocol.composites import WireError
-from dtx.protocol.decoding import DecodeError, decode_from, skip
-from dtx.protocol.messages import (
+from dtx.amqp.composites import WireError
+from dtx.amqp.decoding import DecodeError, decode_from, skip
+from dtx.amqp.messages import (
     APPLICATION_PROPERTIES,
     DATA,
     DELIVERY_ANNOTATIONS,
@@ -27,13 +26,14 @@ from dtx.protocol.messages import (
     VALUE,
     read_header,
 )
-from dtx.protocol.values import Symbol
+from dtx.amqp.values import Symbol
+from dtx.protocol.addresses import ORIGIN_QUEUE
 from xabridge.pipeline.core.messages import Messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from dtx.protocol.messages import Header
+    from dtx.amqp.messages import Header
 
 SHORT: Final = 3
 """Where the value of a message's first section begins, where its descriptor has its short form."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.encoding import encode
-from dtx.protocol.messages import APPLICATION_PROPERTIES, DATA, HEADER, PROPERTIES, VALUE
-from dtx.protocol.values import Described, Symbol, Timestamp, Ubyte, Ulong
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import APPLICATION_PROPERTIES, DATA, HEADER, PROPERTIES, VALUE
+from dtx.amqp.values import Described, Symbol, Timestamp, Ubyte, Ulong
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

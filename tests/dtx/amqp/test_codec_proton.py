@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from proton import Data, symbol, timestamp, ubyte, uint, ulong, ushort
 
-from dtx.protocol.decoding import MAX_ARRAY, DecodeError, decode, decode_from, fields, skip
+from dtx.amqp.decoding import MAX_ARRAY, DecodeError, decode, decode_from, fields, skip
 
 ascii_text = st.text(st.characters(min_codepoint=1, max_codepoint=127), max_size=300)
 simple = st.one_of(

@@ -6,7 +6,7 @@ what it receives, carries out a `computation` (off its event loop) and tells the
 the layer is `done`, with AMQP's first bytes in `rest`, or `failed`, with the reason in `failure`.
 """
 
-from dtx.protocol.sasl.client import ClientPolicy, SaslClient
-from dtx.protocol.sasl.server import SaslServer, ServerPolicy
+from dtx.amqp.sasl.client import ClientPolicy, SaslClient
+from dtx.amqp.sasl.server import SaslServer, ServerPolicy
 
 __all__ = ["ClientPolicy", "SaslClient", "SaslServer", "ServerPolicy"]

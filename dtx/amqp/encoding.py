@@ -8,7 +8,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from dtx.protocol.values import (
+from dtx.amqp.values import (
     Array,
     Byte,
     Char,

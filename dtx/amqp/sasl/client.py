@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.printable import printable
-from dtx.protocol.sasl import mechanisms
-from dtx.protocol.sasl.layer import OUTCOME_OK, SASL_HEADER, Frame, SaslError, SaslLayer, State, item
-from dtx.protocol.sasl.mechanisms import Compute
-from dtx.protocol.values import Symbol, Ubyte
+from dtx.amqp.printable import printable
+from dtx.amqp.sasl import mechanisms
+from dtx.amqp.sasl.layer import OUTCOME_OK, SASL_HEADER, Frame, SaslError, SaslLayer, State, item
+from dtx.amqp.sasl.mechanisms import Compute
+from dtx.amqp.values import Symbol, Ubyte
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dtx.protocol.sasl.mechanisms import ClientConversation
+    from dtx.amqp.sasl.mechanisms import ClientConversation
 
 OUTCOME_MEANING: Final = {
     1: "the credentials were refused",

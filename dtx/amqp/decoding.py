@@ -16,7 +16,7 @@ import struct
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import UUID
 
-from dtx.protocol.values import (
+from dtx.amqp.values import (
     Array,
     Byte,
     Char,
@@ -37,7 +37,9 @@ from dtx.protocol.values import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    _Reader: TypeAlias = Callable[[bytes, int, int, int], tuple[Any, int]]
+    Reader: TypeAlias = Callable[[bytes, int, int, int], tuple[Any, int]]
+    """Takes the octets, where the data behind the constructor begins, where it must have ended, and how much deeper
+    values may be nested; gives the value, and where it ends."""
 
 MAX_DEPTH: Final = 32
 MAX_ARRAY: Final = 8
@@ -52,17 +54,15 @@ class DecodeError(ValueError):
     """The octets are no AMQP value. What the peer hears is amqp:decode-error."""
 
 
-# A reader takes the octets, where the data begins, where it must have ended, and how much deeper values may be
-# nested; it gives the value, and where it ends. There is one for each constructor.
 def _cut_off(at: int, end: int) -> DecodeError:
     return DecodeError(f"a value at {at} is cut off at {end}")
 
 
-def _constant(value: Any) -> _Reader:
+def _constant(value: Any) -> Reader:
     return lambda _octets, at, _end, _depth: (value, at)
 
 
-def _octet(values: Sequence[Any]) -> _Reader:
+def _octet(values: Sequence[Any]) -> Reader:
     def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[Any, int]:
         if at >= end:
             raise _cut_off(at, end)
@@ -71,7 +71,7 @@ def _octet(values: Sequence[Any]) -> _Reader:
     return read
 
 
-def _fixed(layout: str, make: Callable[[Any], Any]) -> _Reader:
+def _fixed(layout: str, make: Callable[[Any], Any]) -> Reader:
     unpack, size = struct.Struct(layout).unpack_from, struct.calcsize(layout)
 
     def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[Any, int]:
@@ -94,7 +94,7 @@ def _span(octets: bytes, at: int, end: int, width: int) -> tuple[int, int]:
     return start, stop
 
 
-def _variable(width: int, make: Callable[[bytes], Any]) -> _Reader:
+def _variable(width: int, make: Callable[[bytes], Any]) -> Reader:
     def read(octets: bytes, at: int, end: int, _depth: int) -> tuple[Any, int]:
         start, stop = _span(octets, at, end, width)
         return make(octets[start:stop]), stop
@@ -158,7 +158,7 @@ def _head(octets: bytes, at: int, end: int, width: int) -> tuple[int, int, int]:
     return items, stop, octets[start] if width == 1 else _U32.unpack_from(octets, start)[0]
 
 
-def _compound(width: int, make: Callable[[list[Any]], Any]) -> _Reader:
+def _compound(width: int, make: Callable[[list[Any]], Any]) -> Reader:
     def read(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
         at, stop, count = _head(octets, at, end, width)
         if count > stop - at:
@@ -169,7 +169,7 @@ def _compound(width: int, make: Callable[[list[Any]], Any]) -> _Reader:
         for _ in range(count):
             if at >= stop:
                 raise _cut_off(at, stop)
-            item, at = _READERS[octets[at]](octets, at + 1, stop, depth - 1)
+            item, at = READERS[octets[at]](octets, at + 1, stop, depth - 1)
             items.append(item)
         if at != stop:
             raise DecodeError(f"a list or map ends at {at}, its size says {stop}")
@@ -178,7 +178,7 @@ def _compound(width: int, make: Callable[[list[Any]], Any]) -> _Reader:
     return read
 
 
-def _array(width: int) -> _Reader:
+def _array(width: int) -> Reader:
     def read(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
         at, stop, count = _head(octets, at, end, width)
         start = at
@@ -196,7 +196,7 @@ def _array(width: int) -> _Reader:
         if not count:
             items.empty_of = octets[start:at]
         for _ in range(count):
-            item, at = _READERS[element](octets, at, stop, depth - 1)
+            item, at = READERS[element](octets, at, stop, depth - 1)
             for descriptor in reversed(descriptors):
                 item = Described(descriptor, item)
             items.append(item)
@@ -218,21 +218,21 @@ def _value(octets: bytes, at: int, end: int, depth: int) -> tuple[Any, int]:
         raise _cut_off(at, end)
     if depth < 0:
         raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
-    return _READERS[octets[at]](octets, at + 1, end, depth)
+    return READERS[octets[at]](octets, at + 1, end, depth)
 
 
-def _unknown(code: int) -> _Reader:
+def _unknown(code: int) -> Reader:
     def read(_octets: bytes, at: int, _end: int, _depth: int) -> tuple[Any, int]:
         raise DecodeError(f"unknown constructor {code:#04x} in front of {at}")
 
     return read
 
 
-def _decimal(code: int, size: int) -> _Reader:
+def _decimal(code: int, size: int) -> Reader:
     return _fixed(f">{size}s", lambda octets: Decimal(code, octets))
 
 
-_KNOWN: Final[dict[int, _Reader]] = {
+_KNOWN: Final[dict[int, Reader]] = {
     0x00: _described,
     0x40: _constant(None),
     0x41: _constant(True),
@@ -274,7 +274,7 @@ _KNOWN: Final[dict[int, _Reader]] = {
     0xE0: _array(1),
     0xF0: _array(4),
 }
-_READERS: Final = tuple(_KNOWN.get(code) or _unknown(code) for code in range(256))
+READERS: Final[tuple[Reader, ...]] = tuple(_KNOWN.get(code) or _unknown(code) for code in range(256))
 
 
 def decode(octets: bytes | bytearray | memoryview) -> Any:
@@ -321,14 +321,29 @@ def skip(octets: bytes, at: int = 0, end: int | None = None) -> int:
     raise DecodeError(f"values are nested deeper than {MAX_DEPTH}")
 
 
+def list_head(octets: bytes, at: int, end: int) -> tuple[int, int, int]:
+    """Where the items of the list at `at` begin, where they end, and how many they are; DecodeError for no list."""
+    code = octets[at] if at < end else 0x40
+    if code == 0xC0 and end - at > 2:  # nearly every list
+        stop = at + 2 + octets[at + 1]
+        count = octets[at + 2]
+        if stop > end or stop < at + 3:
+            raise _cut_off(at, end)
+        at += 3
+    elif code == 0x45:
+        return at + 1, at + 1, 0
+    elif code in {0xC0, 0xD0}:
+        at, stop, count = _head(octets, at + 1, end, 1 if code == 0xC0 else 4)
+    else:
+        raise DecodeError("a list is expected")
+    if count > stop - at:
+        raise DecodeError(f"a list of {count} items in {stop - at} octets")
+    return at, stop, count
+
+
 def fields(octets: bytes, at: int, end: int) -> list[int]:
     """Where the items of the list at `at` begin, and at last where the list ends; DecodeError for no list."""
-    code = octets[at] if at < end else 0x40
-    if code == 0x45:
-        return [at + 1]
-    if code not in {0xC0, 0xD0}:
-        raise DecodeError("a list is expected")
-    at, stop, count = _head(octets, at + 1, end, 1 if code == 0xC0 else 4)
+    at, stop, count = list_head(octets, at, end)
     starts = [at]
     for _ in range(count):
         at = skip(octets, at, stop)

@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import SASL, Event
 
+from dtx.amqp.decoding import decode_from
+from dtx.amqp.encoding import encode
+from dtx.amqp.sasl import ClientPolicy, SaslClient, SaslServer, ServerPolicy
+from dtx.amqp.sasl.client import CLIENT_LEGAL
+from dtx.amqp.sasl.layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, Frame, SaslError, State
+from dtx.amqp.sasl.mechanisms import Identity
+from dtx.amqp.sasl.scram import Verifier
+from dtx.amqp.sasl.server import SERVER_LEGAL
+from dtx.amqp.values import Array, Described, Symbol, Ubyte, Ulong
 from dtx.broker.access.credentials import Credentials
-from dtx.protocol.decoding import decode_from
-from dtx.protocol.encoding import encode
 from dtx.protocol.frames import AMQP_HEADER
-from dtx.protocol.sasl import ClientPolicy, SaslClient, SaslServer, ServerPolicy
-from dtx.protocol.sasl.client import CLIENT_LEGAL
-from dtx.protocol.sasl.layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, Frame, SaslError, State
-from dtx.protocol.sasl.mechanisms import Identity
-from dtx.protocol.sasl.scram import Verifier
-from dtx.protocol.sasl.server import SERVER_LEGAL
-from dtx.protocol.values import Array, Described, Symbol, Ubyte, Ulong
-from tests.dtx.protocol.engines import Engine, answer
+from tests.dtx.amqp.engines import Engine, answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dtx.protocol.sasl.layer import SaslLayer
+    from dtx.amqp.sasl.layer import SaslLayer
 
 SALT = bytes(range(16))
 USERS = Credentials({"alice": Verifier.of("wonder,land=", SALT, 4096)}, b"secret")

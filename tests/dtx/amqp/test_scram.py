@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.protocol.sasl.mechanisms import Compute, Exchange, Verdict, scram_client, scram_server
-from dtx.protocol.sasl.scram import (
+from dtx.amqp.sasl.mechanisms import Compute, Exchange, Verdict, scram_client, scram_server
+from dtx.amqp.sasl.scram import (
     ClientFinal,
     ClientFirst,
     ScramError,

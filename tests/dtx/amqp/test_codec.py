@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtx.protocol.decoding import MAX_ARRAY, MAX_DEPTH, DecodeError, decode, decode_from, skip
-from dtx.protocol.encoding import encode
-from dtx.protocol.values import (
+from dtx.amqp.decoding import MAX_ARRAY, MAX_DEPTH, DecodeError, decode, decode_from, skip
+from dtx.amqp.encoding import encode
+from dtx.amqp.values import (
     Array,
     Byte,
     Char,

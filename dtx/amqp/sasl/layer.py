@@ -15,16 +15,16 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
-from dtx.protocol.decoding import DecodeError, decode
-from dtx.protocol.encoding import encode
+from dtx.amqp.decoding import DecodeError, decode
+from dtx.amqp.encoding import encode
+from dtx.amqp.sasl.scram import ScramError
+from dtx.amqp.values import Described, Ulong
 from dtx.protocol.frames import AMQP_HEADER
-from dtx.protocol.sasl.scram import ScramError
-from dtx.protocol.values import Described, Ulong
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dtx.protocol.sasl.mechanisms import Compute
+    from dtx.amqp.sasl.mechanisms import Compute
 
 SASL_HEADER: Final = b"AMQP\x03\x01\x00\x00"
 MAX_FRAME: Final = 512

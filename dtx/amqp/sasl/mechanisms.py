@@ -12,7 +12,7 @@ import hmac
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from dtx.protocol.sasl import scram
+from dtx.amqp.sasl import scram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator

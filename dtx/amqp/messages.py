@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dtx.protocol.composites import WireError
-from dtx.protocol.conditions import Condition
-from dtx.protocol.decoding import DecodeError, decode, decode_from, skip
-from dtx.protocol.encoding import encode, encode_list
-from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
+from dtx.amqp.decoding import DecodeError, decode, decode_from, skip
+from dtx.amqp.encoding import encode, encode_list
+from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -65,6 +65,7 @@ class Request:
 
 NO_HEADER: Final = Header()
 _PROPERTIES: Final = b"\x00" + encode(Ulong(PROPERTIES))
+_VALUE: Final = b"\x00" + encode(Ulong(VALUE))
 _NO_ADDRESSES: Final = (b"\x40",) * 5
 """The fields of the properties in front of the correlation-id, null."""
 
@@ -170,6 +171,12 @@ def body_value(octets: bytes | bytearray) -> bytes:
     """The value, still encoded, of a message whose body is one amqp-value section; WireError for any
     other."""
     octets = bytes(octets)
+    if octets.startswith(_VALUE):  # nearly every command
+        try:
+            if skip(octets, len(_VALUE)) == len(octets):
+                return octets[len(_VALUE) :]
+        except DecodeError as error:
+            raise WireError(Condition.DECODE_ERROR, str(error)) from None
     return _body(octets, _sections_of(octets))
 
 
@@ -217,7 +224,7 @@ def _value(octets: bytes, found: dict[int, tuple[int, int]], code: int, wanted: 
 
 def value_message(value: bytes) -> bytes:
     """A message that is one amqp-value section; `value` is encoded already."""
-    return b"\x00\x53\x77" + value
+    return _VALUE + value
 
 
 def request_message(value: bytes, reply_to: str, correlation: Any) -> bytes:

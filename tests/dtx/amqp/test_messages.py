@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import Message
 
-from dtx.protocol.addresses import branch_address, parse_branch_address
-from dtx.protocol.composites import WireError
-from dtx.protocol.decoding import decode
-from dtx.protocol.encoding import encode
-from dtx.protocol.messages import (
+from dtx.amqp.composites import WireError
+from dtx.amqp.decoding import decode
+from dtx.amqp.encoding import encode
+from dtx.amqp.messages import (
     NO_HEADER,
     Header,
     body_value,
@@ -26,7 +25,8 @@ from dtx.protocol.messages import (
     with_delivery_annotations,
     with_header,
 )
-from dtx.protocol.values import Described, Symbol, Ubyte, Uint, Ulong
+from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong
+from dtx.protocol.addresses import branch_address, parse_branch_address
 from xa import Xid
 
 
