@@ -1,0 +1,366 @@
+"""Connection: one end of an AMQP 1.0 connection, without I/O.
+
+    connection.feed(octets)                     what the peer sent
+    while (event := connection.next_event()):   what that means, one event after the other
+        ...                                     the caller answers: open, begin, attach, send, update
+    octets = connection.output()                what is to be sent to the peer
+    connection.tick(now_ms)                     when time passes: heartbeats, and the peer's silence
+
+`next_event` reads one frame at a time, so that a caller who has other peers to serve can stop at any event and go on
+later. What the peer does wrong is answered here, as the specification says: the link, the session or the connection is
+ended with the error, and an event says that. After `ConnectionClosed` nothing more is read.
+
+Either end may open. The one that accepts connections waits for the peer's header, and answers what the events say.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from dtx.amqp.conditions import Condition
+from dtx.amqp.errors import ProtocolError, Scope
+from dtx.amqp.events import ConnectionClosed, ConnectionOpened, SessionBegun, SessionEnded
+from dtx.amqp.frames import (
+    AMQP_HEADER,
+    FRAME_HEADER,
+    HEARTBEAT,
+    MIN_MAX_FRAME_SIZE,
+    FrameReader,
+    performative_frame,
+)
+from dtx.amqp.performatives import (
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Open,
+    Transfer,
+)
+from dtx.amqp.session import Session
+from dtx.amqp.states import CONNECTION, ConnectionState, ConnectionVerb, SessionState
+from xa.machine import IllegalTransition, advance
+
+if TYPE_CHECKING:
+    from dtx.amqp.events import Event
+    from dtx.amqp.link import Link
+    from dtx.amqp.performatives import Performative
+
+LARGEST_FRAME: Final = 1 << 18
+"""Octets of the largest frame that we make, whatever the peer takes."""
+OPENED: Final = ConnectionState.OPENED
+CLOSED: Final = frozenset({ConnectionState.END, ConnectionState.DISCARDING})
+_BEFORE_OPEN: Final = frozenset(
+    {ConnectionState.START, ConnectionState.HDR_RCVD, ConnectionState.HDR_SENT, ConnectionState.HDR_EXCH}
+)
+
+
+class Connection:
+    """One end of a connection. `window` is how many transfers a session may have on their way to us; `handle_max` and
+    `channel_max` bound what the peer may use; `idle_timeout_ms` is how long the peer may be silent, 0 for as long as
+    it likes."""
+
+    def __init__(
+        self,
+        container: str,
+        *,
+        hostname: str | None = None,
+        max_frame_size: int = 65_536,
+        channel_max: int = 1023,
+        handle_max: int = 1023,
+        window: int = 2048,
+        idle_timeout_ms: int = 0,
+    ) -> None:
+        self.state = ConnectionState.START
+        self.container = container
+        self.hostname = hostname
+        self.max_frame_size = max_frame_size
+        self.channel_max = channel_max
+        self.handle_max = handle_max
+        self.window = window
+        self.remote: Open | None = None
+        self.max_body = MIN_MAX_FRAME_SIZE - FRAME_HEADER
+        """Octets of the body of a frame that we send."""
+        self.links: dict[tuple[str, bool], Link] = {}
+        """The links that neither side has detached, by their names and whether we are the receiver."""
+        self.sessions: dict[int, Session] = {}
+        """The sessions by the peer's channels, until both sides have ended them."""
+        self._channels: dict[int, Session] = {}
+        self._reader = FrameReader(max_frame_size)
+        self._events: deque[Event] = deque()
+        self._output: list[bytes] = []
+        self.output_octets = 0
+        """Octets that `output` has not given yet."""
+        self._owed: dict[Session | Link, None] = {}
+        self._disposing: dict[Session, None] = {}
+        self._idle_timeout_ms = idle_timeout_ms
+        self._remote_idle_ms = 0
+        self._heard = self._said = True
+        self._silent_at_ms = self._beat_at_ms = 0
+
+    # -- octets
+    def feed(self, octets: bytes) -> None:
+        """Takes what the peer sent."""
+        self._heard = True
+        if self.state not in CLOSED:
+            self._reader.feed(octets)
+
+    def next_event(self) -> Event | None:
+        """The next thing that the peer did; None when there is none until more is fed."""
+        events, reader = self._events, self._reader
+        while not events:
+            if self.state in CLOSED:
+                return None
+            try:
+                if not reader.started:
+                    if not reader.header():
+                        return None
+                    self._received_header()
+                found = reader.next()
+                if found is None:
+                    return None
+                channel, performative, octets = found
+                if performative is not None:
+                    self._received(channel, performative, octets)
+            except ProtocolError as error:
+                self._fail(error)
+        return events.popleft()
+
+    @property
+    def has_input(self) -> bool:
+        """Whether octets are fed that `next_event` has not looked at; they may be part of a frame."""
+        return bool(self._events) or (self._reader.pending > 0 and self.state not in CLOSED)
+
+    def output(self) -> bytes:
+        """What is to be sent now; it is the caller's from now on."""
+        self.flush()
+        if not self._output:
+            return b""
+        octets = b"".join(self._output) if len(self._output) > 1 else self._output[0]
+        self._output.clear()
+        self.output_octets = 0
+        self._said = True
+        return octets
+
+    def flush(self) -> None:
+        """Says what was kept back so that it can be said once."""
+        if self._disposing:
+            for session in self._disposing:
+                session.flush_disposition()
+            self._disposing.clear()
+        if self._owed:
+            owed = tuple(self._owed)
+            self._owed.clear()
+            for one in owed:
+                one.echo()
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will ever be sent or read any more."""
+        return self.state is ConnectionState.END and not self._output
+
+    def write(self, octets: bytes) -> None:
+        """Adds a frame to the output."""
+        self._output.append(octets)
+        self.output_octets += len(octets)
+
+    def owes_echo(self, one: Session | Link) -> None:
+        """The peer is to be told the state of a session or a link, once, with the next output."""
+        self._owed[one] = None
+
+    def has_dispositions(self, session: Session) -> None:
+        """A session has something to say of deliveries with the next output."""
+        self._disposing[session] = None
+
+    # -- what the caller does
+    def open(self) -> None:
+        """Opens the connection, or answers the peer's open."""
+        if self.state in {ConnectionState.START, ConnectionState.HDR_RCVD}:
+            self._send_header()
+        self.state = advance(CONNECTION, self.state, ConnectionVerb.SEND_OPEN)
+        # Half of the time is announced, as the specification suggests: a late heartbeat ends nothing.
+        idle_ms = self._idle_timeout_ms // 2 or None
+        self._send(Open(self.container, self.hostname, self.max_frame_size, self.channel_max, idle_ms))
+
+    def begin(self) -> Session:
+        """Begins a session of ours."""
+        session = self._new_session()
+        session.begin()
+        return session
+
+    def close(self, error: Error | None = None) -> None:
+        """Closes the connection, or answers the peer's close. Without effect when we have closed it."""
+        if self.state in _BEFORE_OPEN or self.state is ConnectionState.OPEN_RCVD:
+            self.open()
+        if self.state in {ConnectionState.OPEN_SENT, OPENED, ConnectionState.CLOSE_RCVD}:
+            self._lose_sessions()
+            verb = ConnectionVerb.SEND_CLOSE if error is None else ConnectionVerb.SEND_ERROR
+            self.state = advance(CONNECTION, self.state, verb)
+            self._send(Close(error))
+
+    def lose(self) -> None:
+        """The transport is gone."""
+        self._lose_sessions()
+        self.state = advance(CONNECTION, self.state, ConnectionVerb.LOSE)
+        self._output.clear()
+        self._events.clear()
+
+    def tick(self, now_ms: int) -> int:
+        """Says a word where the peer expects one, and ends the connection where the peer has said none for too long. When
+        to call again, 0 for never."""
+        due = []
+        if self._idle_timeout_ms and self.state not in CLOSED:
+            if self._heard:
+                self._heard = False
+                self._silent_at_ms = now_ms + self._idle_timeout_ms
+            elif now_ms >= self._silent_at_ms:
+                told = f"nothing was heard for {self._idle_timeout_ms} ms"
+                self._fail(ProtocolError(Scope.CONNECTION, Condition.RESOURCE_LIMIT, told))
+            due.append(self._silent_at_ms)
+        if self._remote_idle_ms and self.state is OPENED:
+            if self._said:
+                self._said = False
+                self._beat_at_ms = now_ms + self._remote_idle_ms // 2
+            elif now_ms >= self._beat_at_ms:
+                self.write(HEARTBEAT)
+                self._beat_at_ms = now_ms + self._remote_idle_ms // 2
+            due.append(self._beat_at_ms)
+        return min(due, default=0)
+
+    # -- what the peer does
+    def _received_header(self) -> None:
+        self.state = advance(CONNECTION, self.state, ConnectionVerb.RECEIVE_HEADER)
+        if self.state is ConnectionState.HDR_RCVD:
+            self._send_header()
+
+    def _send_header(self) -> None:
+        self.state = advance(CONNECTION, self.state, ConnectionVerb.SEND_HEADER)
+        self.write(AMQP_HEADER)
+
+    def _received(self, channel: int, performative: Performative, octets: bytes) -> None:
+        kind = type(performative)
+        if self.state is not OPENED or kind is Open or kind is Close:
+            self._received_outside(channel, performative)
+            return
+        if type(performative) is Begin:
+            self._received_begin(channel, performative)
+            return
+        session = self.sessions.get(channel)
+        if session is None:
+            told = f"a frame {kind.__name__.lower()}, and channel {channel} has no session"
+            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, told)
+        if type(performative) is End:
+            if session.state is SessionState.MAPPED:
+                self._events.append(SessionEnded(session, performative.error, by_peer=True))
+            session.received_end()
+            return
+        if session.state is not SessionState.MAPPED:  # we have ended it, and the peer did not know
+            return
+        try:
+            if type(performative) is Transfer:
+                session.received_transfer(performative, octets, self._events)
+            elif type(performative) is Disposition:
+                session.received_disposition(performative, self._events)
+            elif type(performative) is Flow:
+                session.received_flow(performative, self._events)
+            elif type(performative) is Attach:
+                session.received_attach(performative, self._events)
+            elif type(performative) is Detach:
+                session.received_detach(performative, self._events)
+        except ProtocolError as error:
+            if error.scope is Scope.CONNECTION:
+                raise
+            told_error = Error(error.condition, error.description)
+            session.end(told_error)
+            self._events.append(SessionEnded(session, told_error, by_peer=False))
+
+    def _received_outside(self, channel: int, performative: Performative) -> None:
+        """A frame of the connection itself, or one that comes before or behind it."""
+        try:
+            if type(performative) is Open:
+                self._received_open(channel, performative)
+            elif type(performative) is Close:
+                self.state = advance(CONNECTION, self.state, ConnectionVerb.RECEIVE_CLOSE)
+                if self.state is ConnectionState.CLOSE_RCVD:
+                    self._lose_sessions()
+                self._events.append(ConnectionClosed(performative.error, by_peer=True))
+            else:
+                self.state = advance(CONNECTION, self.state, ConnectionVerb.RECEIVE_OTHER)
+        except IllegalTransition as error:
+            told = f"a frame {type(performative).__name__.lower()} while the connection is: {error.state.value}"
+            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, told) from None
+
+    def _received_open(self, channel: int, remote: Open) -> None:
+        self.state = advance(CONNECTION, self.state, ConnectionVerb.RECEIVE_OPEN)
+        if channel:
+            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, f"an open on channel {channel}, not on 0")
+        if remote.max_frame_size < MIN_MAX_FRAME_SIZE:
+            told = f"max-frame-size is at least {MIN_MAX_FRAME_SIZE}, not {remote.max_frame_size}"
+            raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, told)
+        self.remote = remote
+        self.max_body = min(remote.max_frame_size, LARGEST_FRAME) - FRAME_HEADER
+        self._remote_idle_ms = remote.idle_timeout_ms or 0
+        self._events.append(ConnectionOpened(remote))
+
+    def _received_begin(self, channel: int, begin: Begin) -> None:
+        if channel > self.channel_max:
+            told = f"a begin on channel {channel}; the last one is {self.channel_max}"
+            raise ProtocolError(Scope.CONNECTION, Condition.FRAMING_ERROR, told)
+        if channel in self.sessions:
+            told = f"there is a session on channel {channel} already"
+            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, told)
+        if begin.remote_channel is None:
+            session = self._new_session()
+        else:
+            answered = self._channels.get(begin.remote_channel)
+            if answered is None or answered.state is not SessionState.BEGIN_SENT:
+                told = f"a begin that answers one on channel {begin.remote_channel}, and none was sent"
+                raise ProtocolError(Scope.CONNECTION, Condition.INVALID_FIELD, told)
+            session = answered
+        session.received_begin(begin, channel)
+        self.sessions[channel] = session
+        self._events.append(SessionBegun(session))
+
+    def _fail(self, error: ProtocolError) -> None:
+        """Ends the connection because of what the peer did."""
+        told = Error(error.condition, error.description)
+        if not self._reader.started:  # who does not speak AMQP 1.0 is told the header that we speak (2.2)
+            if self.state is ConnectionState.START:
+                self._send_header()
+            self._lose_sessions()
+            self.state = advance(CONNECTION, self.state, ConnectionVerb.LOSE)
+        else:
+            self.close(told)
+            if self.state is not ConnectionState.END:
+                self.state = ConnectionState.DISCARDING
+        self._events.append(ConnectionClosed(told, by_peer=False))
+
+    # -- sessions
+    def _new_session(self) -> Session:
+        channel = next(number for number in range(len(self._channels) + 1) if number not in self._channels)
+        limit = self.remote.channel_max if self.remote is not None else 0
+        if channel > limit:
+            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, f"the peer takes no channel above {limit}")
+        session = Session(self, channel)
+        self._channels[channel] = session
+        return session
+
+    def free_session(self, session: Session) -> None:
+        """Both sides have ended a session: its channels are free."""
+        self.sessions.pop(session.remote_channel, None)
+        self._channels.pop(session.channel, None)
+
+    def _lose_sessions(self) -> None:
+        for session in tuple(self._channels.values()):
+            session.lose()
+        self.sessions.clear()
+        self._channels.clear()
+        self._owed.clear()
+        self._disposing.clear()
+
+    def _send(self, performative: Performative) -> None:
+        self.write(performative_frame(0, performative))

@@ -1,0 +1,330 @@
+"""Links: one direction of messages between two nodes, over a session.
+
+A link is attached by either side. The one that answers sees it in a `LinkAttached` event, with the peer's attach as
+`remote`, and calls `attach` or `refuse`. The receiver of a link gives credit; the sender sends no more than that. A link
+that is detached stays usable as an object: what is asked of it has no effect any more, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from dtx.amqp.conditions import Condition
+from dtx.amqp.delivery import (
+    RECEIVE_SETTLED,
+    SETTLED,
+    TRANSFER,
+    TRANSFER_PART,
+    TRANSFER_SETTLED,
+    IncomingDelivery,
+    OutgoingDelivery,
+)
+from dtx.amqp.errors import ProtocolError, Scope
+from dtx.amqp.events import Transferred
+from dtx.amqp.performatives import (
+    MAX_UINT,
+    RECEIVER_FIRST,
+    RECEIVER_SECOND,
+    SENDER_MIXED,
+    SENDER_SETTLED,
+    SENDER_UNSETTLED,
+    Attach,
+    Detach,
+    Error,
+    Flow,
+)
+from dtx.amqp.states import LINK, LinkState, LinkVerb
+from xa.machine import advance
+
+if TYPE_CHECKING:
+    from dtx.amqp.performatives import Coordinator, Source, Target, Transfer
+    from dtx.amqp.session import Session
+
+ATTACHED: Final = LinkState.ATTACHED
+HALF: Final = 2**31
+
+
+def ahead(one: int, other: int) -> int:
+    """How far the serial number `one` is ahead of `other` (RFC 1982); below zero where it is behind."""
+    distance = (one - other) & MAX_UINT
+    return distance - 2**32 if distance >= HALF else distance
+
+
+class Link:
+    """What both ends of a link have in common."""
+
+    receives: bool
+    """Whether we are the receiver."""
+
+    def __init__(self, session: Session, name: str, handle: int) -> None:
+        self.session = session
+        self.name = name
+        self.handle = handle
+        """Our handle."""
+        self.remote_handle = -1
+        self.state = LinkState.DETACHED
+        self.remote: Attach | None = None
+        """The peer's attach."""
+        self.snd_settle_mode = SENDER_MIXED
+        self.rcv_settle_mode = RECEIVER_FIRST
+        self.delivery_count = 0
+        self.properties: dict[Any, Any] | None = None
+        """What our flows say beside the credit."""
+
+    @property
+    def attached(self) -> bool:
+        """Whether both sides have attached it, and neither has detached it."""
+        return self.state is ATTACHED
+
+    def attach(
+        self,
+        source: Source | None,
+        target: Target | Coordinator | None,
+        *,
+        max_message_size: int = 0,
+        offered: tuple[str, ...] = (),
+        properties: dict[Any, Any] | None = None,
+    ) -> None:
+        """Attaches the link, or answers the peer's attach."""
+        self.state = advance(LINK, self.state, LinkVerb.SEND_ATTACH)
+        self.session.send(
+            Attach(
+                self.name,
+                self.handle,
+                self.receives,
+                self.snd_settle_mode,
+                self.rcv_settle_mode,
+                source,
+                target,
+                initial_delivery_count=None if self.receives else self.delivery_count,
+                max_message_size=max_message_size,
+                offered_capabilities=offered,
+                properties=properties,
+            )
+        )
+
+    def refuse(self, error: Error) -> None:
+        """Answers the peer's attach as the specification has it for a link that is refused: without the terminus that
+        would be ours, and a detach with the error behind it (2.6.3)."""
+        remote = self.remote
+        source = remote.source if remote is not None and self.receives else None
+        target = remote.target if remote is not None and not self.receives else None
+        self.attach(source, target)
+        self.detach(error=error)
+
+    def detach(self, *, closed: bool = True, error: Error | None = None) -> None:
+        """Detaches the link, or answers the peer's detach. Without effect on a link that we have detached."""
+        if self.state in {LinkState.GONE, LinkState.DETACH_SENT}:
+            return
+        if self.state is LinkState.ATTACH_RCVD:
+            self.attach(None, None)
+        self.session.drop_link(self)
+        self.state = advance(LINK, self.state, LinkVerb.SEND_DETACH)
+        self.session.send(Detach(self.handle, closed, error))
+        if self.state is LinkState.GONE:
+            self.session.free_link(self)
+
+    def received_attach(self, attach: Attach) -> None:
+        """The peer attached it, or answered our attach."""
+        self.state = advance(LINK, self.state, LinkVerb.RECEIVE_ATTACH)
+        self.remote = attach
+        self.remote_handle = attach.handle
+
+    def received_detach(self) -> None:
+        """The peer detached it."""
+        self.state = advance(LINK, self.state, LinkVerb.RECEIVE_DETACH)
+
+    def lose(self) -> None:
+        """Its session is gone."""
+        self.state = advance(LINK, self.state, LinkVerb.LOSE)
+
+    def received_flow(self, flow: Flow) -> None:
+        """The peer told its state of the link."""
+        raise NotImplementedError
+
+    def echo(self) -> None:
+        """Tells the peer our state of the link."""
+        if self.state is ATTACHED:
+            self._send_flow(drain=False)
+
+    def _send_flow(self, *, drain: bool) -> None:
+        raise NotImplementedError
+
+
+class SenderLink(Link):
+    """A link on which we send."""
+
+    receives = False
+
+    def __init__(self, session: Session, name: str, handle: int) -> None:
+        super().__init__(session, name, handle)
+        self._limit = 0
+        """The delivery-count up to which the peer gave credit."""
+        self._given = 0
+        """The delivery-count when everything is transferred that waits for the window."""
+        self.drain = False
+        """Whether the peer wants the credit used up, or given back; until `drained`."""
+        self.available = 0
+        self.queued = 0
+        """Deliveries that have something to transfer when the peer's window is open."""
+        self.current: OutgoingDelivery | None = None
+        """The delivery that is not complete."""
+
+    @property
+    def credit(self) -> int:
+        """How many deliveries may be sent."""
+        return max(0, ahead(self._limit, self._given))
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was sent is transferred."""
+        return not self.queued and self.current is None
+
+    def send(
+        self, tag: bytes, octets: bytes, state: bytes | None = None, *, settled: bool = False, more: bool = False
+    ) -> OutgoingDelivery:
+        """Sends a message, or with `more` its first part. There has to be credit for it, and no other delivery that
+        is incomplete."""
+        if self.state is not ATTACHED:
+            raise ValueError(f"the link {self.name!r} is {self.state.value}")
+        if self.current is not None:
+            raise ValueError("the link's last delivery is not complete")
+        delivery = OutgoingDelivery(self, tag, state, settled=settled)
+        self._given = (self._given + 1) & MAX_UINT
+        self.current = delivery
+        delivery.add(octets, more=more)
+        return delivery
+
+    def began(self) -> None:
+        """The first transfer of a delivery is made."""
+        self.delivery_count = (self.delivery_count + 1) & MAX_UINT
+
+    def taken_back(self) -> None:
+        """A delivery of which nothing was transferred is given up."""
+        self._given = (self._given - 1) & MAX_UINT
+
+    def drained(self) -> int:
+        """Gives back the credit that is left, and says so, also where there is none. How much it was."""
+        left = self.credit
+        if self.state is ATTACHED:
+            self.delivery_count = self._given = (self._given + left) & MAX_UINT
+            self.drain = False
+            self._send_flow(drain=True)
+        return left
+
+    def received_flow(self, flow: Flow) -> None:
+        credit = flow.link_credit
+        if credit is not None:
+            # No delivery-count means that the receiver has not seen our attach yet.
+            counted = flow.delivery_count if flow.delivery_count is not None else 0
+            self._limit = (counted + credit) & MAX_UINT
+        self.drain = flow.drain
+
+    def _send_flow(self, *, drain: bool) -> None:
+        credit = max(0, ahead(self._limit, self.delivery_count))
+        flow = self.session.flow()
+        flow.handle, flow.delivery_count, flow.link_credit = self.handle, self.delivery_count, credit
+        flow.available, flow.drain, flow.properties = self.available, drain, self.properties
+        self.session.send(flow)
+
+
+class ReceiverLink(Link):
+    """A link on which the peer sends."""
+
+    receives = True
+
+    def __init__(self, session: Session, name: str, handle: int) -> None:
+        super().__init__(session, name, handle)
+        self.credit = 0
+        """How many deliveries the peer may begin."""
+        self.drain = False
+        self.current: IncomingDelivery | None = None
+        """The delivery that has not come to its end."""
+
+    def give_credit(self, credit: int, *, drain: bool = False) -> None:
+        """From now on the peer may send so many deliveries."""
+        self.credit = credit
+        self.drain = drain
+        if self.state is ATTACHED:
+            self._send_flow(drain=drain)
+
+    def received_attach(self, attach: Attach) -> None:
+        super().received_attach(attach)
+        self.delivery_count = attach.initial_delivery_count or 0
+
+    def received_flow(self, flow: Flow) -> None:
+        if flow.delivery_count is not None:
+            used = ahead(flow.delivery_count, self.delivery_count)
+            if used > 0:
+                self.credit = max(0, self.credit - used)
+                self.delivery_count = flow.delivery_count
+
+    def received_transfer(self, transfer: Transfer, octets: bytes) -> Transferred:
+        """A transfer came."""
+        if transfer.resume:
+            raise self._error(Condition.NOT_IMPLEMENTED, "resuming deliveries is not supported")
+        delivery = self.current
+        if delivery is None:
+            delivery = self.current = self._begin(transfer)
+        else:
+            self._check_continuation(delivery, transfer)
+        if transfer.aborted:
+            self.current = None
+            delivery.aborted = True
+            delivery.progress = SETTLED
+            return Transferred(delivery, b"", None)
+        if transfer.settled:
+            if self.snd_settle_mode == SENDER_UNSETTLED:
+                raise self._error(Condition.INVALID_FIELD, "a settled transfer on a link whose sender settles nothing")
+            delivery.sent_settled = True
+        if transfer.more:
+            delivery.progress = TRANSFER_PART[delivery.progress]
+            return Transferred(delivery, octets, transfer.state)
+        self.current = None
+        if delivery.sent_settled:
+            delivery.progress = TRANSFER_SETTLED[delivery.progress]
+        elif self.snd_settle_mode == SENDER_SETTLED:
+            raise self._error(
+                Condition.INVALID_FIELD, "an unsettled transfer on a link whose sender settles everything"
+            )
+        else:
+            delivery.progress = TRANSFER[delivery.progress]
+            self.session.incoming[delivery.id] = delivery
+        return Transferred(delivery, octets, transfer.state)
+
+    def _begin(self, transfer: Transfer) -> IncomingDelivery:
+        if transfer.delivery_id is None:
+            raise self._error(Condition.INVALID_FIELD, "the first transfer of a delivery needs a delivery-id")
+        if transfer.delivery_tag is None:
+            raise self._error(Condition.INVALID_FIELD, "the first transfer of a delivery needs a delivery-tag")
+        if transfer.rcv_settle_mode == RECEIVER_SECOND and self.rcv_settle_mode == RECEIVER_FIRST:
+            raise self._error(Condition.INVALID_FIELD, "a delivery to be settled second on a link that settles first")
+        if self.credit <= 0:
+            raise self._error(Condition.TRANSFER_LIMIT, "a delivery was sent, and there is no credit for it")
+        self.session.received_delivery_id(transfer.delivery_id)
+        self.credit -= 1
+        self.delivery_count = (self.delivery_count + 1) & MAX_UINT
+        return IncomingDelivery(self, transfer.delivery_id, transfer.delivery_tag, transfer.message_format or 0)
+
+    def _check_continuation(self, delivery: IncomingDelivery, transfer: Transfer) -> None:
+        if transfer.delivery_id is not None and transfer.delivery_id != delivery.id:
+            told = f"delivery {transfer.delivery_id} begins, and delivery {delivery.id} is not complete"
+            raise self._error(Condition.INVALID_FIELD, told)
+        if transfer.delivery_tag is not None and transfer.delivery_tag != delivery.tag:
+            raise self._error(Condition.INVALID_FIELD, "the delivery-tag changes within a delivery")
+        if transfer.message_format is not None and transfer.message_format != delivery.format:
+            raise self._error(Condition.INVALID_FIELD, "the message-format changes within a delivery")
+
+    def _error(self, condition: Condition, description: str) -> ProtocolError:
+        return ProtocolError(Scope.LINK, condition, description)
+
+    def _send_flow(self, *, drain: bool) -> None:
+        flow = self.session.flow()
+        flow.handle, flow.delivery_count, flow.link_credit = self.handle, self.delivery_count, self.credit
+        flow.drain, flow.properties = drain, self.properties
+        self.session.send(flow)
+
+
+def settled_by_peer(delivery: IncomingDelivery | OutgoingDelivery) -> None:
+    """The peer has settled a delivery."""
+    delivery.progress = RECEIVE_SETTLED[delivery.progress]

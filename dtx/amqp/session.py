@@ -1,0 +1,422 @@
+"""Sessions: windows, the handles of links, and the deliveries that are not settled.
+
+A session that the peer begins is told by `SessionBegun` and answered by `begin`. What is transferred beyond the peer's
+window waits in the session, in the order in which it was given; `waiting_octets` says how much that is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from dtx.amqp.conditions import Condition
+from dtx.amqp.delivery import (
+    PARTIAL,
+    SETTLED,
+    TRANSFER,
+    TRANSFER_PART,
+    TRANSFER_SETTLED,
+    WAITING,
+    IncomingDelivery,
+    OutgoingDelivery,
+)
+from dtx.amqp.errors import ProtocolError, Scope
+from dtx.amqp.events import Disposed, LinkAttached, LinkDetached, LinkFlow
+from dtx.amqp.frames import continuation_body, disposition_body, frame, performative_frame, transfer_body
+from dtx.amqp.link import Link, ReceiverLink, SenderLink, ahead, settled_by_peer
+from dtx.amqp.performatives import MAX_UINT, Attach, Begin, Detach, Disposition, End, Error, Flow, Transfer
+from dtx.amqp.states import SESSION, LinkState, SessionState, SessionVerb
+from xa.machine import advance
+
+if TYPE_CHECKING:
+    from dtx.amqp.connection import Connection
+    from dtx.amqp.events import Event
+    from dtx.amqp.performatives import Performative
+
+MAPPED: Final = SessionState.MAPPED
+
+
+class Session:
+    """One session. `channel` is ours, `remote_channel` the peer's."""
+
+    def __init__(self, connection: Connection, channel: int) -> None:
+        self.connection = connection
+        self.channel = channel
+        self.remote_channel = -1
+        self.state = SessionState.UNMAPPED
+        self.remote: Begin | None = None
+        self.links: dict[int, Link] = {}
+        """The links by the peer's handles, until both sides have detached them."""
+        self.incoming: dict[int, IncomingDelivery] = {}
+        self.outgoing: dict[int, OutgoingDelivery] = {}
+        """The deliveries that are not settled, by their delivery-ids."""
+        self.waiting_octets = 0
+        """Octets of deliveries that wait for the peer's window."""
+        self._handles: dict[int, Link] = {}
+        self._capacity = connection.window
+        self._incoming_window = self._capacity
+        self._next_incoming_id = 0
+        self._next_outgoing_id = 0
+        self._remote_window = 0
+        self._remote_handle_max = MAX_UINT
+        self._next_delivery_id = 0
+        self._last_delivery_id: int | None = None
+        self._waiting: deque[OutgoingDelivery] = deque()
+        self._disposition: tuple[int, int, bytes | None, bool, bool] | None = None
+        """First, last, state, role, settled of a disposition that further ones may join."""
+
+    @property
+    def mapped(self) -> bool:
+        """Whether both sides have begun it, and neither has ended it."""
+        return self.state is MAPPED
+
+    # -- what the caller does
+    def begin(self) -> None:
+        """Begins the session, or answers the peer's begin."""
+        self.state = advance(SESSION, self.state, SessionVerb.SEND_BEGIN)
+        answers = self.remote_channel if self.remote is not None else None
+        self.send(Begin(answers, self._next_outgoing_id, self._incoming_window, MAX_UINT, self.connection.handle_max))
+
+    def end(self, error: Error | None = None) -> None:
+        """Ends the session, or answers the peer's end. Without effect on one that we have ended."""
+        if self.state not in {SessionState.MAPPED, SessionState.END_RCVD}:
+            return
+        self._lose_links()
+        verb = SessionVerb.SEND_END if error is None else SessionVerb.SEND_ERROR
+        self.state = advance(SESSION, self.state, verb)
+        self.send(End(error))
+        if self.state is SessionState.ENDED:
+            self.connection.free_session(self)
+
+    def sender(self, name: str) -> SenderLink:
+        """A new link on which we send; `attach` it."""
+        link = SenderLink(self, name, self._free_handle())
+        self._handles[link.handle] = link
+        self.connection.links[name, False] = link
+        return link
+
+    def receiver(self, name: str) -> ReceiverLink:
+        """A new link on which the peer sends; `attach` it."""
+        link = ReceiverLink(self, name, self._free_handle())
+        self._handles[link.handle] = link
+        self.connection.links[name, True] = link
+        return link
+
+    def _free_handle(self) -> int:
+        handle = next(number for number in range(len(self._handles) + 1) if number not in self._handles)
+        if handle > self._remote_handle_max:
+            raise ValueError(f"the peer takes no handle above {self._remote_handle_max}")
+        return handle
+
+    # -- sending
+    def send(self, performative: Performative) -> None:
+        """Sends a frame behind everything that was said of deliveries before."""
+        if self._disposition is not None:
+            self._write_disposition()
+        self.connection.write(performative_frame(self.channel, performative))
+
+    def flow(self) -> Flow:
+        """A flow with the state of the session's windows."""
+        self._incoming_window = self._capacity
+        return Flow(self._next_incoming_id, self._capacity, self._next_outgoing_id, MAX_UINT)
+
+    def echo(self) -> None:
+        """Tells the peer the state of the windows."""
+        if self.state is MAPPED:
+            self.send(self.flow())
+
+    def dispose(self, number: int, state: bytes | None, *, receiver: bool, settled: bool) -> None:
+        """Says the state of a delivery. What is the same for deliveries in a row is said once."""
+        pending = self._disposition
+        if pending is not None:
+            first, last, *rest = pending
+            if rest == [state, receiver, settled] and number == (last + 1) & MAX_UINT:
+                self._disposition = (first, number, state, receiver, settled)
+                return
+            self._write_disposition()
+        else:
+            self.connection.has_dispositions(self)
+        self._disposition = (number, number, state, receiver, settled)
+
+    def flush_disposition(self) -> None:
+        """Sends what was said of deliveries."""
+        if self._disposition is not None:
+            self._write_disposition()
+
+    def _write_disposition(self) -> None:
+        pending, self._disposition = self._disposition, None
+        if pending is not None and self.state is MAPPED:
+            first, last, state, receiver, settled = pending
+            body = disposition_body(first, last, state, receiver=receiver, settled=settled)
+            self.connection.write(frame(self.channel, body))
+
+    def push(self, delivery: OutgoingDelivery, octets: int) -> None:
+        """A delivery has more to transfer."""
+        self.waiting_octets += octets
+        if not delivery.more:
+            delivery.link.current = None
+        if not delivery.queued:
+            delivery.queued = True
+            delivery.link.queued += 1
+            self._waiting.append(delivery)
+        self._transfer()
+
+    def abort(self, delivery: OutgoingDelivery) -> None:
+        """A delivery is not to be transferred to its end."""
+        if delivery.progress is not WAITING and delivery.progress is not PARTIAL:
+            raise ValueError(f"a delivery that is {delivery.progress.value} can't be aborted")
+        link = delivery.link
+        self.waiting_octets -= delivery.size
+        delivery.parts.clear()
+        delivery.size = 0
+        delivery.more = False
+        if link.current is delivery:
+            link.current = None
+        if delivery.progress is WAITING:
+            if delivery.queued:
+                self._waiting.remove(delivery)
+                self._dequeued(delivery)
+            link.taken_back()
+            delivery.progress = SETTLED
+            return
+        delivery.aborting = True
+        self.push(delivery, 0)
+
+    def _transfer(self) -> None:
+        """Makes transfers of what waits, as far as the peer's window allows."""
+        waiting = self._waiting
+        if not waiting or self.state is not MAPPED:
+            return
+        if self._disposition is not None:
+            self._write_disposition()
+        while waiting and self._remote_window > 0:
+            delivery = waiting[0]
+            if self._transfer_part(delivery):
+                waiting.popleft()
+                self._dequeued(delivery)
+
+    def _dequeued(self, delivery: OutgoingDelivery) -> None:
+        delivery.queued = False
+        delivery.link.queued -= 1
+
+    def _transfer_part(self, delivery: OutgoingDelivery) -> bool:
+        """Makes one transfer; whether the delivery has nothing more to transfer now."""
+        link = delivery.link
+        room = self.connection.max_body
+        first = delivery.progress is WAITING
+        more = delivery.more
+        if delivery.aborting:
+            body = continuation_body(link.handle, more=False, aborted=True)
+        elif first:
+            delivery.id = self._next_delivery_id
+            self._next_delivery_id = (delivery.id + 1) & MAX_UINT
+            link.began()
+            settled = delivery.settles_at_end
+            body = transfer_body(
+                link.handle, delivery.id, delivery.tag, delivery.local_state, settled=settled, more=more
+            )
+            if not more and len(body) + delivery.size > room:
+                more = True
+                body = transfer_body(
+                    link.handle, delivery.id, delivery.tag, delivery.local_state, settled=settled, more=True
+                )
+        else:
+            body = continuation_body(link.handle, more=more)
+            if not more and len(body) + delivery.size > room:
+                more = True
+                body = continuation_body(link.handle, more=True)
+        octets = delivery.take(room - len(body))
+        self.waiting_octets -= len(octets)
+        self._remote_window -= 1
+        self._next_outgoing_id = (self._next_outgoing_id + 1) & MAX_UINT
+        self.connection.write(frame(self.channel, body + octets))
+        if delivery.aborting:
+            delivery.progress = SETTLED
+            self.outgoing.pop(delivery.id, None)
+            return True
+        if more:
+            delivery.progress = TRANSFER_PART[delivery.progress]
+        elif delivery.settles_at_end:
+            delivery.progress = TRANSFER_SETTLED[delivery.progress]
+        else:
+            delivery.progress = TRANSFER[delivery.progress]
+        if first and not delivery.settles_at_end:
+            self.outgoing[delivery.id] = delivery
+        return not delivery.size and more is delivery.more
+
+    # -- what the peer does
+    def received_begin(self, begin: Begin, channel: int) -> None:
+        """The peer began the session, or answered our begin."""
+        self.state = advance(SESSION, self.state, SessionVerb.RECEIVE_BEGIN)
+        self.remote = begin
+        self.remote_channel = channel
+        self._next_incoming_id = begin.next_outgoing_id
+        self._remote_window = begin.incoming_window
+        self._remote_handle_max = begin.handle_max
+
+    def received_end(self) -> None:
+        """The peer ended the session."""
+        self._lose_links()
+        self.state = advance(SESSION, self.state, SessionVerb.RECEIVE_END)
+        if self.state is SessionState.ENDED:
+            self.connection.free_session(self)
+
+    def received_attach(self, attach: Attach, events: deque[Event]) -> None:
+        """The peer attached a link, or answered our attach."""
+        if attach.handle > self.connection.handle_max:
+            told = f"an attach with handle {attach.handle}; the last one is {self.connection.handle_max}"
+            raise ProtocolError(Scope.CONNECTION, Condition.FRAMING_ERROR, told)
+        if attach.handle in self.links:
+            raise ProtocolError(Scope.SESSION, Condition.HANDLE_IN_USE, f"the handle {attach.handle} is in use")
+        links, key = self.connection.links, (attach.name, not attach.receiver)
+        link = links.get(key)
+        if link is not None and link.remote is None and link.session is self:
+            link.received_attach(attach)
+            self.links[attach.handle] = link
+            events.append(LinkAttached(link))
+            return
+        if link is not None:  # the same link again: the later attach takes it (2.6.1)
+            stolen = Error(Condition.STOLEN, f"the link {attach.name!r} was attached again")
+            link.detach(error=stolen)
+            events.append(LinkDetached(link, stolen, closed=True, by_peer=False))
+        kind = SenderLink if attach.receiver else ReceiverLink
+        link = kind(self, attach.name, self._free_handle())
+        link.snd_settle_mode = attach.snd_settle_mode
+        link.rcv_settle_mode = attach.rcv_settle_mode
+        link.received_attach(attach)
+        self._handles[link.handle] = link
+        self.links[attach.handle] = link
+        links[key] = link
+        events.append(LinkAttached(link))
+
+    def received_detach(self, detach: Detach, events: deque[Event]) -> None:
+        """The peer detached a link, or answered our detach."""
+        link = self._link(detach.handle)
+        told = link.state is not LinkState.DETACH_SENT
+        del self.links[detach.handle]
+        if told:
+            self.drop_link(link)
+        link.received_detach()
+        if told:
+            events.append(LinkDetached(link, detach.error, detach.closed, by_peer=True))
+        else:
+            self.free_link(link)
+
+    def received_flow(self, flow: Flow, events: deque[Event]) -> None:
+        """The peer told the state of its windows, and perhaps of a link."""
+        counted = 0 if flow.next_incoming_id is None else flow.next_incoming_id
+        window = (counted + flow.incoming_window - self._next_outgoing_id) & MAX_UINT
+        self._remote_window = window if window < 2**31 or flow.incoming_window >= 2**31 else 0
+        if flow.handle is not None:
+            link = self._link(flow.handle)
+            if link.attached:
+                link.received_flow(flow)
+                events.append(LinkFlow(link, flow.properties))  # type: ignore[arg-type] # it is one of the two
+                if flow.echo:
+                    self.connection.owes_echo(link)
+        elif flow.echo:
+            self.connection.owes_echo(self)
+        self._transfer()
+
+    def received_transfer(self, transfer: Transfer, octets: bytes, events: deque[Event]) -> None:
+        """A transfer came."""
+        self._next_incoming_id = (self._next_incoming_id + 1) & MAX_UINT
+        self._incoming_window -= 1
+        if self._incoming_window < 0:
+            told = f"a transfer beyond the window of {self._capacity} frames"
+            raise ProtocolError(Scope.SESSION, Condition.WINDOW_VIOLATION, told)
+        if 2 * self._incoming_window < self._capacity:
+            self.connection.owes_echo(self)
+        link = self._link(transfer.handle)
+        if type(link) is not ReceiverLink:
+            told = f"a transfer from the receiver of the link with handle {transfer.handle}"
+            raise ProtocolError(Scope.SESSION, Condition.NOT_ALLOWED, told)
+        if link.attached:
+            try:
+                events.append(link.received_transfer(transfer, octets))
+            except ProtocolError as error:
+                if error.scope is not Scope.LINK:
+                    raise
+                told_error = Error(error.condition, error.description)
+                link.detach(error=told_error)
+                events.append(LinkDetached(link, told_error, closed=True, by_peer=False))
+
+    def received_delivery_id(self, number: int) -> None:
+        """A delivery begins."""
+        last, self._last_delivery_id = self._last_delivery_id, number
+        if last is not None and ahead(number, last) <= 0:
+            raise ProtocolError(Scope.SESSION, Condition.INVALID_FIELD, f"delivery {number} behind delivery {last}")
+
+    def received_disposition(self, disposition: Disposition, events: deque[Event]) -> None:
+        """The peer told the state of deliveries."""
+        unsettled: dict[int, IncomingDelivery] | dict[int, OutgoingDelivery]
+        unsettled = self.outgoing if disposition.receiver else self.incoming
+        first = disposition.first
+        last = first if disposition.last is None else disposition.last
+        if first == last:
+            one = unsettled.get(first)
+            found = [] if one is None else [one]
+        elif ahead(last, first) < 0:
+            raise ProtocolError(Scope.SESSION, Condition.INVALID_FIELD, f"deliveries from {first} to {last}")
+        elif ahead(last, first) < len(unsettled):
+            numbers = ((first + step) & MAX_UINT for step in range(ahead(last, first) + 1))
+            found = [unsettled[number] for number in numbers if number in unsettled]
+        else:
+            found = [one for number, one in unsettled.items() if ahead(number, first) >= 0 and ahead(last, number) >= 0]
+        if disposition.settled:
+            for delivery in found:
+                settled_by_peer(delivery)
+        if found:
+            events.append(Disposed(found, disposition.state, disposition.settled))
+
+    def _link(self, handle: int) -> Link:
+        link = self.links.get(handle)
+        if link is None:
+            raise ProtocolError(Scope.SESSION, Condition.UNATTACHED_HANDLE, f"there is no link with handle {handle}")
+        return link
+
+    # -- the end of links
+    def drop_link(self, link: Link) -> None:
+        """A link is detached by one side: nothing is sent on it any more, and its deliveries are forgotten."""
+        key = (link.name, link.receives)
+        if self.connection.links.get(key) is link:
+            del self.connection.links[key]
+        if isinstance(link, SenderLink):
+            if link.queued or link.current is not None:
+                for delivery in [one for one in self._waiting if one.link is link]:
+                    self._waiting.remove(delivery)
+                    self._lose_waiting(delivery)
+                if link.current is not None:
+                    link.current.lose()
+                    link.current = None
+            for number in [number for number, one in self.outgoing.items() if one.link is link]:
+                self.outgoing.pop(number).lose()
+        elif isinstance(link, ReceiverLink):
+            link.current = None
+            for number in [number for number, one in self.incoming.items() if one.link is link]:
+                self.incoming.pop(number).lose()
+        self.flush_disposition()
+
+    def _lose_waiting(self, delivery: OutgoingDelivery) -> None:
+        self.waiting_octets -= delivery.size
+        self._dequeued(delivery)
+        delivery.lose()
+
+    def free_link(self, link: Link) -> None:
+        """Both sides have detached a link: its handle is free."""
+        self._handles.pop(link.handle, None)
+
+    def lose(self) -> None:
+        """The connection is gone."""
+        self._lose_links()
+        self.state = advance(SESSION, self.state, SessionVerb.LOSE)
+
+    def _lose_links(self) -> None:
+        for link in tuple(self._handles.values()):
+            self.drop_link(link)
+            link.lose()
+        self._handles.clear()
+        self.links.clear()
+        self._waiting.clear()
+        self.waiting_octets = 0
+        self._disposition = None
