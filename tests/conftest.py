@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Postgres]:
     """The session's PostgreSQL, which may be stopped. Use `postgres`, unless you start it yourself."""
-    server = Postgres()
+    server = Postgres({"max_wal_size": "128MB"})  # it is killed often: there is little to recover then
     try:
         yield server
     finally:

@@ -120,13 +120,22 @@ class EmbeddedPostgres:
 
     def start(self) -> None:
         """Starts the server, with recovery after a crash, and waits until it takes connections."""
-        if self.running:
-            return
+        if not self.running:
+            self._spawn()
+        process = self._process
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._ready():
+            if process is None or process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"PostgreSQL did not start:\n{self.log()[-4000:]}")
+            time.sleep(0.02)
+
+    def _spawn(self) -> None:
         command = [str(self._bin / "postgres"), "-D", str(self._folder / "data"), "-p", str(self.port)]
         for name, value in self._settings.items():
             command += ["-c", f"{name}={value}"]
         with (self._folder / "log").open("ab") as log:
-            self._process = process = subprocess.Popen(  # noqa: S603 — our own command
+            self._process = subprocess.Popen(  # noqa: S603 — our own command
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -135,12 +144,6 @@ class EmbeddedPostgres:
                 process_group=0,  # Ctrl+C is for us: we stop it
                 **self._user,
             )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                raise RuntimeError(f"PostgreSQL did not start:\n{self.log()[-4000:]}")
-            time.sleep(0.02)
 
     def stop(self, *, immediate: bool = False) -> None:
         """Stops the server: connections are cut; `immediate` also leaves out the checkpoint, as in a crash."""

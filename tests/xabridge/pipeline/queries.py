@@ -7,6 +7,7 @@ in seconds, from a while after 1970 on.
 from __future__ import annotations
 
 import functools
+import time
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
@@ -145,16 +146,19 @@ def stream(
 ) -> dict[str, Any]:
     """Runs a query until it has read everything; one that fails is started again, at most `restarts` times."""
     errors: list[str] = []
+    how = trigger or {"availableNow": True}
     while True:
-        rows = globals()[query](spark.readStream.format("amqp").options(**source).load())
-        writer = rows.writeStream.format("xa").options(**sink).outputMode(mode)
-        running = writer.option("checkpointLocation", checkpoint).trigger(**(trigger or {"availableNow": True})).start()
         try:
+            rows = globals()[query](spark.readStream.format("amqp").options(**source).load())
+            writer = rows.writeStream.format("xa").options(**sink).outputMode(mode).trigger(**how)
+            running = writer.option("checkpointLocation", checkpoint).start()
             running.awaitTermination()
-        except StreamingQueryException as error:
+        except (StreamingQueryException, pipeline.PipelineError) as error:  # the latter: it could not even be started
             errors.append(str(error))
             if len(errors) > restarts:
                 raise
+            if isinstance(error, pipeline.PipelineError):
+                time.sleep(1.0)  # a database that was killed takes its time to recover
             continue
         return {"errors": errors, "batches": running.lastProgress and running.lastProgress["batchId"]}
 
