@@ -172,6 +172,10 @@ class Connection:
         """The peer is to be told the state of a session or a link, once, with the next output."""
         self._owed[one] = None
 
+    def owes_nothing(self, one: Session | Link) -> None:
+        """The peer was told the state of a session or a link."""
+        self._owed.pop(one, None)
+
     def has_dispositions(self, session: Session) -> None:
         """A session has something to say of deliveries with the next output."""
         self._disposing[session] = None

@@ -71,8 +71,8 @@ class LinkFlow:
 
 @dataclass(slots=True)
 class Transferred:
-    """A part of a delivery came, or with `delivery.complete` its end, or with `delivery.aborted` its abortion. `state` is
-    what this transfer says of the delivery's state, encoded."""
+    """A part of a delivery came, or with `delivery.complete` its end, or with `delivery.aborted` its abortion.
+    `state` is what this transfer says of the delivery's state, encoded."""
 
     delivery: IncomingDelivery
     octets: bytes

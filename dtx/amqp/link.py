@@ -1,8 +1,8 @@
 """Links: one direction of messages between two nodes, over a session.
 
 A link is attached by either side. The one that answers sees it in a `LinkAttached` event, with the peer's attach as
-`remote`, and calls `attach` or `refuse`. The receiver of a link gives credit; the sender sends no more than that. A link
-that is detached stays usable as an object: what is asked of it has no effect any more, and nothing is sent.
+`remote`, and calls `attach` or `refuse`. The receiver of a link gives credit; the sender sends no more than that.
+A link that is detached stays usable as an object: what is asked of it has no effect any more, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -226,6 +226,7 @@ class SenderLink(Link):
         flow.handle, flow.delivery_count, flow.link_credit = self.handle, self.delivery_count, credit
         flow.available, flow.drain, flow.properties = self.available, drain, self.properties
         self.session.send(flow)
+        self.session.connection.owes_nothing(self)
 
 
 class ReceiverLink(Link):
@@ -323,6 +324,7 @@ class ReceiverLink(Link):
         flow.handle, flow.delivery_count, flow.link_credit = self.handle, self.delivery_count, self.credit
         flow.drain, flow.properties = drain, self.properties
         self.session.send(flow)
+        self.session.connection.owes_nothing(self)
 
 
 def settled_by_peer(delivery: IncomingDelivery | OutgoingDelivery) -> None:

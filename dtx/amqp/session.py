@@ -29,6 +29,8 @@ from dtx.amqp.states import SESSION, LinkState, SessionState, SessionVerb
 from xa.machine import advance
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dtx.amqp.connection import Connection
     from dtx.amqp.events import Event
     from dtx.amqp.performatives import Performative
@@ -155,7 +157,7 @@ class Session:
         self.waiting_octets += octets
         if not delivery.more:
             delivery.link.current = None
-        if not delivery.queued:
+        if not delivery.queued and (delivery.size or not delivery.more):
             delivery.queued = True
             delivery.link.queued += 1
             self._waiting.append(delivery)
@@ -349,20 +351,21 @@ class Session:
 
     def received_disposition(self, disposition: Disposition, events: deque[Event]) -> None:
         """The peer told the state of deliveries."""
-        unsettled: dict[int, IncomingDelivery] | dict[int, OutgoingDelivery]
+        unsettled: Mapping[int, IncomingDelivery | OutgoingDelivery]
         unsettled = self.outgoing if disposition.receiver else self.incoming
         first = disposition.first
         last = first if disposition.last is None else disposition.last
-        if first == last:
-            one = unsettled.get(first)
-            found = [] if one is None else [one]
-        elif ahead(last, first) < 0:
+        span = ahead(last, first)
+        if span < 0:
             raise ProtocolError(Scope.SESSION, Condition.INVALID_FIELD, f"deliveries from {first} to {last}")
-        elif ahead(last, first) < len(unsettled):
-            numbers = ((first + step) & MAX_UINT for step in range(ahead(last, first) + 1))
+        found: list[IncomingDelivery | OutgoingDelivery]
+        if span == 0:
+            found = [unsettled[first]] if first in unsettled else []
+        elif span < len(unsettled):
+            numbers = ((first + step) & MAX_UINT for step in range(span + 1))
             found = [unsettled[number] for number in numbers if number in unsettled]
         else:
-            found = [one for number, one in unsettled.items() if ahead(number, first) >= 0 and ahead(last, number) >= 0]
+            found = [one for number, one in unsettled.items() if 0 <= ahead(number, first) <= span]
         if disposition.settled:
             for delivery in found:
                 settled_by_peer(delivery)

@@ -178,6 +178,13 @@ def _result(reply: Result) -> bytes:
     return _REPLIES.encode(reply)
 
 
+@lru_cache(maxsize=64)
+def result_state(reply: Result) -> bytes:
+    """A result as the outcome of a control message. Its descriptor is the number, because proton knows no others for
+    delivery states."""
+    return b"\x00" + encode(RESULT.code) + encode([Ushort(STATUS_OF[reply.code])])
+
+
 def decode_reply(octets: bytes) -> Reply:
     """What the value in the body of a response says; WireError for anything else."""
     reply = _REPLIES.decode(octets)

@@ -16,8 +16,8 @@ import ssl
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.sasl import SaslClient
-from dtx.protocol.frames import OutgoingFrames
 from rm_amqp.connection import proton
+from rm_amqp.connection.frames import OutgoingFrames
 from rm_amqp.connection.tls import TlsLayer
 from rm_amqp.errors import Cause, ConnectionLost
 from xa.machine import Member
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import TypeVar
 
-    from dtx.amqp.values import Described
     from dtx.protocol.conditions import Refusal
     from rm_amqp.connection.links import Link
     from rm_amqp.connection.proton import EventPointer, LinkPointer
@@ -224,8 +223,9 @@ class Endpoint:
         """From now on flows of our receiver `name` have these properties."""
         self._frames.set_properties(name, properties, receiver=True)
 
-    def set_default_outcome(self, name: str, outcome: Described) -> None:
-        """The attach of our receiver `name`, which is not opened yet, gives its source this default outcome."""
+    def set_default_outcome(self, name: str, outcome: bytes) -> None:
+        """The attach of our receiver `name`, which is not opened yet, gives its source this default outcome, which is
+        encoded."""
         self._frames.set_default_outcome(name, outcome)
 
     # -- events

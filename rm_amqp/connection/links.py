@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
+from dtx.amqp.encoding import encode
 from dtx.amqp.values import Described, Ulong
 from dtx.protocol.capabilities import CONTROL_OUTCOMES, DISTRIBUTED, LOCAL
 from dtx.protocol.conditions import Refusal
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from rm_amqp.connection.endpoint import Endpoint
     from rm_amqp.connection.proton import DeliveryPointer, LinkPointer
 
-_RELEASED: Final = Described(Ulong(RELEASED), [])
+_RELEASED: Final = encode(Described(Ulong(RELEASED), []))
 TERMINAL: Final = frozenset({0x24, 0x25, 0x26, 0x27})
 PORTION: Final = 1 << 18
 """Octets of a message that proton gets at a time."""

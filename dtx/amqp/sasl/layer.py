@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.decoding import DecodeError, decode
 from dtx.amqp.encoding import encode
+from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.sasl.scram import ScramError
 from dtx.amqp.values import Described, Ulong
-from dtx.protocol.frames import AMQP_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.printable import printable
 from dtx.amqp.sasl import mechanisms
 from dtx.amqp.sasl.layer import OUTCOME_OK, SASL_HEADER, Frame, SaslError, SaslLayer, State, item
 from dtx.amqp.sasl.mechanisms import Compute, Exchange, Identity, Verdict
 from dtx.amqp.values import Array, Symbol, Ubyte
-from dtx.protocol.frames import AMQP_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,8 @@
 """Attaching: which link of ours answers a peer's, and what refuses it.
 
-The terminus decides: the coordinator, an address of the resource's own, a dynamic node, a branch to read,
-or a queue. A refused attach is answered as AMQP has it: without a terminus, and then closed with the error.
+The terminus decides: the coordinator, an address of the resource's own, a dynamic node, a branch to read, or a queue.
+What the answer echoes of the peer's terminus is honoured. Everything else is left out of the answer, or refused by its
+name where the peer could not work without it (topics, shared and durable subscriptions, resumed deliveries).
 """
 
 from __future__ import annotations
@@ -10,23 +11,26 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.values import Described, Symbol, Ulong
+from dtx.amqp.link import ReceiverLink, SenderLink
+from dtx.amqp.performatives import Coordinator, Source, Target
 from dtx.broker.access.permissions import Action
 from dtx.broker.endpoint.browsers import BranchBrowser, DepthLink, QueueBrowser
-from dtx.broker.endpoint.control_link import ControlLink
-from dtx.broker.endpoint.engine import LIB, Pointer, set_condition, text
+from dtx.broker.endpoint.control_link import ALL_CAPABILITIES, PLAIN_CAPABILITIES, ControlLink
 from dtx.broker.endpoint.incoming_link import IncomingLink
-from dtx.broker.endpoint.link import refusal_of
+from dtx.broker.endpoint.link import error_of, refusal_of
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
 from dtx.broker.endpoint.request_links import CommandLink, ManagementLink
-from dtx.broker.queues.outcomes import outcome_from
+from dtx.broker.queues.outcomes import read_state
 from dtx.broker.transactions.demarcation import unauthorized
 from dtx.protocol.addresses import COORDINATION, DEPTH, MANAGEMENT, RESERVED, parse_branch_address
+from dtx.protocol.capabilities import DISTRIBUTED
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from xa import Code
 from xa.tables import BranchState
 
 if TYPE_CHECKING:
+    from dtx.amqp.link import Link as LinkEndpoint
+    from dtx.amqp.performatives import Attach
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.outcomes import Outcome
@@ -36,68 +40,117 @@ SERVICES: Final[dict[str, type[CommandLink | ManagementLink]]] = {
     COORDINATION: CommandLink,
     MANAGEMENT: ManagementLink,
 }
+MOVE: Final = "move"
+COPY: Final = "copy"
+QUEUE: Final = "queue"
+"""The capability of a terminus that is a queue, which all of ours are."""
+UNSUPPORTED: Final = {
+    "topic": "topics are not supported: every address is a queue",
+    "shared": "shared subscriptions are not supported: every address is a queue",
+    "global": "shared subscriptions are not supported: every address is a queue",
+}
+TOPIC_SCHEME: Final = "topic://"
+NO_ADDRESS: Final = "a {} needs an address"
 
 
-def attach(connection: BrokerConnection, session: Session, pointer: Pointer) -> Link | None:
+def attach(connection: BrokerConnection, session: Session, endpoint: LinkEndpoint) -> Link | None:
     """Answers a peer's attach; the link, or None where it was refused."""
+    remote = endpoint.remote
+    if remote is None:
+        raise ValueError("the peer has not attached the link")
     try:
-        if connection.attaching is not None and connection.attaching.cut:
-            raise refused(Code.XAER_INVAL, "the name of a link, and an address, must not hold the character NUL")
         if len(session.links) >= connection.container.limits.links:
             told = f"a session may have {connection.container.limits.links} links"
             raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
-        if LIB.pn_link_is_receiver(pointer):
-            link = _receiver(connection, session, pointer)
-        else:
-            link = _sender(connection, session, pointer)
+        _check(remote)
+        if isinstance(endpoint, ReceiverLink):
+            return _receiver(connection, session, endpoint, remote)
+        if isinstance(endpoint, SenderLink):
+            return _sender(connection, session, endpoint, remote)
     except RefusedError as error:
-        _refuse(pointer, error.refusal)
-        return None
-    LIB.pn_link_set_snd_settle_mode(pointer, LIB.pn_link_remote_snd_settle_mode(pointer))
-    LIB.pn_link_set_rcv_settle_mode(pointer, LIB.pn_link_remote_rcv_settle_mode(pointer))
-    LIB.pn_link_open(pointer)
+        endpoint.refuse(error_of(error.refusal))
+    return None
+
+
+def _check(remote: Attach) -> None:
+    """Refuses by its name what the peer wants and can't do without."""
+    if remote.unsettled or remote.incomplete_unsettled:
+        raise _not_implemented("resuming deliveries is not supported")
+    for terminus in (remote.source, remote.target):
+        if terminus is None or isinstance(terminus, Coordinator):
+            continue
+        for capability, told in UNSUPPORTED.items():
+            if capability in terminus.capabilities:
+                raise _not_implemented(told)
+        if terminus.address is not None and terminus.address.startswith(TOPIC_SCHEME):
+            raise _not_implemented(UNSUPPORTED["topic"])
+
+
+def _not_implemented(told: str) -> RefusedError:
+    return refused(Code.XAER_INVAL, told, condition=Condition.NOT_IMPLEMENTED)
+
+
+def _honoured(capabilities: tuple[str, ...]) -> tuple[str, ...]:
+    return (QUEUE,) if QUEUE in capabilities else ()
+
+
+def _receiver(connection: BrokerConnection, session: Session, endpoint: ReceiverLink, remote: Attach) -> Link:
+    """A link on which the peer sends."""
+    target, source = remote.target, remote.source
+    answered = source and Source(source.address, outcomes=source.outcomes, capabilities=_honoured(source.capabilities))
+    link: Link
+    if isinstance(target, Coordinator):
+        select = DISTRIBUTED in target.capabilities
+        session.demarcation.attach(select=select)
+        link = ControlLink(connection, session, endpoint, source.outcomes if source is not None else ())
+        endpoint.attach(answered, Coordinator(ALL_CAPABILITIES if select else PLAIN_CAPABILITIES))
+        return link
+    if target is None or not target.address or target.dynamic:
+        raise _not_implemented(NO_ADDRESS.format("target"))
+    told = Target(target.address, capabilities=_honoured(target.capabilities))
+    service = SERVICES.get(target.address)
+    if service is not None:
+        link = service(connection, session, endpoint)
+        endpoint.attach(answered, told)
+        return link
+    queue = _queue(connection, target.address, Action.PRODUCE)
+    link = IncomingLink(connection, session, endpoint, queue)
+    endpoint.attach(answered, told, max_message_size=connection.container.limits.message_octets)
     return link
 
 
-def _refuse(pointer: Pointer, refusal: Refusal) -> None:
-    LIB.pn_link_open(pointer)
-    set_condition(LIB.pn_link_condition(pointer), refusal)
-    LIB.pn_link_close(pointer)
-
-
-def _receiver(connection: BrokerConnection, session: Session, pointer: Pointer) -> Link:
-    """A link on which the peer sends."""
-    remote = LIB.pn_link_remote_target(pointer)
-    source = LIB.pn_link_source(pointer)
-    LIB.pn_terminus_copy(source, LIB.pn_link_remote_source(pointer))
-    if LIB.pn_terminus_get_type(remote) == LIB.PN_COORDINATOR:
-        return ControlLink(connection, session, pointer)
-    address = text(LIB.pn_terminus_get_address(remote))
-    if not address or LIB.pn_terminus_is_dynamic(remote):
-        raise refused(Code.XAER_INVAL, "a target needs an address", condition=Condition.NOT_IMPLEMENTED)
-    LIB.pn_terminus_copy(LIB.pn_link_target(pointer), remote)
-    service = SERVICES.get(address)
-    if service is not None:
-        return service(connection, session, pointer)
-    queue = _queue(connection, address, Action.PRODUCE)
-    LIB.pn_link_set_max_message_size(pointer, connection.container.limits.message_octets)
-    return IncomingLink(connection, session, pointer, queue)
-
-
-def _sender(connection: BrokerConnection, session: Session, pointer: Pointer) -> Link:
+def _sender(connection: BrokerConnection, session: Session, endpoint: SenderLink, remote: Attach) -> Link:
     """A link on which the peer receives."""
-    remote = LIB.pn_link_remote_source(pointer)
-    source = LIB.pn_link_source(pointer)
-    LIB.pn_terminus_copy(LIB.pn_link_target(pointer), LIB.pn_link_remote_target(pointer))
-    LIB.pn_terminus_copy(source, remote)
-    if LIB.pn_terminus_is_dynamic(remote):
-        default = _default_outcome(connection)
+    source, target = remote.source, remote.target
+    if source is None:
+        raise _not_implemented(NO_ADDRESS.format("source"))
+    told = Source(
+        source.address,
+        expiry_policy="link-detach",  # nothing is kept of a link that is detached
+        default_outcome=source.default_outcome,
+        outcomes=source.outcomes,
+        capabilities=_honoured(source.capabilities),
+    )
+    answered = None
+    if isinstance(target, Target):
+        answered = Target(target.address, capabilities=_honoured(target.capabilities))
+    link = _sending(connection, session, endpoint, source, told)
+    endpoint.attach(told, answered)
+    return link
+
+
+def _sending(
+    connection: BrokerConnection, session: Session, endpoint: SenderLink, source: Source, told: Source
+) -> Link:
+    """The link for a source; `told` is the source in our answer."""
+    if source.dynamic:
+        default = _default_outcome(source)
         queue = connection.make_reply_queue()
-        LIB.pn_terminus_set_address(source, queue.name.encode("utf-8"))
-        return OutgoingLink(connection, session, pointer, queue, default=default, dynamic=True)
-    address = text(LIB.pn_terminus_get_address(remote))
+        told.dynamic, told.address = True, queue.name
+        return OutgoingLink(connection, session, endpoint, queue, default=default, dynamic=True)
+    address = source.address
     if not address:
-        raise refused(Code.XAER_INVAL, "a source needs an address", condition=Condition.NOT_IMPLEMENTED)
+        raise _not_implemented(NO_ADDRESS.format("source"))
     try:
         browsed = parse_branch_address(address)
     except ValueError as error:
@@ -108,16 +161,19 @@ def _sender(connection: BrokerConnection, session: Session, pointer: Pointer) ->
         if not connection.container.permissions.may_coordinate(connection.identity, branch.owner):
             raise unauthorized(connection.identity, xid)
         if branch.state is not BranchState.S3:
-            told = f"only a prepared branch can be read, this one is {branch.state.value}"
-            raise refused(Code.XAER_PROTO, told, xid)
-        return BranchBrowser(connection, session, pointer, branch, work)
+            reason = f"only a prepared branch can be read, this one is {branch.state.value}"
+            raise refused(Code.XAER_PROTO, reason, xid)
+        told.distribution_mode = COPY
+        return BranchBrowser(connection, session, endpoint, branch, work)
     if address.startswith(DEPTH):
         counted = _queue(connection, address.removeprefix(DEPTH), Action.CONSUME)
-        return DepthLink(connection, session, pointer, counted)
+        return DepthLink(connection, session, endpoint, counted)
     queue = _queue(connection, address, Action.CONSUME)
-    if LIB.pn_terminus_get_distribution_mode(remote) == LIB.PN_DIST_MODE_COPY:
-        return QueueBrowser(connection, session, pointer, queue)
-    return OutgoingLink(connection, session, pointer, queue, default=_default_outcome(connection))
+    if source.distribution_mode == COPY:
+        told.distribution_mode = COPY
+        return QueueBrowser(connection, session, endpoint, queue)
+    told.distribution_mode = MOVE
+    return OutgoingLink(connection, session, endpoint, queue, default=_default_outcome(source))
 
 
 def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
@@ -137,14 +193,15 @@ def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
     return container.resource.find(address)
 
 
-def _default_outcome(connection: BrokerConnection) -> Outcome | None:
-    """The default outcome that the peer gave the source of the link that it attaches."""
-    seen = connection.attaching
-    if seen is None or seen.default_outcome is None:
+def _default_outcome(source: Source) -> Outcome | None:
+    """The default outcome that the peer gave a source."""
+    if source.default_outcome is None:
         return None
-    descriptor = seen.default_outcome.descriptor
-    typed = Ulong(descriptor) if isinstance(descriptor, int) else Symbol(str(descriptor))
     try:
-        return outcome_from(Described(typed, seen.default_outcome.value))
+        txn_id, outcome = read_state(source.default_outcome)
     except WireError as error:
         raise RefusedError(refusal_of(error)) from None
+    if txn_id is not None or outcome is None:
+        told = "a default outcome is accepted, rejected, released or modified"
+        raise RefusedError(Refusal(Condition.NOT_IMPLEMENTED, told, Code.XAER_INVAL))
+    return outcome

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from dtx.amqp.conditions import Condition
 from dtx.amqp.encoding import encode
 from dtx.amqp.messages import VALUE, read_header, with_delivery_annotations, with_header
+from dtx.amqp.performatives import SENDER_UNSETTLED
 from dtx.amqp.values import Described, Symbol, Ulong
-from dtx.broker.endpoint.engine import LIB, Pointer, open_delivery, send
 from dtx.broker.endpoint.link import Link
 from dtx.broker.queues.queue import State
 from dtx.broker.transactional_resource import fits_one_piece
@@ -20,6 +20,8 @@ from dtx.store.contract import CHUNK
 from xa import Code
 
 if TYPE_CHECKING:
+    from dtx.amqp.delivery import IncomingDelivery, OutgoingDelivery
+    from dtx.amqp.link import SenderLink
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.queues.queue import Entry, Queue
     from dtx.broker.transactions.branches import Branch
@@ -31,15 +33,17 @@ AHEAD = 50
 class BrowsingLink(Link, ABC):
     """Sends copies, settled unless the peer wants them unsettled. What it says of them changes nothing."""
 
-    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
-        super().__init__(connection, session, pointer)
+    endpoint: SenderLink
+
+    def __init__(self, connection: BrokerConnection, session: Session, endpoint: SenderLink) -> None:
+        super().__init__(connection, session, endpoint)
         self._resource = connection.container.resource
-        self._settles = LIB.pn_link_remote_snd_settle_mode(pointer) != LIB.PN_SND_UNSETTLED
+        self._settles = endpoint.snd_settle_mode != SENDER_UNSETTLED
         self._unsettled = 0
         self._asked: deque[tuple[Entry, list[bytes]]] = deque()
         self._tag = 0
         self._crowded = False
-        """Whether it waits until proton has passed on what there is to send."""
+        """Whether it waits until its session has little left to send."""
         self.open = True
 
     @abstractmethod
@@ -58,27 +62,27 @@ class BrowsingLink(Link, ABC):
 
     def flow_event(self) -> None:
         self.advance()
-        if LIB.pn_link_get_drain(self.pointer):
+        if self.endpoint.drain:
             self.connection.draining[self] = None
 
     def drain(self) -> None:
-        if not LIB.pn_link_get_drain(self.pointer):
+        if not self.endpoint.drain:
             self.connection.draining.pop(self, None)
-        elif not self._asked and not self._crowded and self.sent_all:
+        elif not self._asked and not self._crowded and self.endpoint.idle:
             self.connection.draining.pop(self, None)
-            self.delivery_count += LIB.pn_link_drained(self.pointer)
+            self.endpoint.drained()
 
     def advance(self) -> None:
         """Asks for the payloads of what the credit allows to send."""
         limits = self.connection.container.limits
         while (
             self.open
-            and len(self._asked) < min(AHEAD, LIB.pn_link_credit(self.pointer))
+            and len(self._asked) < min(AHEAD, self.endpoint.credit)
             and self._unsettled + len(self._asked) < limits.unsettled
         ):
             if self._crowded:
                 return
-            if LIB.pn_session_outgoing_bytes(self.session.pointer) > limits.output_octets:
+            if self.connection.waiting_octets(self.session) > limits.output_octets:
                 self._crowded = True
                 self.connection.when_sent(self, self._has_room)
                 return
@@ -139,19 +143,14 @@ class BrowsingLink(Link, ABC):
 
     def _send(self, octets: bytes) -> None:
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
-        self.delivery_count += 1
-        delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
-        send(self.pointer, octets)
-        LIB.pn_link_advance(self.pointer)
-        if self._settles:
-            LIB.pn_delivery_settle(delivery)
-        else:
-            self._unsettled += 1
+        self.endpoint.send(self._tag.to_bytes(4, "big"), octets, settled=self._settles)
+        self._unsettled += not self._settles
         self.connection.container.touch(self.connection)
 
-    def delivery_event(self, delivery: Pointer) -> None:
-        if LIB.pn_delivery_settled(delivery):
-            LIB.pn_delivery_settle(delivery)
+    def disposed(self, delivery: IncomingDelivery | OutgoingDelivery, state: bytes | None, *, settled: bool) -> None:
+        del state
+        if settled:
+            delivery.settle()
             self._unsettled -= 1
             self.advance()
 
@@ -164,8 +163,8 @@ class BrowsingLink(Link, ABC):
 class QueueBrowser(BrowsingLink):
     """A queue's available messages, and those that come."""
 
-    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue) -> None:
-        super().__init__(connection, session, pointer)
+    def __init__(self, connection: BrokerConnection, session: Session, endpoint: SenderLink, queue: Queue) -> None:
+        super().__init__(connection, session, endpoint)
         self._queue = queue
         self._position = 0
         self._ahead: deque[Entry] = deque()
@@ -197,11 +196,11 @@ class BranchBrowser(BrowsingLink):
         self,
         connection: BrokerConnection,
         session: Session,
-        pointer: Pointer,
+        endpoint: SenderLink,
         branch: Branch,
         work: str,
     ) -> None:
-        super().__init__(connection, session, pointer)
+        super().__init__(connection, session, endpoint)
         retired = [held.entry for held in branch.work.retired.values() if work == "all" or held.taken]
         if work == "posted":
             retired = []
@@ -238,29 +237,28 @@ class BranchBrowser(BrowsingLink):
 class DepthLink(Link):
     """Sends one message: how many are available in a queue. Those that have expired since the last look count."""
 
-    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue) -> None:
-        super().__init__(connection, session, pointer)
+    endpoint: SenderLink
+
+    def __init__(self, connection: BrokerConnection, session: Session, endpoint: SenderLink, queue: Queue) -> None:
+        super().__init__(connection, session, endpoint)
         self._queue = queue
         self._told = False
 
     def flow_event(self) -> None:
-        if not self._told and LIB.pn_link_credit(self.pointer) > 0:
+        if not self._told and self.endpoint.credit > 0:
             self._told = True
-            self.delivery_count += 1
-            delivery = open_delivery(self.pointer, b"0")
-            send(self.pointer, encode(Described(Ulong(VALUE), Ulong(self._queue.available))))
-            LIB.pn_link_advance(self.pointer)
-            LIB.pn_delivery_settle(delivery)
+            octets = encode(Described(Ulong(VALUE), Ulong(self._queue.available)))
+            self.endpoint.send(b"0", octets, settled=True)
             self.connection.container.touch(self.connection)
-        if LIB.pn_link_get_drain(self.pointer):
+        if self.endpoint.drain:
             self.connection.draining[self] = None
 
     def drain(self) -> None:
-        if not LIB.pn_link_get_drain(self.pointer):
+        if not self.endpoint.drain:
             self.connection.draining.pop(self, None)
-        elif self.sent_all:
+        elif self.endpoint.idle:
             self.connection.draining.pop(self, None)
-            self.delivery_count += LIB.pn_link_drained(self.pointer)
+            self.endpoint.drained()
 
     def gone(self) -> None:
         self.connection.draining.pop(self, None)

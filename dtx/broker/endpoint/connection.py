@@ -1,53 +1,57 @@
 """BrokerConnection: one peer, from the octets that it sends to the octets that it gets.
 
-`received` cuts the octets into segments, so that what proton hides (flow properties, states of continued
-deliveries) is known before proton's events of the same frame, and carries out what the frames say.
-Sessions and links of the connection live here; what they mean is in the link modules and the resource.
+The protocol is `dtx.amqp`'s: `go_on` takes its events one by one and carries them out. Sessions and links of the
+connection live here; what they mean is in the link modules and the resource.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from dtx.amqp.conditions import Condition
+from dtx.amqp.connection import Connection
+from dtx.amqp.events import (
+    ConnectionClosed,
+    ConnectionOpened,
+    Disposed,
+    LinkAttached,
+    LinkDetached,
+    LinkFlow,
+    SessionBegun,
+    SessionEnded,
+    Transferred,
+)
 from dtx.broker.endpoint.attach import attach
-from dtx.broker.endpoint.engine import LIB, Engine, set_condition, text
+from dtx.broker.endpoint.link import error_of
 from dtx.broker.endpoint.txn_ids import TxnIds
 from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.protocol.addresses import DYNAMIC, TXN_ID
 from dtx.protocol.conditions import Refusal
-from dtx.protocol.frame_filter import FrameFilter
-from dtx.protocol.frames import IncomingFrames, OutgoingFrames
-from dtx.protocol.performatives import AttachSeen, ContinuationSeen, DetachSeen, EndSeen, FlowSeen, FrameError
 from dtx.store.contract import CHUNK
-from xa import Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dtx.amqp.link import Link as LinkEndpoint
     from dtx.amqp.sasl.mechanisms import Identity
+    from dtx.amqp.session import Session as SessionEndpoint
     from dtx.broker.container import Container
-    from dtx.broker.endpoint.engine import Pointer
     from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import WorkContext
-    from dtx.protocol.performatives import Seen
 
-DELIVERY: Final = LIB.PN_DELIVERY
-LINK_FLOW: Final = LIB.PN_LINK_FLOW
-delivery_of: Final = LIB.pn_event_delivery
-link_of: Final = LIB.pn_delivery_link
+WINDOW: Final = 2048
+"""Transfers that a session may have on their way to us."""
 
 
 class Session:
     """One session: its demarcation, and its links."""
 
-    __slots__ = ("demarcation", "links", "pointer")
+    __slots__ = ("demarcation", "endpoint", "links")
 
-    def __init__(self, pointer: Pointer, demarcation: DtxDemarcation) -> None:
-        self.pointer = pointer
+    def __init__(self, endpoint: SessionEndpoint, demarcation: DtxDemarcation) -> None:
+        self.endpoint = endpoint
         self.demarcation = demarcation
-        self.links: dict[Pointer, Link] = {}
+        self.links: dict[LinkEndpoint, Link] = {}
 
 
 class BrokerConnection:
@@ -60,8 +64,8 @@ class BrokerConnection:
         self.peer = peer
         self.peer_container = ""
         self.number = container.resource.number()
-        self.sessions: dict[Pointer, Session] = {}
-        self.links: dict[Pointer, Link] = {}
+        self.sessions: dict[SessionEndpoint, Session] = {}
+        self.links: dict[LinkEndpoint, Link] = {}
         self.txns = TxnIds(limits.transactions)
         self.replies: dict[str, Queue] = {}
         self.writable = True
@@ -69,62 +73,68 @@ class BrokerConnection:
         self.opened = False
         """Whether the peer has opened the connection."""
         self.closed = False
-        self._refused = False
-        """Whether the peer broke the protocol: nothing more of it is looked at."""
-        self._engine = Engine(
+        self._over = False
+        """Whether either side has closed it: nothing more of the peer is looked at."""
+        self._endpoint = Connection(
             container.settings.container,
-            max_frame=limits.frame_octets,
+            max_frame_size=limits.frame_octets,
             channel_max=limits.sessions - 1,
+            handle_max=2 * limits.links - 1,  # links that were refused are there until the peer has detached them
+            window=WINDOW,
             idle_timeout_ms=int(container.settings.idle_timeout_s * 1000),
         )
-        self._capacity = 2048 * limits.frame_octets
-        self._incoming = IncomingFrames(limits.frame_octets, FrameFilter(limits.sessions, 2 * limits.links))
-        self._outgoing = OutgoingFrames()
-        self._handles: dict[tuple[int, int], Link] = {}
-        self.attaching: AttachSeen | None = None
-        """The attach that is being answered."""
-        self._echoing: dict[Link, None] = {}
         self.draining: dict[Link, None] = {}
         self._aborted: dict[Link, None] = {}
         self._withdrawing: list[Callable[[], None]] = []
         self._unsent: list[tuple[Link, Callable[[], None]]] = []
         self.loading = 0
-        """Octets of messages that are read, or being read, and that proton does not have yet."""
+        """Octets of messages that are read, or being read, and that are not sent yet."""
         self._has_room = False
         self._full_of_payloads = False
         self.little = min(CHUNK, limits.output_octets)
         """A session with fewer octets to send has room."""
         self.partial_octets = 0
         """Octets of messages of which more is to come."""
-        self._handlers: dict[int, Callable[[Pointer], None]] = {
-            LIB.PN_CONNECTION_REMOTE_OPEN: self._on_open,
-            LIB.PN_CONNECTION_REMOTE_CLOSE: self._on_close,
-            LIB.PN_SESSION_REMOTE_OPEN: self._on_begin,
-            LIB.PN_SESSION_REMOTE_CLOSE: self._on_end,
-            LIB.PN_LINK_REMOTE_OPEN: self._on_attach,
-            LIB.PN_LINK_REMOTE_DETACH: self._on_detach,
-            LIB.PN_LINK_REMOTE_CLOSE: self._on_detach,
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            ConnectionOpened: self._on_open,
+            ConnectionClosed: self._on_close,
+            SessionBegun: self._on_begin,
+            SessionEnded: self._on_end,
+            LinkAttached: self._on_attach,
+            LinkDetached: self._on_detach,
+            LinkFlow: self._on_flow,
+            Transferred: self._on_transfer,
+            Disposed: self._on_disposition,
         }
         container.connections[self.number] = self
 
     # -- octets
     def received(self, octets: bytes) -> None:
-        """Carries out what the peer sent. The turn ends with it: the shell sends what there is to send."""
-        if self.closed or self._refused:
-            return
-        try:
-            for data, seen in self._incoming.feed(octets):
-                if seen is not None:
-                    self._before(seen)
-                self._engine.push(data)
-                self._handle_events()
-                if seen is not None:
-                    self._after(seen)
-        except FrameError as error:
-            self._refused = True
-            self.close(Refusal(Condition(error.condition), str(error), Code.XAER_INVAL))
+        """Carries out what the peer sent, all of it. The turn ends with it: the shell sends what there is to send."""
+        self.feed(octets)
+        while self.go_on():
+            pass
+
+    def feed(self, octets: bytes) -> None:
+        """Takes what the peer sent; `go_on` carries it out."""
+        if not self.closed:
+            self._endpoint.feed(octets)
+
+    def go_on(self, events: int = 1000) -> bool:
+        """Carries out at most so many events of what was fed; whether there may be more."""
+        next_event, handlers = self._endpoint.next_event, self._handlers
+        more = not self.closed
+        while more and events:
+            event = next_event()
+            if event is None:
+                more = False
+            else:
+                handlers[type(event)](event)
+                events -= 1
+                more = not self.closed
         self.container.touch(self)
         self.container.resource.settle()
+        return more
 
     def output(self) -> bytes:
         """What is to be sent now. When there is nothing, and nothing to come, the peer is let go."""
@@ -136,30 +146,20 @@ class BrokerConnection:
             self.container.resource.settle()
         for link in tuple(self.draining):
             link.drain()
-        for link in tuple(self._echoing):
-            self._echo(link)
-        octets = b""
-        while not octets and (produced := self._engine.output()):
-            self._handle_events()
-            octets = self._outgoing.feed(produced)  # nothing, as long as a frame is not complete
+        octets = self._endpoint.output()
         if self._unsent:
             self._call_sent()
         if self._withdrawing and not self._aborting():
             calls, self._withdrawing = self._withdrawing, []
             for call in calls:
                 call()
-        if self._engine.finished or (self._refused and not octets):
+        if self._over and not octets:
             self.lost()
         return octets
 
-    def _echo(self, link: Link) -> None:
-        """Tells the state of a link, in a flow that proton sends for its session."""
-        del self._echoing[link]
-        if self.alive(link):
-            receiver = bool(LIB.pn_link_is_receiver(link.pointer))
-            credit = max(0, LIB.pn_link_credit(link.pointer))
-            self._outgoing.echo(link.name, receiver=receiver, delivery_count=link.delivery_count, credit=credit)
-            LIB.pn_session_set_incoming_capacity(link.session.pointer, self._capacity)
+    def waiting_octets(self, session: Session) -> int:
+        """Octets that wait to be sent in a session."""
+        return session.endpoint.waiting_octets + self._endpoint.output_octets
 
     def when_sent(self, link: Link, call: Callable[[], None]) -> None:
         """Calls `call` when the link's session has little left to send; a link asks for one of a kind at a time."""
@@ -179,7 +179,7 @@ class BrokerConnection:
 
     def _aborting(self) -> bool:
         for link in tuple(self._aborted):
-            if not self.alive(link) or not LIB.pn_link_queued(link.pointer):
+            if not self.alive(link) or not link.queued:
                 del self._aborted[link]
         return bool(self._aborted)
 
@@ -188,7 +188,7 @@ class BrokerConnection:
         for link, call in unsent:
             if not self.alive(link):
                 continue
-            if LIB.pn_session_outgoing_bytes(link.session.pointer) < self.little:
+            if self.waiting_octets(link.session) < self.little:
                 call()
                 self.container.touch(self)
             else:
@@ -198,10 +198,14 @@ class BrokerConnection:
 
     def tick(self, now_ms: int) -> int:
         """Idle time-outs; when to call again, 0 for never."""
-        return 0 if self.closed else self._engine.tick(now_ms)
+        if self.closed:
+            return 0
+        due = self._endpoint.tick(now_ms)
+        self.go_on()
+        return due
 
     def unloaded(self, octets: int) -> None:
-        """Proton has the octets of a message, or nobody wants them: there may be room for others."""
+        """The octets of a message are sent, or nobody wants them: there may be room for others."""
         limit = self.container.limits.output_octets
         if self._full_of_payloads or self.loading >= limit > self.loading - octets:
             self._full_of_payloads = False
@@ -229,9 +233,11 @@ class BrokerConnection:
         self.container.resource.settle()
 
     def close(self, refusal: Refusal | None) -> None:
-        """Says goodbye to the peer."""
-        if not self.closed:
-            self._engine.close(refusal)
+        """Closes the connection, with an error where there is one."""
+        if not self.closed and not self._over:
+            self._over = refusal is not None
+            self._end_sessions()
+            self._endpoint.close(None if refusal is None else error_of(refusal))
             self.container.touch(self)
 
     def lost(self) -> None:
@@ -239,82 +245,27 @@ class BrokerConnection:
         if self.closed:
             return
         self.closed = True
-        for session in tuple(self.sessions.values()):
-            self._end_session(session)
+        self._end_sessions()
+        self._endpoint.lose()
         self.draining.clear()
         self.container.connections.pop(self.number, None)
-        self._engine.free()
         self.container.resource.settle()
 
-    # -- what proton hides
-    def _before(self, seen: Seen) -> None:
-        if isinstance(seen, AttachSeen):
-            self.attaching = seen
-        elif isinstance(seen, FlowSeen):
-            link = self._handles.get((seen.channel, seen.handle))
-            if link is not None:
-                link.flow_properties(seen.properties.get(TXN_ID))
-        elif isinstance(seen, ContinuationSeen):
-            link = self._handles.get((seen.channel, seen.handle))
-            if link is not None:
-                link.continued(seen.state)
-
-    def _after(self, seen: Seen) -> None:
-        if isinstance(seen, AttachSeen):
-            self.attaching = None
-        elif isinstance(seen, FlowSeen):
-            link = self._handles.get((seen.channel, seen.handle)) if seen.echo else None
-            if link is not None:
-                self._echoing[link] = None
-        elif isinstance(seen, DetachSeen):
-            self._handles.pop((seen.channel, seen.handle), None)
-        elif isinstance(seen, EndSeen):
-            for key in [key for key in self._handles if key[0] == seen.channel]:
-                del self._handles[key]
-
-    def say_transaction(self, name: str, txn_id: bytes | None) -> None:
-        """From now on flows of our sender `name` tell this txn-id."""
-        self._outgoing.set_properties(name, receiver=False, properties={} if txn_id is None else {TXN_ID: txn_id})
-
     # -- events
-    def _handle_events(self) -> None:
-        links, handlers = self.links, self._handlers
-        for kind, event in self._engine.events():
-            if kind == DELIVERY:
-                delivery = delivery_of(event)
-                link = links.get(link_of(delivery))
-                if link is not None:
-                    link.delivery_event(delivery)
-                else:  # what still comes for a link that was refused or closed
-                    LIB.pn_delivery_settle(delivery)
-            elif kind == LINK_FLOW:
-                link = links.get(LIB.pn_event_link(event))
-                if link is not None:
-                    link.flow_event()
-            elif kind in handlers:
-                handlers[kind](event)
-
-    def _on_open(self, _event: Pointer) -> None:
+    def _on_open(self, event: ConnectionOpened) -> None:
         self.opened = True
-        self.peer_container = text(LIB.pn_connection_remote_container(self._engine.connection))
-        LIB.pn_connection_open(self._engine.connection)
+        self.peer_container = event.remote.container_id
+        self._endpoint.open()
 
-    def _on_close(self, _event: Pointer) -> None:
-        for session in tuple(self.sessions.values()):
-            self._end_session(session)
-        LIB.pn_connection_close(self._engine.connection)
+    def _on_close(self, event: ConnectionClosed) -> None:
+        del event
+        self._over = True
+        self._end_sessions()
+        self._endpoint.close()
 
-    def _on_begin(self, event: Pointer) -> None:
-        pointer = LIB.pn_event_session(event)
-        LIB.pn_session_set_incoming_capacity(pointer, self._capacity)
-        LIB.pn_session_open(pointer)
-        if len(self.sessions) >= self.container.limits.sessions:
-            told = f"a connection may have {self.container.limits.sessions} sessions"
-            refusal = Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR)
-            set_condition(LIB.pn_session_condition(pointer), refusal)
-            LIB.pn_session_close(pointer)
-            return
-        container = self.container
+    def _on_begin(self, event: SessionBegun) -> None:
+        endpoint, container = event.session, self.container
+        endpoint.begin()
         demarcation = DtxDemarcation(
             container.resource,
             container.registry,
@@ -323,71 +274,81 @@ class BrokerConnection:
             self.identity,
             self.released,
         )
-        self.sessions[pointer] = Session(pointer, demarcation)
+        self.sessions[endpoint] = Session(endpoint, demarcation)
 
-    def _on_end(self, event: Pointer) -> None:
-        pointer = LIB.pn_event_session(event)
-        session = self.sessions.get(pointer)
+    def _on_end(self, event: SessionEnded) -> None:
+        session = self.sessions.get(event.session)
         if session is not None:
             self._end_session(session)
-        LIB.pn_session_close(pointer)
-        LIB.pn_session_free(pointer)
+        event.session.end()
 
     def _end_session(self, session: Session) -> None:
         """The session's links and what they hold are let go; control links first, as they decide."""
-        self.sessions.pop(session.pointer, None)
+        self.sessions.pop(session.endpoint, None)
         for link in sorted(session.links.values(), key=lambda link: not link.controls):
-            self.links.pop(link.pointer, None)
+            self.links.pop(link.endpoint, None)
             link.gone()
         session.links.clear()
 
-    def _on_attach(self, event: Pointer) -> None:
-        pointer = LIB.pn_event_link(event)
-        session = self.sessions.get(LIB.pn_link_session(pointer))
-        if session is None:
-            return
-        link = attach(self, session, pointer)
+    def _end_sessions(self) -> None:
+        for session in tuple(self.sessions.values()):
+            self._end_session(session)
+
+    def _on_attach(self, event: LinkAttached) -> None:
+        endpoint = event.link
+        session = self.sessions.get(endpoint.session)
+        link = None if session is None else attach(self, session, endpoint)
         if link is not None:
-            self.links[pointer] = link
-            session.links[pointer] = link
-            if self.attaching is not None:
-                self._handles[self.attaching.channel, self.attaching.handle] = link
+            self.links[endpoint] = link
+            link.session.links[endpoint] = link
             link.opened()
 
-    def _on_detach(self, event: Pointer) -> None:
-        pointer = LIB.pn_event_link(event)
-        link = self.links.get(pointer)
+    def _on_detach(self, event: LinkDetached) -> None:
+        link = self.links.get(event.link)
         if link is not None:
-            self.forget(link)
-        if LIB.pn_link_state(pointer) & LIB.PN_LOCAL_ACTIVE:
-            LIB.pn_link_close(pointer)
-        if LIB.pn_link_session(pointer) in self.sessions:
-            LIB.pn_link_free(pointer)
+            self._forget(link)
+        event.link.detach(closed=event.closed)
+
+    def _on_flow(self, event: LinkFlow) -> None:
+        link = self.links.get(event.link)
+        if link is not None:
+            link.flow_properties(None if event.properties is None else event.properties.get(TXN_ID))
+            if event.link.attached:
+                link.flow_event()
+
+    def _on_transfer(self, event: Transferred) -> None:
+        link = self.links.get(event.delivery.link)
+        if link is not None:
+            link.transferred(event)
+
+    def _on_disposition(self, event: Disposed) -> None:
+        links, state, settled = self.links, event.state, event.settled
+        for delivery in event.deliveries:
+            link = links.get(delivery.link)
+            if link is not None:
+                link.disposed(delivery, state, settled=settled)
 
     def alive(self, link: Link) -> bool:
-        """Whether the link is still there. A pointer alone does not say so: another link may have it now."""
-        return self.links.get(link.pointer) is link
+        """Whether the link is still there."""
+        return link.endpoint in self.links
 
-    def forget(self, link: Link) -> None:
+    def _forget(self, link: Link) -> None:
         """A link is no longer used: what it held is let go."""
-        self.links.pop(link.pointer, None)
-        link.session.links.pop(link.pointer, None)
-        for key in [key for key, one in self._handles.items() if one is link]:
-            del self._handles[key]
+        self.links.pop(link.endpoint, None)
+        link.session.links.pop(link.endpoint, None)
         link.gone()
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """Closes a link with an error."""
         if self.alive(link):
-            set_condition(LIB.pn_link_condition(link.pointer), refusal)
-            LIB.pn_link_close(link.pointer)
-            self.forget(link)
+            link.endpoint.detach(error=error_of(refusal))
+            self._forget(link)
             self.container.touch(self)
 
     def released(self, context: WorkContext) -> None:
         """A txn-id is no longer in use: links acquire no more for it."""
         self.txns.drop(context)
-        for link in self.links.values():
+        for link in tuple(self.links.values()):
             link.transaction_ended(context)
 
     # -- dynamic nodes

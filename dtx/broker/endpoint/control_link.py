@@ -12,24 +12,21 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.amqp.encoding import encode
 from dtx.amqp.messages import body_value
-from dtx.amqp.values import Ushort
-from dtx.broker.endpoint.engine import LIB, put_symbols, symbols
 from dtx.broker.endpoint.link import ReceivingLink, refusal_of
 from dtx.broker.transactions.contexts import DistributedContext, LocalTransaction
 from dtx.protocol.capabilities import DISTRIBUTED, END_AND_PREPARE, LOCAL, MULTI_SSNS, MULTI_TXNS
 from dtx.protocol.commands import CONTROL, Declare, Discharge, End
-from dtx.protocol.conditions import STATUS_OF, Refusal, RefusedError, refused
-from dtx.protocol.replies import DECLARED, RESULT
+from dtx.protocol.conditions import Refusal, RefusedError, refused
+from dtx.protocol.replies import DECLARED_TYPE, Declared, result_state
 from dtx.protocol.replies import Result as Told
 from xa import Code
 from xa.tables import AssociationVerb
 
 if TYPE_CHECKING:
+    from dtx.amqp.delivery import IncomingDelivery
+    from dtx.amqp.link import ReceiverLink
     from dtx.broker.endpoint.connection import BrokerConnection, Session
-    from dtx.broker.endpoint.engine import Pointer
-    from dtx.broker.endpoint.link import Awaited
     from dtx.broker.transactions.contexts import WorkContext
     from dtx.protocol.commands import Start
     from dtx.protocol.replies import Reply
@@ -46,51 +43,50 @@ class ControlLink(ReceivingLink):
 
     controls = True
 
-    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
-        super().__init__(connection, session, pointer, credit=CREDIT, limit=MAX_COMMAND)
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        session: Session,
+        endpoint: ReceiverLink,
+        outcomes: tuple[str, ...],
+    ) -> None:
+        super().__init__(connection, session, endpoint, credit=CREDIT, limit=MAX_COMMAND)
         self._container = connection.container
         self._declared: dict[WorkContext, None] = {}
-        desired = symbols(LIB.pn_terminus_capabilities(LIB.pn_link_remote_target(pointer)))
-        select = DISTRIBUTED in desired
-        session.demarcation.attach(select=select)
-        target = LIB.pn_link_target(pointer)
-        LIB.pn_terminus_set_type(target, LIB.PN_COORDINATOR)
-        put_symbols(LIB.pn_terminus_capabilities(target), ALL_CAPABILITIES if select else PLAIN_CAPABILITIES)
-        outcomes = symbols(LIB.pn_terminus_outcomes(LIB.pn_link_remote_source(pointer)))
         self._rejects = not outcomes or bool(REJECTED_NAMES & set(outcomes))
 
     # -- messages
-    def message(self, delivery: Pointer, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
+    def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         if settled or context is not None:
             told = "no transactional work is allowed here" if context else "a control message is not sent settled"
             self.terminate(Refusal(Condition.NOT_ALLOWED, told, Code.XAER_PROTO))
             return
-        awaited = self.wait(delivery)
+        self.wait(delivery)
         try:
             command = CONTROL.decode(body_value(octets))
             match command:
                 case Declare():
-                    self._declare(awaited, command)
+                    self._declare(delivery, command)
                 case Discharge():
-                    self._discharge(awaited, command)
+                    self._discharge(delivery, command)
                 case End():
-                    self._end(awaited, command)
+                    self._end(delivery, command)
         except (RefusedError, WireError) as error:
-            self._answer(awaited, refusal_of(error))
+            self._answer(delivery, refusal_of(error))
 
-    def _answer(self, awaited: Awaited, refusal: Refusal | None) -> None:
+    def _answer(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
         """Tells that a control message was carried out, or why not."""
-        if not self.waits(awaited):
+        if not self.waits(delivery):
             return
         if refusal is None:
-            self.accept(awaited.pointer)
+            self.accept(delivery)
         elif self._rejects:
-            self.refuse(awaited.pointer, refusal, None)
+            self.refuse(delivery, refusal, None)
         else:
             self.terminate(refusal)
 
     # -- declare
-    def _declare(self, awaited: Awaited, declare: Declare) -> None:
+    def _declare(self, delivery: IncomingDelivery, declare: Declare) -> None:
         connection = self.connection
         context: WorkContext
         if declare.start is None:
@@ -101,7 +97,7 @@ class ControlLink(ReceivingLink):
             context = self.session.demarcation.start(declare.start, txn_id, self)
         connection.txns.live[txn_id] = context
         self._declared[context] = None
-        self.answer_state(awaited.pointer, DECLARED, encode([txn_id]))
+        self.answer(delivery, DECLARED_TYPE.encode(Declared(txn_id)))
 
     def _txn_id(self, start: Start) -> bytes:
         txn_id = self._txns.new()
@@ -112,39 +108,39 @@ class ControlLink(ReceivingLink):
         return start.txn_id
 
     # -- discharge
-    def _discharge(self, awaited: Awaited, discharge: Discharge) -> None:
+    def _discharge(self, delivery: IncomingDelivery, discharge: Discharge) -> None:
         context = self._txns.context(discharge.txn_id)
         if context.partial:
-            self._discharge_partial(awaited, context, fail=discharge.fail)
+            self._discharge_partial(delivery, context, fail=discharge.fail)
         elif isinstance(context, LocalTransaction):
             context.discharge(
                 fail=discharge.fail,
-                answer=lambda refusal: self.connection.when_withdrawn(lambda: self._answer(awaited, refusal)),
+                answer=lambda refusal: self.connection.when_withdrawn(lambda: self._answer(delivery, refusal)),
             )
         else:
             verb = AssociationVerb.END_FAIL if discharge.fail else AssociationVerb.END
             self._dissociate(context, verb)
-            self._answer(awaited, None)
+            self._answer(delivery, None)
 
     def _dissociate(self, context: WorkContext, verb: AssociationVerb) -> None:
         if not isinstance(context, DistributedContext):
             raise refused(Code.XAER_PROTO, "a local transaction is discharged, not ended")
         self.session.demarcation.end(context, verb)
 
-    def _discharge_partial(self, awaited: Awaited, context: WorkContext, *, fail: bool) -> None:
+    def _discharge_partial(self, delivery: IncomingDelivery, context: WorkContext, *, fail: bool) -> None:
         """A delivery of the transaction's work is not complete: it is rolled back, and the link is closed
         with that error. A discharge that asked for the rollback has had it."""
         told = "rolled back: the transaction was discharged with a delivery that is not complete"
         self._lose(context)
         if fail:
-            self._answer(awaited, None)
+            self._answer(delivery, None)
         self.terminate(Refusal(Condition.ROLLBACK, told, Code.XA_RBPROTO))
 
     # -- end
-    def _end(self, awaited: Awaited, end: End) -> None:
+    def _end(self, delivery: IncomingDelivery, end: End) -> None:
         context = self._txns.context(end.txn_id)
         if context.partial:
-            self._discharge_partial(awaited, context, fail=end.fail)
+            self._discharge_partial(delivery, context, fail=end.fail)
             return
         if end.fail + end.suspend + end.prepare > 1:
             raise refused(Code.XAER_INVAL, "fail, suspend and prepare exclude each other")
@@ -155,7 +151,7 @@ class ControlLink(ReceivingLink):
                 context,
                 self.connection.identity,
                 self.session.demarcation,
-                lambda reply: self._tell(awaited, reply),
+                lambda reply: self._tell(delivery, reply),
                 keep=end.keep,
             )
             return
@@ -165,16 +161,16 @@ class ControlLink(ReceivingLink):
         elif end.suspend:
             verb = AssociationVerb.SUSPEND
         self._dissociate(context, verb)
-        self._answer(awaited, None)
+        self._answer(delivery, None)
 
-    def _tell(self, awaited: Awaited, reply: Reply) -> None:
+    def _tell(self, delivery: IncomingDelivery, reply: Reply) -> None:
         """What came of an end with prepare."""
-        if not self.waits(awaited):
+        if not self.waits(delivery):
             return
         if isinstance(reply, Told):
-            self.answer_state(awaited.pointer, int(RESULT.code), encode([Ushort(STATUS_OF[reply.code])]))
+            self.answer(delivery, result_state(reply))
         elif isinstance(reply, Refusal):
-            self._answer(awaited, reply)
+            self._answer(delivery, reply)
 
     # -- the end of the link
     def terminate(self, refusal: Refusal) -> None:

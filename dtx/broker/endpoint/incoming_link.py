@@ -11,12 +11,11 @@ from dtx.amqp.messages import read_header, with_header
 from dtx.broker.endpoint.link import FATAL, ReceivingLink, refusal_of
 from dtx.broker.queues.queue import Entry
 from dtx.protocol.conditions import Refusal, RefusedError
-from dtx.protocol.replies import TRANSACTIONAL
 
 if TYPE_CHECKING:
+    from dtx.amqp.delivery import IncomingDelivery
+    from dtx.amqp.link import ReceiverLink
     from dtx.broker.endpoint.connection import BrokerConnection, Session
-    from dtx.broker.endpoint.engine import Pointer
-    from dtx.broker.endpoint.link import Awaited
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import WorkContext
 
@@ -24,21 +23,21 @@ if TYPE_CHECKING:
 class IncomingLink(ReceivingLink):
     """A link whose messages go to a queue."""
 
-    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer, queue: Queue) -> None:
+    def __init__(self, connection: BrokerConnection, session: Session, endpoint: ReceiverLink, queue: Queue) -> None:
         limits = connection.container.limits
-        super().__init__(connection, session, pointer, credit=limits.credit, limit=limits.message_octets)
+        super().__init__(connection, session, endpoint, credit=limits.credit, limit=limits.message_octets)
         self._queue = queue
         self._resource = connection.container.resource
         self._outside = connection.container.outside
 
-    def message(self, delivery: Pointer, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
+    def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:
             entry = self._entry(octets)
             if context is not None:
                 answer = partial(self.decided, self.wait(delivery)) if self.second and not settled else None
                 state = context.post(entry, answer)
-                if not settled:
-                    self.answer_state(delivery, TRANSACTIONAL, state)
+                if not settled and state is not None:
+                    self.answer(delivery, state)
             elif settled:
                 self._outside.post(entry, None)
             else:
@@ -60,7 +59,9 @@ class IncomingLink(ReceivingLink):
         expires_ms = self._resource.now_ms + ttl_ms if ttl_ms else 0
         return Entry(queue, self._resource.number(), len(octets), expires_ms, octets)
 
-    def _refused(self, delivery: Pointer, context: WorkContext | None, refusal: Refusal, *, settled: bool) -> None:
+    def _refused(
+        self, delivery: IncomingDelivery, context: WorkContext | None, refusal: Refusal, *, settled: bool
+    ) -> None:
         """A message can't be taken: who sent it unsettled hears it, and may still discharge the
         transaction; who sent it settled may not."""
         fatal = refusal.condition in FATAL
@@ -72,10 +73,10 @@ class IncomingLink(ReceivingLink):
         if fatal:
             self.detach(refusal)
 
-    def _posted(self, awaited: Awaited, refusal: Refusal | None) -> None:
-        if not self.waits(awaited):
+    def _posted(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
+        if not self.waits(delivery):
             return
         if refusal is None:
-            self.accept(awaited.pointer)
+            self.accept(delivery)
         else:
-            self._refused(awaited.pointer, None, refusal, settled=False)
+            self._refused(delivery, None, refusal, settled=False)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dtx.amqp.messages import read_header, with_header
-from dtx.broker.endpoint.engine import LIB, send
-from dtx.broker.queues.outcomes import Outcome
 from dtx.broker.queues.queue import State
 from dtx.broker.transactions.contexts import WorkContext
-from dtx.protocol.replies import MODIFIED
 from dtx.store.contract import CHUNK
 
 if TYPE_CHECKING:
-    from dtx.broker.endpoint.engine import Pointer
+    from dtx.amqp.delivery import OutgoingDelivery as Delivery
     from dtx.broker.endpoint.outgoing_link import OutgoingLink
+    from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Entry
     from dtx.broker.transactions.contexts import TransactionalContext
     from dtx.broker.transactions.transactional_work import Retirement
@@ -22,19 +20,19 @@ if TYPE_CHECKING:
 
 
 class OutgoingDelivery:
-    """One message at a consumer. `pointer` is proton's delivery once it is sent."""
+    """One message at a consumer. `delivery` is it in AMQP, once it is sent."""
 
     __slots__ = (
         "context",
         "decided",
         "default",
+        "delivery",
         "ended",
         "entry",
         "gone",
         "link",
         "loaded",
         "payload",
-        "pointer",
         "retirement",
     )
 
@@ -44,8 +42,8 @@ class OutgoingDelivery:
         self.default = default
         self.payload: bytes | None = None
         self.loaded = 0
-        """Octets that it takes in memory, read or being read, until proton has them."""
-        self.pointer: Pointer | None = None
+        """Octets that it takes in memory, read or being read, until they are sent."""
+        self.delivery: Delivery | None = None
         self.context: TransactionalContext | None = None
         self.retirement: Retirement | None = None
         self.ended: bytes | None = None
@@ -62,7 +60,7 @@ class OutgoingDelivery:
         return not self.decided and (self.context is not None or not self.link.settles)
 
     def unload(self) -> None:
-        """Its payload is no longer in memory for it, or proton has it."""
+        """Its payload is no longer in memory for it, or it is sent."""
         if self.loaded:
             self.link.connection.unloaded(self.loaded)
             self.loaded = 0
@@ -95,13 +93,12 @@ class OutgoingDelivery:
 
 
 class Stream:
-    """A large message on its way to a consumer, piece by piece: the next one when proton has passed the last one on."""
+    """A large message on its way to a consumer, piece by piece: the next one when the last one has left."""
 
-    __slots__ = ("_delivery", "_pieces", "_sent")
+    __slots__ = ("_pieces", "_sent")
 
-    def __init__(self, sent: OutgoingDelivery, delivery: Pointer) -> None:
+    def __init__(self, sent: OutgoingDelivery) -> None:
         self._sent = sent
-        self._delivery = delivery
         self._pieces = (sent.entry.size + CHUNK - 1) // CHUNK
 
     def ask(self, number: int) -> None:
@@ -117,23 +114,20 @@ class Stream:
             if sent.undecided:
                 link.missing(sent)
             else:
-                link.streamed(sent, self._delivery, whole=False)
+                link.broken_off(sent)
             return
         if number == 0 and (sent.entry.count or sent.entry.expires_ms):
             piece = with_facts(sent.entry, piece, link.resource.now_ms)
-        send(link.pointer, piece)
-        link.connection.container.touch(link.connection)
-        if number + 1 < self._pieces:
-            link.connection.when_sent(link, lambda: self.ask(number + 1))
+        last = number + 1 == self._pieces
+        if sent.delivery is None:
+            link.begin(sent, piece, more=not last)
         else:
-            link.streamed(sent, self._delivery, whole=True)
-
-
-def modified_outcome(delivery: Pointer) -> Outcome:
-    """The outcome `modified` that the peer told for a delivery."""
-    state = LIB.pn_delivery_remote(delivery)
-    failed, undeliverable = LIB.pn_disposition_is_failed(state), LIB.pn_disposition_is_undeliverable(state)
-    return Outcome(MODIFIED, bool(failed), bool(undeliverable))
+            sent.delivery.add(piece, more=not last)
+            link.connection.container.touch(link.connection)
+        if last:
+            link.streamed(sent)
+        else:
+            link.connection.when_sent(link, lambda: self.ask(number + 1))
 
 
 def with_facts(entry: Entry, octets: bytes, now_ms: int) -> bytes:

@@ -9,46 +9,50 @@ the context that it names, and what becomes of it there comes back through `appl
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.broker.endpoint.engine import LIB, Pointer, open_delivery, reject, remote_state, send, set_state
+from dtx.amqp.delivery import PARTIAL, WAITING
+from dtx.amqp.performatives import SENDER_SETTLED
+from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.link import Link, refusal_of
-from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, modified_outcome, with_facts
-from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, REFUSED, TAKEN
+from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, with_facts
+from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK_OCTETS, TAKEN, rejected_state
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import WorkContext, unknown_id
+from dtx.protocol.addresses import TXN_ID
 from dtx.protocol.conditions import Refusal, RefusedError
-from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL
 from xa import Code
 
 if TYPE_CHECKING:
+    from dtx.amqp.delivery import IncomingDelivery
+    from dtx.amqp.delivery import OutgoingDelivery as Delivery
+    from dtx.amqp.link import SenderLink
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Entry, Queue
     from dtx.broker.transactions.contexts import TransactionalContext
-
-_SIMPLE: Final = {ACCEPTED: TAKEN, REJECTED: REFUSED, RELEASED: GIVEN_BACK}
 
 
 class OutgoingLink(Link):
     """A link that consumes from a queue; one that is `dynamic` goes with the link. `default` is the outcome that the
     peer named as the default of its source, if any."""
 
+    endpoint: SenderLink
     willing = False
 
     def __init__(
         self,
         connection: BrokerConnection,
         session: Session,
-        pointer: Pointer,
+        endpoint: SenderLink,
         queue: Queue,
         *,
         default: Outcome | None,
         dynamic: bool = False,
     ) -> None:
-        super().__init__(connection, session, pointer)
+        super().__init__(connection, session, endpoint)
         self._queue = queue
         self._dynamic = dynamic
         self._default = default or (TAKEN if dynamic else FAILED)
@@ -56,16 +60,16 @@ class OutgoingLink(Link):
         self._txns = connection.txns
         self.resource = connection.container.resource
         self._outside = connection.container.outside
-        self.settles = LIB.pn_link_remote_snd_settle_mode(pointer) == LIB.PN_SND_SETTLED
+        self.settles = endpoint.snd_settle_mode == SENDER_SETTLED
         self._context: TransactionalContext = self._outside
         self._acquisition: bytes | None = None
         self._credit = 0
         self._waiting: deque[OutgoingDelivery] = deque()
-        self._sent: dict[Pointer, OutgoingDelivery] = {}
+        self._sent: dict[Delivery, OutgoingDelivery] = {}
         self._streaming: OutgoingDelivery | None = None
         self._tag = 0
         self._crowded = False
-        """Whether it waits until proton has passed on what there is to send."""
+        """Whether it waits until its session has little left to send."""
         self._limit = connection.container.limits.unsettled
         self._output_limit = connection.container.limits.output_octets
         self.open = True
@@ -80,7 +84,7 @@ class OutgoingLink(Link):
             or self.connection.loading >= self._output_limit
         ):
             return False
-        outgoing = LIB.pn_session_outgoing_bytes(self.session.pointer)
+        outgoing = self.connection.waiting_octets(self.session)
         if self.connection.loading + outgoing < self._output_limit:
             return True
         if (
@@ -161,48 +165,49 @@ class OutgoingLink(Link):
                 return
 
     # -- sending
-    def _begin(self, sent: OutgoingDelivery) -> Pointer:
+    @property
+    def queued(self) -> bool:
+        return self.endpoint.queued > 0
+
+    def begin(self, sent: OutgoingDelivery, octets: bytes, *, more: bool) -> None:
+        """Sends a message, or its first part."""
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
-        self.delivery_count += 1
-        delivery = open_delivery(self.pointer, self._tag.to_bytes(4, "big"))
-        sent.pointer = delivery
+        state = self._acquisition if sent.context is self._context else None
+        tag = self._tag.to_bytes(4, "big")
+        sent.delivery = self.endpoint.send(tag, octets, state, settled=self.settles, more=more)
         if not self.settles:
-            self._sent[delivery] = sent
-        if self._acquisition is not None and sent.context is self._context:
-            set_state(delivery, TRANSACTIONAL, self._acquisition)
+            self._sent[sent.delivery] = sent
         self.connection.container.touch(self.connection)
-        return delivery
 
     def _send(self, sent: OutgoingDelivery) -> None:
         payload, sent.payload = sent.payload or b"", None
         sent.unload()
         entry = sent.entry
-        delivery = self._begin(sent)
         if entry.count or entry.expires_ms:
             payload = with_facts(entry, payload, self.resource.now_ms)
-        send(self.pointer, payload)
-        LIB.pn_link_advance(self.pointer)
+        self.begin(sent, payload, more=False)
         if self.settles:
-            self._sent_settled(sent, delivery)
+            self._sent_settled(sent)
 
-    def _sent_settled(self, sent: OutgoingDelivery, delivery: Pointer) -> None:
-        LIB.pn_delivery_settle(delivery)
+    def _sent_settled(self, sent: OutgoingDelivery) -> None:
         if sent.context is self._outside:
             self._outside.acquire(sent, settled=True)
 
     def _stream(self, sent: OutgoingDelivery) -> None:
         self._streaming = sent
-        Stream(sent, self._begin(sent)).ask(0)
+        Stream(sent).ask(0)
 
-    def streamed(self, sent: OutgoingDelivery, delivery: Pointer, *, whole: bool) -> None:
-        """A large message was sent to its end, or can't be."""
-        if not whole:
-            LIB.pn_delivery_abort(delivery)
-            self._sent.pop(delivery, None)
-        else:
-            LIB.pn_link_advance(self.pointer)
-            if self.settles:
-                self._sent_settled(sent, delivery)
+    def streamed(self, sent: OutgoingDelivery) -> None:
+        """A large message was sent to its end."""
+        if self.settles:
+            self._sent_settled(sent)
+        self._end_stream(sent)
+
+    def broken_off(self, sent: OutgoingDelivery) -> None:
+        """A large message can't be sent to its end: a discharge has decided about it meanwhile."""
+        if sent.delivery is not None:
+            self._sent.pop(sent.delivery, None)
+            sent.delivery.abort()
         self._end_stream(sent)
 
     def _end_stream(self, sent: OutgoingDelivery) -> None:
@@ -214,28 +219,30 @@ class OutgoingLink(Link):
 
     # -- credit
     def flow_event(self) -> None:
-        self._credit = LIB.pn_link_credit(self.pointer) - len(self._waiting) - (self._streaming is not None)
+        begun = self._streaming is None or self._streaming.delivery is not None
+        self._credit = self.endpoint.credit - len(self._waiting) - (not begun)
         while self._credit < 0 and self._waiting:
             self._waiting.pop().give_back()
             self._credit += 1
-        if LIB.pn_link_get_drain(self.pointer):
+        if self.endpoint.drain:
             self.connection.draining[self] = None
         if self._credit > 0:
             self._queue.wake(self)
 
     def drain(self) -> None:
         # The queue had its turn.
-        if not LIB.pn_link_get_drain(self.pointer):
+        if not self.endpoint.drain:
             self.connection.draining.pop(self, None)
-        elif not self._waiting and self._streaming is None and not self._crowded and self.sent_all:
+        elif not self._waiting and self._streaming is None and not self._crowded and self.endpoint.idle:
             self.connection.draining.pop(self, None)
-            self.delivery_count += LIB.pn_link_drained(self.pointer)
+            self.endpoint.drained()
             self._credit = 0
 
     def flow_properties(self, txn_id: Any) -> None:
         # What is acquired from now on belongs to this transaction.
         if txn_id is None:
-            self._acquire_for(None)
+            if self._acquisition is not None:
+                self._acquire_for(None)
             return
         if type(txn_id) is not bytes:
             self.detach(Refusal(Condition.INVALID_FIELD, "a txn-id is binary", Code.XAER_INVAL))
@@ -251,7 +258,7 @@ class OutgoingLink(Link):
     def _acquire_for(self, context: WorkContext | None) -> None:
         self._context = self._outside if context is None else context
         self._acquisition = None if context is None else context.acquisition
-        self.connection.say_transaction(self.name, None if context is None else context.txn_id)
+        self.endpoint.properties = None if context is None else {Symbol(TXN_ID): context.txn_id}
 
     def transaction_ended(self, context: WorkContext) -> None:
         if self._context is context:
@@ -260,27 +267,25 @@ class OutgoingLink(Link):
                 self._queue.wake(self)
 
     # -- what the peer says of deliveries
-    def delivery_event(self, delivery: Pointer) -> None:
-        sent = self._sent.get(delivery)
+    def disposed(self, delivery: IncomingDelivery | Delivery, state: bytes | None, *, settled: bool) -> None:
+        sent = self._sent.get(delivery)  # type: ignore[arg-type] # it is an outgoing one
         if sent is None:
+            if settled:
+                delivery.settle()
             return
-        settled = bool(LIB.pn_delivery_settled(delivery))
-        code = LIB.pn_delivery_remote_state(delivery)
-        if code == TRANSACTIONAL:
-            self._transactional(sent, delivery, settled=settled)
+        try:
+            txn_id, outcome = (None, None) if state is None else self._txns.read(state)
+        except WireError as error:
+            self.detach(refusal_of(error))
             return
-        outcome = _SIMPLE.get(code)
-        if outcome is None and code == MODIFIED:
-            outcome = modified_outcome(delivery)
-        if isinstance(sent.context, WorkContext):
-            if outcome is None and not settled:
-                return
-            told = "an outcome outside of the transaction to which the delivery belongs"
-            if outcome is None:  # it is settled, with the outcome that it has
+        if txn_id is not None:
+            self._transactional(sent, txn_id, outcome, settled=settled)
+        elif isinstance(sent.context, WorkContext):
+            if outcome is not None:
+                self._conflict(sent.context, "an outcome outside of the transaction to which the delivery belongs")
+            elif settled:  # with the outcome that it has
                 sent.context.retire(sent, None, settled=True)
                 self._forget(sent)
-            else:
-                self._conflict(sent.context, told)
         elif not sent.decided and (settled or outcome is not None):
             sent.decided = True
             self._outside.retire(sent, outcome, settled=settled)
@@ -289,12 +294,7 @@ class OutgoingLink(Link):
         elif settled:
             self._forget(sent)
 
-    def _transactional(self, sent: OutgoingDelivery, delivery: Pointer, *, settled: bool) -> None:
-        try:
-            txn_id, outcome = self._txns.read(remote_state(delivery))
-        except WireError as error:
-            self.detach(refusal_of(error))
-            return
+    def _transactional(self, sent: OutgoingDelivery, txn_id: bytes, outcome: Outcome | None, *, settled: bool) -> None:
         context = self._txns.live.get(txn_id)
         if context is None or txn_id == sent.ended:
             self._stale(sent, txn_id, settled=settled)
@@ -329,24 +329,25 @@ class OutgoingLink(Link):
 
     # -- what becomes of deliveries
     def _forget(self, sent: OutgoingDelivery) -> None:
-        delivery = sent.pointer
+        delivery = sent.delivery
         if delivery is not None and self._sent.pop(delivery, None) is not None:
             sent.gone = True
-            LIB.pn_delivery_settle(delivery)
+            delivery.settle()
+            self._end_stream(sent)
             self.connection.container.touch(self.connection)
             if self._credit > 0:
                 self._queue.wake(self)
 
     def finish(self, sent: OutgoingDelivery, outcome: Outcome) -> None:
         """The outcome is in force: it is told, and settled."""
-        if self.open and not sent.gone and sent.pointer is not None:
-            set_state(sent.pointer, outcome.code)
+        if self.open and not sent.gone and sent.delivery is not None:
+            sent.delivery.update(outcome.encode(), settled=True)
             self._forget(sent)
 
     def refuse(self, sent: OutgoingDelivery, refusal: Refusal) -> None:
         """The store did not take what the peer said of a delivery: it hears that, and the link is closed."""
-        if self.open and not sent.gone and sent.pointer is not None:
-            reject(sent.pointer, REJECTED, refusal)
+        if self.open and not sent.gone and sent.delivery is not None:
+            sent.delivery.update(rejected_state(refusal), settled=True)
             self._forget(sent)
             self.detach(refusal)
 
@@ -354,21 +355,24 @@ class OutgoingLink(Link):
         """The message is the controller's no more: what was not sent never will be."""
         if not self.open or sent.gone:
             return
-        if sent.pointer is None:
+        delivery = sent.delivery
+        if delivery is None:
             sent.gone = True
             sent.unload()
-            self._waiting.remove(sent)
             self._credit += 1
-        elif sent is self._streaming or LIB.pn_delivery_pending(sent.pointer):
-            delivery = sent.pointer
+            if sent is self._streaming:
+                self._end_stream(sent)
+            else:
+                self._waiting.remove(sent)
+        elif delivery.progress is WAITING or delivery.progress is PARTIAL:
             sent.gone = True
             self._sent.pop(delivery, None)
-            LIB.pn_delivery_abort(delivery)
+            delivery.abort()
             self.connection.aborted(self)
             self.connection.container.touch(self.connection)
             self._end_stream(sent)
         else:
-            set_state(sent.pointer, RELEASED)
+            delivery.update(GIVEN_BACK_OCTETS, settled=True)
             self._forget(sent)
 
     def gone(self) -> None:

@@ -22,9 +22,10 @@ from dtx.protocol.replies import encode_reply
 from xa import Code
 
 if TYPE_CHECKING:
+    from dtx.amqp.delivery import IncomingDelivery
+    from dtx.amqp.link import ReceiverLink
     from dtx.amqp.messages import Request
     from dtx.broker.endpoint.connection import BrokerConnection, Session
-    from dtx.broker.endpoint.engine import Pointer
     from dtx.broker.transactions.contexts import WorkContext
     from dtx.protocol.replies import Reply
 
@@ -35,11 +36,11 @@ MAX_REQUEST: Final = 16_384
 class RequestLink(ReceivingLink):
     """A link for requests."""
 
-    def __init__(self, connection: BrokerConnection, session: Session, pointer: Pointer) -> None:
-        super().__init__(connection, session, pointer, credit=CREDIT, limit=MAX_REQUEST)
+    def __init__(self, connection: BrokerConnection, session: Session, endpoint: ReceiverLink) -> None:
+        super().__init__(connection, session, endpoint, credit=CREDIT, limit=MAX_REQUEST)
         self._container = connection.container
 
-    def message(self, delivery: Pointer, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
+    def message(self, delivery: IncomingDelivery, octets: bytes, context: WorkContext | None, *, settled: bool) -> None:
         try:
             if context is not None:
                 raise refused(Code.XAER_PROTO, "a request to a $ node is no transactional work: nothing was done")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
-from dtx.broker.queues.outcomes import read_transactional_state
+from dtx.broker.queues.outcomes import read_state
 from dtx.broker.transactions.contexts import unknown_id
 from dtx.protocol.conditions import RefusedError, refused
 from xa import Code
@@ -27,7 +26,7 @@ class TxnIds:
         self.live: dict[bytes, WorkContext] = {}
         self._limit = limit
         self._number = 0
-        self._states: dict[bytes, tuple[bytes, Outcome | None]] = {}
+        self._states: dict[bytes, tuple[bytes | None, Outcome | None]] = {}
 
     def new(self) -> bytes:
         """A txn-id that the connection has not in use. RefusedError: it has as many as it may."""
@@ -51,13 +50,11 @@ class TxnIds:
         """The txn-id of a transaction is no longer in use."""
         self.live.pop(context.txn_id, None)
 
-    def read(self, octets: bytes | None) -> tuple[bytes, Outcome | None]:
-        """txn-id and outcome of a transactional-state. WireError: it is none."""
-        if octets is None:
-            raise WireError(Condition.INVALID_FIELD, "a delivery state of this size is not looked at")
+    def read(self, octets: bytes) -> tuple[bytes | None, Outcome | None]:
+        """txn-id and outcome of a delivery state, as `read_state` has them. The same state comes many times."""
         found = self._states.get(octets)
         if found is None:
-            found = read_transactional_state(octets)
+            found = read_state(octets)
             if len(self._states) >= MAX_STATES:
                 self._states.clear()
             self._states[octets] = found

@@ -9,15 +9,18 @@ and only if it is another one than `modified` with delivery-failed, the outcome 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import DecodeError, decode, decode_from
-from dtx.amqp.encoding import encode
+from dtx.amqp.encoding import encode, encode_list
 from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.protocol.commands import MAX_TXN_ID
-from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED
+from dtx.protocol.replies import ACCEPTED, MODIFIED, REJECTED, RELEASED, TRANSACTIONAL, error_octets
+
+if TYPE_CHECKING:
+    from dtx.protocol.conditions import Refusal
 
 _CODES: Final[dict[Any, int]] = {
     **{Ulong(code): code for code in (ACCEPTED, REJECTED, RELEASED, MODIFIED)},
@@ -26,6 +29,10 @@ _CODES: Final[dict[Any, int]] = {
     Symbol("amqp:released:list"): RELEASED,
     Symbol("amqp:modified:list"): MODIFIED,
 }
+
+
+_TRANSACTIONAL: Final[frozenset[Any]] = frozenset({Ulong(TRANSACTIONAL), Symbol("amqp:transactional-state:list")})
+_TRANSACTIONAL_PREFIX: Final = b"\x00" + encode(Ulong(TRANSACTIONAL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +56,7 @@ GIVEN_BACK: Final = Outcome(RELEASED)
 FAILED: Final = Outcome(MODIFIED, failed=True)
 """What becomes of a message whose delivery ended without an outcome: another attempt, counted."""
 TAKEN_OCTETS: Final = TAKEN.encode()
-
-
-_USUAL: Final[dict[tuple[bytes, bytes, bytes], tuple[Outcome | None]]] = {
-    (b"\xd0", b"\0\0\0\x01\xa0", b""): (None,),
-    (b"\xd0", b"\0\0\0\x02\xa0", TAKEN_OCTETS): (TAKEN,),
-}
-"""The constructor, the count of fields and the constructor of the txn-id, as proton writes them, and what stands behind
-the txn-id: what that says."""
+GIVEN_BACK_OCTETS: Final = GIVEN_BACK.encode()
 
 
 def outcome_from(value: Any) -> Outcome | None:
@@ -97,27 +97,31 @@ def decode_outcomes(octets: bytes) -> tuple[Outcome, Outcome]:
     return committed, next((one for one in others if one is not None), FAILED)
 
 
-def read_transactional_state(octets: bytes) -> tuple[bytes, Outcome | None]:
-    """txn-id and outcome in the fields of a transactional-state; WireError for anything else. Nearly every one is
-    looked up as a whole, but for its txn-id."""
-    end = 11 + octets[10] if len(octets) > 11 else 0
-    usual = _USUAL.get((octets[:1], octets[5:10], octets[end:]))
-    whole = int.from_bytes(octets[1:5], "big") == len(octets) - 5
-    if usual is not None and whole and 11 < end <= min(len(octets), 11 + MAX_TXN_ID):
-        return octets[11:end], usual[0]
+def read_state(octets: bytes) -> tuple[bytes | None, Outcome | None]:
+    """The txn-id of a delivery state, None for one that is not transactional, and its outcome, None for a state that is
+    not terminal, or that nobody here knows. WireError for what is no delivery state."""
     try:
-        items = decode(octets)
+        state = decode(octets)
     except DecodeError as error:
-        raise WireError(Condition.DECODE_ERROR, f"transactional-state: {error}") from None
-    if type(items) is not list or not 1 <= len(items) <= 2:
+        raise WireError(Condition.DECODE_ERROR, f"delivery-state: {error}") from None
+    if type(state) is not Described or type(state.value) is not list:
+        raise WireError(Condition.INVALID_FIELD, "a delivery-state is a described list")
+    descriptor = state.descriptor if type(state.descriptor) in {Symbol, Ulong} else None
+    if descriptor not in _TRANSACTIONAL:
+        return None, outcome_from(state) if descriptor in _CODES else None
+    if not 1 <= len(state.value) <= 2:
         raise WireError(Condition.INVALID_FIELD, "a transactional-state has a txn-id and an outcome")
-    txn_id = items[0]
+    txn_id = state.value[0]
     if type(txn_id) is not bytes or len(txn_id) > MAX_TXN_ID:
         raise WireError(Condition.INVALID_FIELD, f"a txn-id is binary, of at most {MAX_TXN_ID} octets")
-    return txn_id, outcome_from(items[1] if len(items) == 2 else None)
+    return txn_id, outcome_from(state.value[1] if len(state.value) == 2 else None)
 
 
 def transactional_state(txn_id: bytes, outcome: bytes | None = None) -> bytes:
-    """The fields of a transactional-state; `outcome` is encoded already."""
-    octets = encode(txn_id) + (outcome or b"")
-    return bytes((0xC0, len(octets) + 1, 1 if outcome is None else 2)) + octets
+    """A transactional-state, encoded; `outcome` is encoded already."""
+    return _TRANSACTIONAL_PREFIX + encode_list([encode(txn_id)] if outcome is None else [encode(txn_id), outcome])
+
+
+def rejected_state(refusal: Refusal) -> bytes:
+    """The outcome rejected with the error that tells a refusal, encoded."""
+    return b"\x00" + encode(Ulong(REJECTED)) + encode_list([error_octets(refusal)])

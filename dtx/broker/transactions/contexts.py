@@ -60,7 +60,7 @@ class TransactionalContext(Protocol):
         ...
 
     def post(self, entry: Entry, answer: Callable[[Refusal | None], None] | None) -> bytes | None:
-        """Posts a message. The fields of the transactional-state that tell the presumptive outcome, or None
+        """Posts a message. The transactional-state with the presumptive outcome, encoded, or None
         when there is no transaction: then `answer` is called when the message is durable. RefusedError: not
         posted."""
         ...

@@ -13,6 +13,7 @@ from proton import SASL, Event
 
 from dtx.amqp.decoding import decode_from
 from dtx.amqp.encoding import encode
+from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.sasl import ClientPolicy, SaslClient, SaslServer, ServerPolicy
 from dtx.amqp.sasl.client import CLIENT_LEGAL
 from dtx.amqp.sasl.layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, Frame, SaslError, State
@@ -21,7 +22,6 @@ from dtx.amqp.sasl.scram import Verifier
 from dtx.amqp.sasl.server import SERVER_LEGAL
 from dtx.amqp.values import Array, Described, Symbol, Ubyte, Ulong
 from dtx.broker.access.credentials import Credentials
-from dtx.protocol.frames import AMQP_HEADER
 from tests.dtx.amqp.engines import Engine, answer
 
 if TYPE_CHECKING:

@@ -36,7 +36,9 @@ from proton import (
 
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
+from dtx.amqp.frames import FrameReader
 from dtx.amqp.messages import body_value, request_message, value_message
+from dtx.amqp.performatives import Attach, Flow
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Described as TypedDescribed
 from dtx.amqp.values import Symbol, Uint, Ulong
@@ -48,15 +50,13 @@ from dtx.protocol.addresses import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
 from dtx.protocol.commands import CONTROL, COORDINATION, Declare, Discharge, End, Start
 from dtx.protocol.conditions import Refusal
-from dtx.protocol.frames import IncomingFrames, OutgoingFrames
-from dtx.protocol.performatives import FlowSeen
 from dtx.protocol.replies import DECLARED, TRANSACTIONAL, decode_reply
 from dtx.store.memory import Disk, MemoryStore
+from rm_amqp.connection.frames import OutgoingFrames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dtx.protocol.performatives import Seen
     from dtx.protocol.replies import Reply
     from dtx.store.contract import Step, StoreError
 
@@ -198,8 +198,8 @@ class Peer:
         self.connected = True
         self.names = 0
         self.sent = OutgoingFrames()
-        self.heard = IncomingFrames(65_536)
-        self.seen: list[Seen] = []
+        self.heard = FrameReader(65_536)
+        self.flows: list[Flow] = []
         self.names_of: dict[int, str] = {}
         self.states: list[tuple[str, int, int]] = []
         self.default_outcome: int | None = None
@@ -234,20 +234,18 @@ class Peer:
 
     def hear(self, octets: bytes) -> None:
         """Notes what the broker says that proton doesn't tell."""
-        for data, seen in self.heard.feed(octets):
-            if seen is not None:
-                self.seen.append(seen)
-            at = 8 if data[:4] == b"AMQP" else 0
-            while at < len(data):
-                size = int.from_bytes(data[at : at + 4], "big")
-                if data[at + 10] == 0x12:
-                    fields = decode(data[at + 8 : at + size]).value
-                    self.names_of[int(fields[1])] = fields[0]
-                elif data[at + 10] == 0x13:
-                    fields = decode(data[at + 8 : at + size]).value
-                    if len(fields) > 6 and fields[4] is not None:
-                        self.states.append((self.names_of[int(fields[4])], int(fields[5]), int(fields[6])))
-                at += size
+        self.heard.feed(octets)
+        if not self.heard.started and not self.heard.header():
+            return
+        while (found := self.heard.next()) is not None:
+            _, said, _ = found
+            if isinstance(said, Attach):
+                self.names_of[said.handle] = said.name
+            elif isinstance(said, Flow) and said.handle is not None:
+                self.flows.append(said)
+                assert said.delivery_count is not None
+                assert said.link_credit is not None
+                self.states.append((self.names_of[said.handle], said.delivery_count, said.link_credit))
 
     def acquire_for(self, link: Receiver, txn_id: bytes | None) -> None:
         """From now on flows of this receiver have the property txn-id."""
@@ -255,7 +253,7 @@ class Peer:
 
     def flows_seen(self) -> list[Any]:
         """The txn-ids in the flows of links that the broker sent."""
-        return [seen.properties.get("txn-id") for seen in self.seen if isinstance(seen, FlowSeen)]
+        return [(flow.properties or {}).get("txn-id") for flow in self.flows if flow.properties or flow.echo]
 
     def with_default_outcome(self, octets: bytes) -> bytes:
         """What proton can't say in an attach."""
@@ -276,8 +274,7 @@ class Peer:
 
     def handle_of(self, link: Link) -> int:
         """The handle with which our end of a link goes."""
-        handles = {name: handle for (_, handle), (name, _) in self.sent._links.items()}
-        return handles[link.name]
+        return self.sent.handles()[link.name]
 
     def flow_for(self, link: Link, txn_id: Any) -> None:
         """Sends a flow with this txn-id, of a link of either direction."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dtx.amqp.decoding import decode_from
+from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
 from dtx.broker.endpoint.connection import BrokerConnection
-from dtx.protocol.frames import AMQP_HEADER
 from tests.dtx.broker.peer import frame
 
 if TYPE_CHECKING:

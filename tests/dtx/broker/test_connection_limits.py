@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
+from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.printable import printable
 from dtx.amqp.sasl.layer import SASL_HEADER
 from dtx.amqp.sasl.mechanisms import Identity
@@ -23,7 +24,6 @@ from dtx.broker.access.rate_limited_log import MOST, RateLimitedLog
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import Limits, Settings
-from dtx.protocol.frames import AMQP_HEADER
 from tests.dtx.broker.peer import frame
 from tests.dtx.broker.strangers import OPEN
 from tests.dtx.broker.test_hostile_sockets import LONG_S, Line, sasl

@@ -11,13 +11,15 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from dtx.broker.endpoint.engine import LIB
+from dtx.protocol.frame_filter import FIELDS
 
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
+from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.messages import request_message, value_message
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Array, Byte, Char, Described, Int, Long, Symbol, Timestamp, Ubyte, Uint, Ulong, Ushort
-from dtx.broker.endpoint.engine import LIB
 from dtx.broker.settings import Limits, Settings
 from dtx.protocol.addresses import COORDINATION as COORDINATION_ADDRESS
 from dtx.protocol.capabilities import DISTRIBUTED, LOCAL
@@ -39,8 +41,6 @@ from dtx.protocol.commands import (
     SetTimeout,
     Start,
 )
-from dtx.protocol.frame_filter import FIELDS
-from dtx.protocol.frames import AMQP_HEADER
 from dtx.store.contract import Step
 from tests.dtx.broker.peer import Peer, World, frame
 from tests.dtx.broker.strangers import (

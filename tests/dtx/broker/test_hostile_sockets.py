@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from dtx.amqp.encoding import encode
+from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.messages import value_message
 from dtx.amqp.sasl.layer import SASL_HEADER
 from dtx.amqp.values import Described, Symbol, Uint, Ulong
 from dtx.broker.broker import Broker
 from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import Limits, Settings
-from dtx.protocol.frames import AMQP_HEADER
 from dtx.store.contract import Step
 from tests.dtx.broker.peer import frame
 from tests.dtx.broker.strangers import ATTACH, BEGIN, DISPOSITION, FLOW, OPEN, TRANSFER
