@@ -217,7 +217,7 @@ class SenderLink(Link):
         if credit is not None:
             # No delivery-count means that the receiver has not seen our attach yet.
             counted = flow.delivery_count if flow.delivery_count is not None else 0
-            self._limit = (counted + credit) & MAX_UINT
+            self._limit = (counted + min(credit, HALF - 1)) & MAX_UINT  # serial numbers count no further ahead
         self.drain = flow.drain
 
     def _send_flow(self, *, drain: bool) -> None:

@@ -23,7 +23,7 @@ from dtx.amqp.delivery import (
 from dtx.amqp.errors import ProtocolError, Scope
 from dtx.amqp.events import Disposed, LinkAttached, LinkDetached, LinkFlow
 from dtx.amqp.frames import continuation_body, disposition_body, frame, performative_frame, transfer_body
-from dtx.amqp.link import Link, ReceiverLink, SenderLink, ahead, settled_by_peer
+from dtx.amqp.link import HALF, Link, ReceiverLink, SenderLink, ahead, settled_by_peer
 from dtx.amqp.performatives import MAX_UINT, Attach, Begin, Detach, Disposition, End, Error, Flow, Transfer
 from dtx.amqp.states import SESSION, LinkState, SessionState, SessionVerb
 from xa.machine import advance
@@ -307,8 +307,8 @@ class Session:
     def received_flow(self, flow: Flow, events: deque[Event]) -> None:
         """The peer told the state of its windows, and perhaps of a link."""
         counted = 0 if flow.next_incoming_id is None else flow.next_incoming_id
-        window = (counted + flow.incoming_window - self._next_outgoing_id) & MAX_UINT
-        self._remote_window = window if window < 2**31 or flow.incoming_window >= 2**31 else 0
+        window = counted + min(flow.incoming_window, HALF - 1)
+        self._remote_window = max(0, ahead(window & MAX_UINT, self._next_outgoing_id))
         if flow.handle is not None:
             link = self._link(flow.handle)
             if link.attached:

@@ -1,24 +1,23 @@
-"""Transactional states: the short way to read the usual ones says what the long one says."""
+"""Delivery states, as peers tell them and as the store keeps outcomes."""
 
 from __future__ import annotations
+
+import contextlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dtx.amqp.composites import WireError
-from dtx.amqp.decoding import DecodeError, decode
 from dtx.amqp.encoding import encode
-from dtx.amqp.values import Described, Ulong
+from dtx.amqp.values import Described, Symbol, Uint, Ulong
 from dtx.broker.queues.outcomes import (
     FAILED,
     GIVEN_BACK,
     TAKEN,
-    Outcome,
     decode_outcomes,
     encode_outcomes,
-    outcome_from,
-    read_transactional_state,
+    read_state,
     transactional_state,
 )
 from dtx.protocol.commands import MAX_TXN_ID
@@ -27,55 +26,49 @@ ACCEPTED = b"\x00\x53\x24\x45"
 TXN_IDS = st.binary(max_size=MAX_TXN_ID + 2)
 
 
+PREFIXES = (b"\x00\x53\x34", b"\x00\x80\0\0\0\0\0\0\0\x34", b"\x00\xa3\x1damqp:transactional-state:list")
+
+
 def wide(txn_id: bytes, rest: bytes, count: int) -> bytes:
-    """The fields as proton writes them: a list with long sizes."""
+    """A transactional-state as proton writes it: a list with long sizes."""
     items = b"\xa0" + bytes((len(txn_id),)) + txn_id + rest
-    return b"\xd0" + (4 + len(items)).to_bytes(4, "big") + count.to_bytes(4, "big") + items
+    return PREFIXES[0] + b"\xd0" + (4 + len(items)).to_bytes(4, "big") + count.to_bytes(4, "big") + items
 
 
-def at_length(octets: bytes) -> tuple[bytes, Outcome | None] | None:
-    """What the fields say, read value by value; None where they are no transactional-state."""
-    try:
-        items = decode(octets)
-        if type(items) is not list or not 1 <= len(items) <= 2:
-            return None
-        if type(items[0]) is not bytes or len(items[0]) > MAX_TXN_ID:
-            return None
-        return items[0], outcome_from(items[1] if len(items) == 2 else None)
-    except (DecodeError, WireError):
-        return None
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("outcome", [None, ACCEPTED])
+def test_every_form_is_read(prefix: bytes, outcome: bytes | None) -> None:
+    expected = None if outcome is None else TAKEN
+    ours = transactional_state(b"abc", outcome)
+    assert read_state(ours) == (b"abc", expected)
+    assert read_state(prefix + ours[3:]) == (b"abc", expected)
+    assert read_state(wide(b"abc", outcome or b"", 2 if outcome else 1)) == (b"abc", expected)
 
 
-def read(octets: bytes) -> tuple[bytes, Outcome | None] | None:
-    try:
-        return read_transactional_state(octets)
-    except WireError:
-        return None
-
-
-@given(
-    txn_id=TXN_IDS,
-    rest=st.sampled_from([b"", ACCEPTED, b"\x00\x53\x26\x45", b"\x40", b"\x45"]),
-    count=st.integers(0, 3),
-)
-def test_every_way_to_write_it_is_read_the_same(txn_id: bytes, rest: bytes, count: int) -> None:
-    octets = wide(txn_id, rest, count)
-    assert read(octets) == at_length(octets)
+@given(txn_id=TXN_IDS, rest=st.sampled_from([b"", ACCEPTED, b"\x00\x53\x26\x45", b"\x40", b"\x45"]))
+def test_what_is_no_transactional_state_is_refused(txn_id: bytes, rest: bytes) -> None:
+    octets = wide(txn_id, rest, 1 if not rest else 2)
+    if len(txn_id) > MAX_TXN_ID or rest == b"\x45":
+        with pytest.raises(WireError):
+            read_state(octets)
+    else:
+        outcome = {ACCEPTED: TAKEN, b"\x00\x53\x26\x45": GIVEN_BACK}.get(rest)
+        assert read_state(octets) == (txn_id, outcome)
 
 
 @given(octets=st.binary(max_size=40))
-def test_rubbish_is_read_the_same(octets: bytes) -> None:
-    for prefix in (b"", b"\xd0", b"\xd0\0\0\0\x0a\0\0\0\x01\xa0", wide(b"abc", ACCEPTED, 2)):
-        assert read(prefix + octets) == at_length(prefix + octets)
-        assert read(prefix[: len(octets)]) == at_length(prefix[: len(octets)])
+def test_rubbish_is_refused_with_a_condition(octets: bytes) -> None:
+    for prefix in (b"", b"\x00", *PREFIXES, wide(b"abc", ACCEPTED, 2)):
+        with contextlib.suppress(WireError):
+            read_state(prefix + octets)
 
 
-@pytest.mark.parametrize("outcome", [None, ACCEPTED])
-def test_our_own_are_read(outcome: bytes | None) -> None:
-    expected = None if outcome is None else TAKEN
-    assert read_transactional_state(transactional_state(b"abc", outcome)) == (b"abc", expected)
-    assert read_transactional_state(wide(b"abc", outcome or b"", 2 if outcome else 1)) == (b"abc", expected)
-    assert encode(Described(Ulong(0x24), [])) == ACCEPTED
+def test_states_that_are_not_transactional() -> None:
+    assert read_state(ACCEPTED) == (None, TAKEN)
+    assert read_state(encode(Described(Ulong(0x27), [True, False]))) == (None, FAILED)
+    assert read_state(encode(Described(Symbol("amqp:released:list"), []))) == (None, GIVEN_BACK)
+    for unknown in (Described(Ulong(0x23), [Uint(0), Ulong(0)]), Described(Symbol("somebody:else"), [])):
+        assert read_state(encode(unknown)) == (None, None)
 
 
 def test_what_the_store_keeps_of_a_retired_message() -> None:
