@@ -99,8 +99,9 @@ class FrameReader:
             raise _fatal(Condition.DECODE_ERROR, "a frame without a performative")
         try:
             performative, end = PERFORMATIVES.read(data, start + 1, stop, MAX_DEPTH)
-        except WireError as error:
-            raise _fatal(error.condition, str(error)) from None
+        except WireError as error:  # a descriptor that is none of a performative can't be decoded either
+            unknown = error.condition is Condition.NOT_IMPLEMENTED
+            raise _fatal(Condition.DECODE_ERROR if unknown else error.condition, str(error)) from None
         except DecodeError as error:
             raise _fatal(Condition.DECODE_ERROR, str(error)) from None
         if end - start > MAX_PERFORMATIVE:

@@ -19,7 +19,7 @@ class Limits:
     """Of these, kept for identities that may manage the broker."""
     strangers: int = 200
     """Peers that have not opened their connection yet, beside those."""
-    sessions: int = 64
+    sessions: int = 1024
     links: int = 256
     transactions: int = 256
     """Per connection: sessions, links in each session, txn-ids that are not discharged."""

@@ -16,8 +16,8 @@ import proton
 import pytest
 from proton import UNDESCRIBED, Array, Data, Described, char, float32, int32, symbol, timestamp, ubyte, ulong
 
+from dtx.amqp import values
 from dtx.amqp.decoding import DecodeError
-from dtx.protocol import values
 from rm_amqp import Message
 from rm_amqp.message import encoded
 from xa import Code, XaMisuse

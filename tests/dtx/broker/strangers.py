@@ -94,7 +94,7 @@ def closed_with(told: list[tuple[int, int, list[Any]]], code: int = CLOSE) -> st
     """The condition in the close (or detach, or end) that the broker sent; empty when there is none."""
     for _, said, fields in told:
         if said == code:
-            error = fields[-1]
+            error = fields[-1] if fields else None
             return str(error.value[0]) if isinstance(error, Described) else "without an error"
     return ""
 
