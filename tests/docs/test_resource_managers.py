@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType
 from typing import Final
 
 from tests.docs.guide import ROOT, blocks
+from xa import Code
 
 _PAGE: Final = "resource-managers.md"
 _EXAMPLE, _TESTS = (block for block in blocks(ROOT / "docs" / _PAGE) if block.language == "python")
@@ -26,3 +28,11 @@ _execute(1, globals())  # its test classes and its fixture are this module's: py
 
 def test_the_example_is_short() -> None:
     assert _EXAMPLE.code.count("\n") <= MOST_LINES
+
+
+def test_every_code_is_explained_once() -> None:
+    section = (ROOT / "docs" / _PAGE).read_text(encoding="utf-8").partition("## The codes")[2]
+    firsts = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert sorted(name for first in firsts for name in re.findall(r"`(\w+)`", first)) == sorted(
+        code.name for code in Code
+    )

@@ -146,6 +146,6 @@ def warning_of(place: object, incarnations: Incarnations, before: Mapping[bytes,
     return (
         f"{place}: this decision log is a copy, made while incarnation {names} was at work. What that decided since is "
         "not here, so its branches without a decision are left alone. If this copy is the newest that there is (it was "
-        "moved to another disk after a crash, say), tell so: xabridge recover run --newest "
+        "moved to another disk after a crash, say), say so: xabridge recover run --newest "
         f"{new[-1].hex()}"
     )
