@@ -1,4 +1,4 @@
-"""MariaDB as the one that decides: by which URLs, and where InnoDB and its drivers are different from others."""
+"""These tests use MariaDB as the one that decides: its URLs, and the differences of InnoDB and its drivers from others."""
 
 from __future__ import annotations
 

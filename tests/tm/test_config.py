@@ -1,4 +1,6 @@
-"""Configuration: from the file, from arguments, by entry points; every error names the place, the key and the mend."""
+"""These tests cover configuration from the file, from arguments and by entry points. Every error must name the place
+and the key, and say how to correct it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The recovery pass, driven by hand: whose branches it resolves, how, in which order, and what its report says."""
+"""These tests drive the recovery pass by hand: which branches it resolves, how, in which order, and what its report
+says.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FileLog, as one who uses it sees it."""
+"""These tests use FileLog through its public methods."""
 
 from __future__ import annotations
 

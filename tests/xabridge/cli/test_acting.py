@@ -1,4 +1,6 @@
-"""recover commit, rollback and forget by hand: what is refused, what is explained, what is done, and what is noted."""
+"""These tests run recover commit, rollback and forget by hand, and check what they refuse, explain, do, and note in the
+log.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands over the embedded broker: what a prepared transaction holds in queues, and doctor."""
+"""These tests run the commands over the embedded broker: what a prepared transaction locks in queues, and doctor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""recover end: when it is refused, what it says, what it ends, and what it finishes on the way."""
+"""These tests cover recover end: when it refuses, its messages, the decisions that it ends, and the branches that it
+finishes first.
+"""
 
 from __future__ import annotations
 

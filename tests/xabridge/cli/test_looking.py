@@ -1,4 +1,4 @@
-"""recover list, show and watch: what an operator sees, as it is printed."""
+"""These tests check the printed output of recover list, show and watch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command itself: what it says of its subcommands, and what it loads for that."""
+"""These tests cover the command itself: its help on subcommands, and the modules that it loads for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""recover run: one pass, its report, and what it leaves to others."""
+"""These tests cover recover run: one pass, its report, and what it leaves to other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Java is found where there is one, and who has none, or none that is new enough, is told what to do."""
+"""These tests check that an installed Java is found, and that a user without one, or with one that is too old, gets a
+message with what to do.
+"""
 
 from __future__ import annotations
 

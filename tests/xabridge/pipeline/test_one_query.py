@@ -1,5 +1,6 @@
-"""One query, one pipeline, one checkpoint, on real Spark: what belongs together shares one decision, and what does not,
-or is older than what was decided, is refused before a message is taken."""
+"""These tests check on real Spark that one query has one pipeline and one checkpoint: what belongs together shares one
+decision. What does not belong together, or is older than what was decided, is refused before a message is taken.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the formats `amqp` and `xa`: what is read, and how everything else is refused."""
+"""These tests cover the options of the formats `amqp` and `xa`: which are accepted, and how everything else is refused."""
 
 from __future__ import annotations
 

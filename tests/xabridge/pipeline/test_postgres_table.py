@@ -1,4 +1,4 @@
-"""Rows as PostgreSQL reads them, and the check that is made before the first row: over a real PostgreSQL."""
+"""These tests check rows as PostgreSQL reads them, and the check before the first row, over a real PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sources and sinks belong together, by their options."""
+"""These tests check which sources and sinks belong together, by their options."""
 
 from __future__ import annotations
 

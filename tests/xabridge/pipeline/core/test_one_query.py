@@ -1,5 +1,6 @@
-"""One query, one pipeline, one checkpoint: what belongs together is decided together, and what does not, or is older
-than what was decided, is refused before a message is taken."""
+"""These tests check that one query has one pipeline and one checkpoint: what belongs together is decided together. What
+does not belong together, or is older than what was decided, is refused before a message is taken.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts at one source partition, over the embedded broker."""
+"""These tests run attempts at one source partition over the embedded broker."""
 
 from __future__ import annotations
 

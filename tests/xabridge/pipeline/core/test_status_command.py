@@ -1,4 +1,4 @@
-"""`xabridge pipeline status`, and what `xabridge recover` says of a pipeline's branches."""
+"""These tests run `xabridge pipeline status`, and check what `xabridge recover` prints about a pipeline's branches."""
 
 from __future__ import annotations
 

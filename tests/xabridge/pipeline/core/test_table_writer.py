@@ -1,4 +1,4 @@
-"""Rows into tables, under a branch of PostgreSQL."""
+"""These tests write rows into tables, under a branch of PostgreSQL."""
 
 from __future__ import annotations
 
