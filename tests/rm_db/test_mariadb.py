@@ -1,4 +1,4 @@
-"""These tests use MariaDB as the one that decides: its URLs, and the differences of InnoDB and its drivers from others."""
+"""These tests use MariaDB as the one that decides: its URLs, and the peculiarities of InnoDB and its drivers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""These tests cover threads, processes and signals: which of them wait for each other, and what an interruption leaves."""
+"""These tests cover threads, processes and signals: which of them wait for which, and what an interruption leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This module chooses the seeds of simulated schedules: one that the user asks for, the first few, or a part of many."""
+"""This module chooses the seeds of simulated schedules: one that a user asks for, the first few, or a part of many."""
 
 from __future__ import annotations
 

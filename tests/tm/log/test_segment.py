@@ -1,4 +1,4 @@
-"""These tests damage a segment or cut it off, and check which records can still be read and which segments are refused."""
+"""These tests damage a segment or cut it off, and check which records can still be read and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""These fixtures give the tests with real Spark an environment each, and one driver for all tests that do not kill it."""
+"""These fixtures give each test with real Spark an environment, and one driver to all tests that do not kill it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""These tests cover the options of the formats `amqp` and `xa`: which are accepted, and how everything else is refused."""
+"""These tests cover the options of the formats `amqp` and `xa`: which of them work, and how others are refused."""
 
 from __future__ import annotations
 
