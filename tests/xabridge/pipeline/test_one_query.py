@@ -91,7 +91,7 @@ MISUSED = {
     "job that writes": r"in foreachBatch, write by pipeline\.epoch",
     "job that reads": r"read it by spark\.readStream",
     "job beside the stream": r"reads the format amqp by spark\.read as well",
-    "unannounced": r"Call pipeline\.register\(spark\) in the driver",
+    "unannounced": r"In the driver, call pipeline\.register\(spark\)",
 }
 
 

@@ -102,14 +102,17 @@ class SinkCoordinator:
                 call_resource(resource, "open", lambda: None)
             except XaError as error:
                 raise PipelineError(f"{name} can't be reached: {error}") from error
-            told = f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, and what they leave over"
+            told = (
+                f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, with the branches that failed "
+                "attempts leave,"
+            )
             if rm.max_prepared < tasks:
                 raise PipelineError(
-                    f"{told}, need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
-                    "(coalesce, spark.sql.shuffle.partitions) or by key, which needs one for all of them"
+                    f"{told} need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
+                    "(coalesce, spark.sql.shuffle.partitions), or by key, which needs one for all tasks"
                 )
             if rm.max_prepared < 2 * tasks:
-                logger.warning("%s, may need %d", told, 2 * tasks)
+                logger.warning("%s may need %d", told, 2 * tasks)
 
     def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> BatchResult:
         """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. After the decision nothing
@@ -142,7 +145,9 @@ class SinkCoordinator:
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)
             if not drive(batch_decision.abort(pipeline.ports, plan, pipeline.names, written=written)):
-                logger.warning("epoch %d of pipeline %s is decided: it is not rolled back", plan.epoch, plan.pipeline)
+                logger.warning(
+                    "epoch %d of pipeline %s is not rolled back, because it is decided", plan.epoch, plan.pipeline
+                )
 
     def close(self) -> None:
         """Closes the ledger."""

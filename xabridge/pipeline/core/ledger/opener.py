@@ -73,14 +73,14 @@ class LedgerOpener:
                 if row is None and not takes:
                     raise PipelineTaken(not_bound(self._pipeline))
                 if not takes or incarnation is not None or _has_had(database, self._pipeline, driver):
-                    raise PipelineTaken(taken(self._pipeline, row, f"this is driver {driver}"))
+                    raise PipelineTaken(taken(self._pipeline, row, f"this process belongs to driver {driver}"))
                 return self._take(database, driver)
             if incarnation is not None and row.incarnation != incarnation:
-                raise PipelineTaken(taken(self._pipeline, row, f"this is of incarnation {incarnation}"))
+                raise PipelineTaken(taken(self._pipeline, row, f"this process belongs to incarnation {incarnation}"))
             try:
                 log = SqlLog(database, self._pipeline, epoch=row.incarnation, sleep=self._sleep)
             except LogLocked as error:
-                raise PipelineTaken(f"pipeline {self._pipeline!r} is being taken by another driver: {error}") from error
+                raise PipelineTaken(f"another driver is just taking pipeline {self._pipeline!r}: {error}") from error
             return SqlLedger(database, log, self._sleep)
 
         return self._open(enter, joins=True)

@@ -113,7 +113,7 @@ async def take(
             return None
         last = held
         if held.code is Code.XAER_NOTA and not share:
-            raise BatchRefused(f"what {xid} held can't be read again: it was finished meanwhile")
+            raise BatchRefused(f"the messages of {xid} can't be read again, because the branch was finished meanwhile")
         if held.code is Code.XAER_PROTO and share:
             answer = await port.adopt(xid)
             if not isinstance(answer, XaError):
@@ -170,4 +170,4 @@ def _fitting(taken: int, octets: int) -> int:
 
 def _check_given_up(error: XaError) -> None:
     if error.code is Code.XA_RBOTHER:
-        raise BatchRefused(f"the epoch was given up, or decided without this attempt: {error}") from error
+        raise BatchRefused(f"the epoch was aborted, or decided without this attempt: {error}") from error

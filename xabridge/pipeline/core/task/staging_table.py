@@ -205,7 +205,7 @@ class _Upsert:
         self._cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(sql.Identifier(NAME), self._where))
         (found,) = self._cursor.fetchone()
         if found != self._rows:
-            raise RowsGone(f"{self._target.table}: {self._rows} rows were staged, and {found} are there")
+            raise RowsGone(f"{self._target.table}: {self._rows} rows were staged, but only {found} are there")
 
     def _row_by_row(self, types: Sequence[str]) -> None:
         values = sql.SQL(", ").join(
