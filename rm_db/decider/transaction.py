@@ -144,7 +144,7 @@ class SqlTransaction(Unit):
             last = self._last_error
             if last is None:
                 return xa_error(Code.XA_RBROLLBACK, self.rollback_only, self.xid)
-            why = f"{self.rollback_only}; the last error was: {said(last)}"  # without it nobody could tell what to mend
+            why = f"{self.rollback_only}; the last error was: {said(last)}"  # otherwise no message names the cause
             return xa_error(rollback_reason(last, self.xid).code, why, self.xid)
         return None
 

@@ -299,7 +299,7 @@ def test_who_may_not_make_the_tables_is_told_the_statements(mariadb: MariaDB) ->
         f"REVOKE ALL ON {url.database}.* FROM {url.username}@'%'",
         f"GRANT SELECT ON {url.database}.* TO {url.username}@'%'",
     )
-    with pytest.raises(XaError, match=r"Let somebody make them who may.*CREATE TABLE") as error:
+    with pytest.raises(XaError, match=r"Ask an administrator to create them.*CREATE TABLE") as error:
         table_of(url.render_as_string(hide_password=False)).open()
     assert error.value.code is Code.XAER_RMERR
 

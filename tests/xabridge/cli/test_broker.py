@@ -68,4 +68,4 @@ def test_messages_are_counted_by_queue(
     assert "broker could not be reached: " in out
     code, out = run(config, capsys, "doctor")
     assert code == 1
-    assert "start the broker, or let this machine reach it" in " ".join(out.split())
+    assert "start the broker, or make it reachable from this machine" in " ".join(out.split())

@@ -60,7 +60,7 @@ def test_a_command_whose_module_is_missing(module: str) -> None:
 
 
 def test_a_module_that_says_nothing() -> None:
-    assert summary_of(EntryPoint("quiet", "xabridge.cli.text", GROUP)) == "says nothing of itself"
+    assert summary_of(EntryPoint("quiet", "xabridge.cli.text", GROUP)) == "has no description"
 
 
 def test_public_names_of_the_manager() -> None:

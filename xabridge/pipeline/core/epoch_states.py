@@ -9,7 +9,7 @@ from xa.machine import Machine, Member, Result, Row
 
 
 class EpochState(Member):
-    """Where an epoch stands."""
+    """The states of an epoch."""
 
     ALLOTTED = "allotted"
     ACTIVE = "active"
@@ -20,7 +20,7 @@ class EpochState(Member):
 
 
 class EpochVerb(Member):
-    """What moves an epoch."""
+    """The events that move an epoch."""
 
     PLAN = "plan"
     DECIDE = "decide"
