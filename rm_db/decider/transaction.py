@@ -163,7 +163,8 @@ class SqlTransaction(Unit):
             if connection.dialect.name == "postgresql":
                 postgres.force_commit(connection)
             if insertion is not None:
-                connection.execute(insertion)  # waits for whoever settles the same transaction, and fails after that
+                # It waits for the process that settles the same transaction, and fails after that.
+                connection.execute(insertion)
         except IntegrityError:
             self._roll_back()
             raise xa_error(Code.XA_RBROLLBACK, SETTLED, self.xid) from None

@@ -64,7 +64,7 @@ OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputm
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the format `amqp` was told."""
+    """The options of the format `amqp`."""
 
     settings: Settings
     source: Source
@@ -73,7 +73,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What the format `xa` was told: a table, an address or both. `columns` is empty for the default."""
+    """The options of the format `xa`: a table, an address or both. `columns` is empty for the default."""
 
     settings: Settings
     table: TableTarget | None

@@ -1,4 +1,4 @@
-"""What `xabridge recover` says about the branches of a pipeline (`xabridge.cli.origins`)."""
+"""This module describes the branches of a pipeline for `xabridge recover` (`xabridge.cli.origins`)."""
 
 from __future__ import annotations
 

@@ -90,9 +90,7 @@ def test_what_would_split_is_refused(field: Field, xabridge: Xabridge, act: str)
     said = xabridge("recover", act, NAME, "--on", "shop", "--yes")
     assert (said.code, said.out) == (5, "")
     assert "this splits the transaction" in said.err
-    assert "this may split a transaction: to do it anyway, pass --heuristic" in " ".join(
-        said.err.split()
-    )
+    assert "this may split a transaction: to do it anyway, pass --heuristic" in " ".join(said.err.split())
     assert branches(field) == 2
     assert not data(field)
 

@@ -1,7 +1,7 @@
 """QueryOptions: the options of the sources and the sink of one query, and the check that they belong together.
 
 All of them share one decision for each micro-batch. So they have to name one pipeline and one log, and each has to know
-every resource that something is read from, because whoever decides asks it what was taken.
+every resource that is read from, because before the decision it is asked which messages were taken.
 """
 
 from __future__ import annotations

@@ -116,7 +116,8 @@ class SinkCoordinator:
 
     def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> BatchResult:
         """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. After the decision nothing
-        is raised: what can't be finished now is left to recovery. `batch` is None for a job without streaming."""
+        is raised: recovery finishes the branches that can't be finished now. `batch` is None for a job without
+        streaming."""
         began = time.perf_counter()
         told = [report for report in reports if report is not None]
         with pipeline_errors():
@@ -140,7 +141,7 @@ class SinkCoordinator:
         """Rolls the micro-batch back, unless it is decided. Spark calls this also right after a commit that raised. A
         task that failed has reported None. Only then may a message be to blame here, because a commit notes that
         itself."""
-        del batch  # what matters stands in the log and at the resource managers
+        del batch  # the log and the resource managers have all that is needed
         written = bool(reports) and None not in reports
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("xabridge.pipeline")
 
 PAUSES_S: Final = (0.1, 0.5, 2.0)
-"""How long to wait before each further try, where somebody else's transaction was in the way."""
+"""How long to wait before each further try, if another transaction blocks the rows."""
 _IN_THE_WAY: Final = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.DeadlockDetected,

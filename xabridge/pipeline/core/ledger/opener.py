@@ -1,8 +1,8 @@
 """LedgerOpener: opens the ledger of a pipeline, by taking the pipeline or by joining the driver that has it.
 
-Who takes a pipeline takes the node of its log, and thereby fences off the driver that had it. A driver takes the
-pipeline when it starts a streaming query. Its other processes join it by the driver's name. A process of a driver that
-was fenced off is refused, and the message says who has the pipeline now. A job without streaming is not started by
+A driver that takes a pipeline takes the node of its log, and thereby fences off the driver that had it. A driver takes
+the pipeline when it starts a streaming query. Its other processes join it by the driver's name. A process of a driver
+that was fenced off is refused, and the message says who has the pipeline now. A job without streaming is not started by
 anybody, so a driver that never had the pipeline takes it with its first process that joins.
 """
 

@@ -287,7 +287,8 @@ def changing(database: Database, pipeline: str, incarnation: int) -> Iterator[Co
 
 
 def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
-    """Locks the pipeline, so that nobody takes it until the transaction is over. TakenOver: somebody has."""
+    """Locks the pipeline, so that no process takes it until the transaction is over. TakenOver: another process has
+    it."""
     held = select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == pipeline).with_for_update(read=True)
     row = connection.execute(held).one_or_none()
     if row is None or row.epoch != incarnation:

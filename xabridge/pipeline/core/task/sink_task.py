@@ -125,8 +125,8 @@ class SinkTask:
         self._messages += len(messages)
 
     def prepare(self) -> SinkReport:
-        """Prepares every branch, durably. BatchRefused: the batch was given up in the meantime, or what was written
-        can't be prepared."""
+        """Prepares every branch, durably. BatchRefused: the batch was aborted in the meantime, or the work can't be
+        prepared."""
         began = time.perf_counter()
         branches = tuple(Branch(name, self._xid) for name in self._used)
         try:

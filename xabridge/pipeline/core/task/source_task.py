@@ -44,7 +44,7 @@ def read(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Messages]:
     """The messages of the partition, at most `chunk` at a time: the same ones in the same order in every attempt. They
-    are prepared, durably, before the first one is yielded. BatchRefused: the epoch was given up in the meantime."""
+    are prepared, durably, before the first one is yielded. BatchRefused: the epoch was aborted in the meantime."""
     try:
         resource = resources.get(partition.resource, partition.url)
         taker = BlockingPartition(resource, partition, sleep, chunk)
