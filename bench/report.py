@@ -1,8 +1,8 @@
-"""The table and the picture of what was measured: `python -m bench.report FOLDER DOCS`.
+"""This module makes the table and the picture of the measured figures: `python -m bench.report FOLDER DOCS`.
 
-FOLDER has the NAME.json that `python -m bench all --out FOLDER` wrote; DOCS gets `benchmarks.md`, with every figure and
-what the benchmark's module says that it means, and `benchmarks.svg`, where what has a goal is drawn as a bar whose goal
-is at the line.
+FOLDER has the NAME.json that `python -m bench all --out FOLDER` wrote. DOCS gets `benchmarks.md`, with every figure and
+the explanation in the benchmark's module, and `benchmarks.svg`, which draws each figure that has a goal as a bar, with the
+goal at the line.
 """
 
 from __future__ import annotations

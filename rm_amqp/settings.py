@@ -44,7 +44,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an open string says. Times in seconds."""
+    """The settings in an open string. Times in seconds."""
 
     brokers: tuple[Broker, ...]
     tls: bool = False

@@ -26,7 +26,7 @@ DOMAIN: Final = 0x58414231
 
 
 class WireError(ValueError):
-    """What the peer sent can't be understood; `condition` is what it hears."""
+    """The peer sent something that can't be understood; it gets `condition` as answer."""
 
     def __init__(self, condition: Condition, message: str) -> None:
         super().__init__(message)
@@ -167,7 +167,7 @@ def _attributes(make: type) -> tuple[str, ...]:
 
 
 def kind_name(value: Any) -> str:
-    """What a wrong value is, for messages."""
+    """The name of a wrong value's type, for messages."""
     return "null" if value is None else type(value).__name__.lower()
 
 

@@ -49,7 +49,7 @@ _HASHABLE: Final = (type(None), bool, int, float, str, bytes, UUID)
 
 
 class DecodeError(ValueError):
-    """The octets are no AMQP value. What the peer hears is amqp:decode-error."""
+    """The octets are no AMQP value. The peer gets amqp:decode-error."""
 
 
 # A reader takes the octets, where the data begins, where it must have ended, and how much deeper values may be

@@ -174,8 +174,8 @@ def _has_field(index: int, data: bytes, position: int, stop: int) -> bool:
 
 
 class IncomingFrames(_Splitter):
-    """What a peer sends. `max_frame_size` is what our open frame says; a server gives the `frame_filter` that
-    decides which frames go on.
+    """The frames that a peer sends. `max_frame_size` is what our open frame says; a server gives the `frame_filter`
+    that decides which frames go on.
 
     After a FrameError the connection is to be closed with its condition, and nothing more to be fed; what was
     fed in that call must not reach proton.
@@ -268,7 +268,8 @@ class IncomingFrames(_Splitter):
 
 
 class OutgoingFrames(_Splitter):
-    """What our own proton sends. Link names are unique per direction within a connection, as AMQP demands."""
+    """The frames that our own proton sends. Link names are unique per direction within a connection, as AMQP
+    demands."""
 
     def __init__(self) -> None:
         super().__init__(2**32 - 1)
@@ -299,7 +300,7 @@ class OutgoingFrames(_Splitter):
         self._default_outcomes[name] = outcome
 
     def feed(self, data: bytes) -> bytes:
-        """What is to be sent for `data`."""
+        """The octets to be sent for `data`."""
         data = self._ready(data)
         run, position, end = 0, self._header_end(data), len(data)
         pieces: list[bytes] = []

@@ -203,7 +203,7 @@ _DECODERS: Final[dict[int, Callable[[int, Fields], Seen | None]]] = {
 
 
 def decoded(code: int, channel: int, data: bytes, start: int, stop: int) -> Seen | None:
-    """What a performative says, for those that somebody looks at."""
+    """The fields of a performative, for those that are read here."""
     decoder = _DECODERS.get(code)
     if decoder is None:
         return None

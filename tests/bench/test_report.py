@@ -1,4 +1,4 @@
-"""The table and the picture of what was measured."""
+"""These tests cover the table and the picture that `bench.report` makes from measured figures."""
 
 from __future__ import annotations
 

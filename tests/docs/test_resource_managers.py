@@ -1,4 +1,6 @@
-"""The resource manager that docs/resource-managers.md writes passes the contract suite, as the page runs it."""
+"""This test checks that the resource manager in docs/resource-managers.md passes the contract suite, run as the page
+shows.
+"""
 
 from __future__ import annotations
 

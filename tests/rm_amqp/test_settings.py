@@ -1,4 +1,4 @@
-"""The open string."""
+"""These tests cover the open string."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passwords: where they come from, and where they are not to be read."""
+"""These tests cover passwords: where they are read from, and where they must not appear."""
 
 from __future__ import annotations
 

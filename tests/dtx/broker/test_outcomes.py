@@ -1,4 +1,4 @@
-"""Transactional states: the short way to read the usual ones says what the long one says."""
+"""These tests check that the fast reader of the usual transactional states reads the same as the general one."""
 
 from __future__ import annotations
 

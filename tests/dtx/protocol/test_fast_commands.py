@@ -1,4 +1,4 @@
-"""What is read the short way is what the catalogues read, and is refused as by them."""
+"""These tests check that the fast reader reads and refuses the same as the catalogues."""
 
 from __future__ import annotations
 

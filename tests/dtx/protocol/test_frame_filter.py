@@ -1,4 +1,6 @@
-"""What reaches proton: everything that proton itself says, and nothing that is out of type or order."""
+"""These tests check that proton gets everything that proton itself sends, and nothing that has a wrong type or comes
+out of order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The bytes in front of proton: nothing is lost or changed, what proton hides is seen, nothing malformed hurts."""
+"""These tests cover the layer in front of proton: it loses and changes no byte, it sees what proton hides, and
+malformed bytes do no harm.
+"""
 
 from __future__ import annotations
 
