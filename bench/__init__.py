@@ -1,1 +1,1 @@
-"""Benchmarks and demonstrations: one command each, figures as JSON."""
+"""This package has the benchmarks and demonstrations: each is one command, and prints its figures as JSON."""

@@ -1,4 +1,4 @@
-"""`python -m bench NAME`: see `bench.command`."""
+"""This module makes `python -m bench NAME` a command: see `bench.command`."""
 
 import sys
 

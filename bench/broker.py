@@ -1,4 +1,5 @@
-"""The embedded broker over loopback, on its durable SQLite store, with the clients in other processes.
+"""This benchmark measures the embedded broker over loopback, on its durable SQLite store, with the clients in other
+processes.
 
 posts_per_s, retires_per_s    transactional messages of 1 KiB in and out, 100 per local transaction, 2 clients
 branches_per_s_1, _16         complete branches (start, one message in, one out, end, prepare, commit) at 1 and
@@ -9,7 +10,7 @@ steps_per_s_1                 the same with one exchange for every verb
 restart_s                     from the start of the process to the first page of recover, with 100,000 messages
                               and 10,000 prepared branches, after kill -9
 client_cpu_us, round_trips    what a branch costs the resource manager client, and more: see bench/client.py
-rss_mb_100k                   memory that 100,000 queued messages of 1 KiB take, above an empty broker
+rss_mb_100k                   memory that 100,000 queued messages of 1 KiB take, beyond those of an empty broker
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`python -m bench.calls`: how many functions of ours an enlistment and a commit of two branches call, and how deep.
+"""`python -m bench.calls` counts how many of our functions an enlistment and a commit of two branches call, and how
+deep.
 
 They are counted by a profile function (`sys.setprofile`). Only the frames of our own packages count; the standard
 library is not ours to shorten.
@@ -7,13 +8,12 @@ library is not ours to shorten.
 - `enlist`: one call of `Transaction.enlist`, the first of this resource in its transaction.
 - `commit`: one call of `Transaction.commit` with two branches: two ends, two prepares, the force, two commits, the end.
 
-Every figure is taken twice. A `thread` carries its work out itself. For the `main` thread, in which signal handlers
-run, a thread of the manager's does it (`docs/decisions/0015-interrupted-at-any-bytecode.md`); both threads are counted
-then.
+Every figure is taken twice. A `thread` does its work itself. For the `main` thread, in which signal handlers run, a
+thread of the manager does it (`docs/decisions/0015-interrupted-at-any-bytecode.md`); then both threads are counted.
 
 `calls` is the number of calls, `depth` the largest number of our frames on one stack, `modules` the number of modules
-that they stand in. `packages` divides the calls: those outside of `tm` are the reference resource managers. Their
-server does not count, because that of any other resource manager is another process.
+that have them. `packages` divides the calls: those outside of `tm` are the reference resource managers. Their server
+does not count, because with any other resource manager it is another process.
 """
 
 from __future__ import annotations

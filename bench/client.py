@@ -1,8 +1,9 @@
-"""What the resource manager client costs, against the embedded broker: called from the benchmark of the broker.
+"""This benchmark measures the cost of the resource manager client with the embedded broker. The benchmark of the broker
+calls it.
 
 client_cpu_us, round_trips    of a branch cycle (start, one message in, one out, end, prepare, commit) with
                               `ahead=true&prefetch=100`: the client process's own CPU, and how often it waited
-waiting_cpu_us, waiting_trips the same with the defaults: every verb waits, every message is asked for
+waiting_cpu_us, waiting_trips the same with the defaults: every verb waits, every message is requested
 one_phase_trips               with `ahead` and `prefetch`, committed in one phase
 plain_vs_proton               a plain receive-and-send loop outside of any transaction, each message accepted and
                               confirmed, in messages per second, over that of proton's BlockingConnection

@@ -1,7 +1,7 @@
-"""`python -m bench NAME --json`: runs one benchmark, or all, and prints its figures.
+"""`python -m bench NAME --json` runs one benchmark, or all, and prints its figures.
 
 Progress and explanations go to stderr. With --json the last line of stdout is one JSON object; a dot in the
-name of a figure means nesting. Every object carries the facts of the machine under `machine`.
+name of a figure means nesting. Every object has the facts of the machine under `machine`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The contract's own speed: text forms of xids, moves of state machines, branch cycles of the reference RM.
+"""This benchmark measures the contract by itself: text forms of xids, moves of state machines, branch cycles of the
+reference RM.
 
-Each figure is the best of many short rounds, so that what else the machine does disturbs it least.
+Each figure is the best of many short rounds, because other load on the machine disturbs the best one least.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`python -m bench db`: PostgreSQL through the database resource managers, against psycopg by itself.
+"""`python -m bench db` compares PostgreSQL through the database resource managers with psycopg by itself.
 
-A client is a thread of this process, with a connection while it is at work, for psycopg and for us alike: this is how
-a transaction manager is used, and all share one interpreter lock. A transaction is one INSERT of one row. Everything
-runs against one throw-away PostgreSQL with default forcing, one after the other within a round; ratios are taken
-within a round, and the medians are told.
+A client is a thread of this process, which has a connection while it works, for psycopg and for us alike. This is how
+a transaction manager is used; all clients share one interpreter lock. A transaction is one INSERT of one row.
+Everything runs against one throw-away PostgreSQL with default forcing, one after the other within a round; ratios are
+taken within a round, and the figures are medians.
 
 raw_commit_per_s_N       psycopg: execute, commit
 raw_autocommit_per_s_N   psycopg: execute with autocommit, one round trip; for comparison

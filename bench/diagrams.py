@@ -1,7 +1,8 @@
-"""The state machines as a document, generated from their tables: `python -m bench.diagrams docs/state-machines.md`.
+"""This module writes the state machines as a document, generated from their tables: `python -m bench.diagrams
+docs/state-machines.md`.
 
-For each machine a diagram (Mermaid), every entry with its source, and every refusal. A machine is added by a line in
-MACHINES. A test sees that the document is what this module writes.
+For each machine the document has a diagram (Mermaid), every entry with its source, and every refusal. To add a machine,
+add a line to MACHINES. A test checks that the document is what this module writes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m bench e2e`: consume, write and produce, with the durable broker and PostgreSQL as they come.
+"""`python -m bench e2e` consumes, writes and produces, with the durable broker and PostgreSQL at their defaults.
 
 Everything is forced: SQLite's WAL at each group of the broker, PostgreSQL at its default durability, the decision log.
 Broker, PostgreSQL and the client are processes of this machine, and share its processors.

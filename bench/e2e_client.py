@@ -1,4 +1,5 @@
-"""The client of `bench.e2e`, a process of its own: a consumer at work, or the floor that it is compared with.
+"""This is the client of `bench.e2e`, a process of its own: a consumer at work, or the plain psycopg loop that it is
+compared with.
 
 python -m bench.e2e_client '{"kind": …}'          a `Job`, as JSON; the last line of stdout is what it measured
 """

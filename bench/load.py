@@ -1,4 +1,4 @@
-"""Processes that load a broker, for the benchmark of the broker: they connect, wait for each other, and work."""
+"""These processes load a broker for the broker's benchmark: they connect, wait for each other, and work."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`python -m bench log`: the decision log by itself, against the bare rate of fdatasync on the same disk.
+"""`python -m bench log` compares the decision log by itself with the bare rate of fdatasync on the same disk.
 
 Per round, one after the other: two bare loops in one thread, then `decide` and `end` from 1, 4 and 16 threads.
 `raw_fdatasync_per_s` appends to a file that grows and forces it; `raw_overwrite_per_s` does so inside a file that
-was full of zeros, as the log does. Ratios are to the former, within a round; the medians are told. `decide_us`
+was full of zeros, as the log does. Ratios are to the former, within a round; the figures are medians. `decide_us`
 and `end_us` are the log's own cost in one thread on a disk that forces nothing.
 """
 

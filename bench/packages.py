@@ -1,11 +1,11 @@
-"""The packages as a drawing, made from their imports: `python -m bench.packages [FOLDER]`.
+"""This module draws the packages, from their imports: `python -m bench.packages [FOLDER]`.
 
-Prints a Mermaid flowchart. Each package of the project is a box with its sub-packages; an arrow leads from a package to
-what it imports. An arrow that follows from two others is left out, because the packages stand in layers: what `tm` may
+It prints a Mermaid flowchart. Each package of the project is a box with its sub-packages; an arrow leads from a package
+to what it imports. An arrow that follows from two others is left out, because the packages are layers: what `tm` may
 import, `xabridge` may import as well. Imports for type checkers only are not counted.
 
-`--lines` prints instead how many modules and lines each package has. With `--into FILE` the drawing replaces the one
-that stands between the marks in FILE; `make docs` does that for docs/architecture.md, and a test compares the two.
+With `--lines` it prints instead how many modules and lines each package has. With `--into FILE` it replaces the drawing
+between the marks in FILE; `make docs` does that for docs/architecture.md, and a test compares the two.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`python -m bench recovery`: one recovery pass over many branches in doubt, spread over two resource managers.
+"""`python -m bench recovery` measures one recovery pass over many branches in doubt, spread over two resource managers.
 
 Each transaction has a prepared branch on both; every other one is decided to commit, the rest is presumed rolled
-back. What a manager with so much to do would find after a crash.
+back. A busy manager would find this after a crash.
 """
 
 from __future__ import annotations

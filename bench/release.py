@@ -1,4 +1,5 @@
-"""What a release would upload, built, checked and tried: `python -m bench.release` (`make release-dry-run`).
+"""This command builds, checks and tries what a release would upload: `python -m bench.release` (`make
+release-dry-run`).
 
 It tags nothing and uploads nothing. docs/releasing.md says what a person does before and after it.
 
@@ -6,9 +7,9 @@ It tags nothing and uploads nothing. docs/releasing.md says what a person does b
    and nothing in the work tree differs from the last commit.
 2. hatchling builds the source distribution and the wheel into `dist/`.
 3. Their metadata is valid, and names this version. The wheel has the licence, `py.typed` and the guides, and no file of
-   the tests; the source distribution has what the wheel can be built from again.
-4. In an empty environment, the locked dependencies and then the wheel are installed; `xabridge --version` answers with
-   the version, and `xabridge --help` works.
+   the tests; the source distribution has everything from which the wheel can be built again.
+4. In an empty environment, the locked dependencies and then the wheel are installed; `xabridge --version` prints the
+   version, and `xabridge --help` works.
 """
 
 from __future__ import annotations

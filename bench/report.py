@@ -1,11 +1,13 @@
-"""The table and the picture of what was measured: `python -m bench.report FOLDER DOCS`.
+"""This module makes the table and the picture of the measured figures: `python -m bench.report FOLDER DOCS`.
 
-FOLDER has the NAME.json that `python -m bench all --out FOLDER` wrote; DOCS gets `benchmarks.md`, with every figure,
-and `benchmarks.svg`, where what has a goal is drawn as a bar whose goal is at the line.
+FOLDER has the NAME.json that `python -m bench all --out FOLDER` wrote. DOCS gets `benchmarks.md`, with every figure and
+the explanation in the benchmark's module, and `benchmarks.svg`, which draws each figure that has a goal as a bar, with the
+goal at the line.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from dataclasses import dataclass
@@ -13,11 +15,12 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.command import flat
+from bench.command import BENCHMARKS, flat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+ROOT: Final = Path(__file__).parents[1]
 WIDTH: Final = 760
 LEFT: Final = 300
 SCALE: Final = 180
@@ -26,6 +29,10 @@ MOST: Final = 2.2
 ROW: Final = 22
 FONT: Final = 'font-family="sans-serif" font-size="12"'
 HEAD: Final = 34
+
+
+FURTHER: Final = {"broker": ("bench.client",)}
+"""Modules that measure a part of another one's benchmark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,20 +117,29 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Written by `make bench`. What the figures mean stands at the head of each module in `bench/`, what limits",
-        "them in [performance.md](performance.md).",
+        "What was measured on one machine, by `make bench` in a clone of the repository, which writes this page anew.",
+        "Each section says first what its figures mean. [Performance](performance.md) says what limits them; the words",
+        "are in the [glossary](glossary.md).",
         "",
-        ", ".join(f"{name} {value}" for name, value in machine.items()) + ".",
+        f"The machine: {', '.join(f'{name} {value}' for name, value in machine.items())}.",
+        "",
+        "Some figures have a goal. In the picture, the line is the goal: a bar that reaches it has reached the goal.",
         "",
         "![what was measured, beside what was wanted](benchmarks.svg)",
-        "",
-        "| benchmark | figure | measured |",
-        "|---|---|---|",
     ]
     for name, figures in results.items():
         told = {key: value for key, value in figures.items() if key not in {"benchmark", "machine"}}
-        lines += [f"| {name} | `{key}` | {_shown(value)} |" for key, value in flat(told)]
+        lines += ["", f"## {name}", "", "```text", meaning(name), "```", "", "| figure | measured |", "|---|---|"]
+        lines += [f"| `{key}` | {_shown(value)} |" for key, value in flat(told)]
     return "\n".join(lines) + "\n"
+
+
+def meaning(name: str) -> str:
+    """What the figures of a benchmark mean: what its modules say of themselves. They are read, not imported, because
+    some of them need packages that a report does not."""
+    modules = [BENCHMARKS[name], *FURTHER.get(name, ())]
+    sources = (ROOT / f"{module.replace('.', '/')}.py" for module in modules)
+    return "\n\n".join(ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "" for source in sources)
 
 
 def _shown(value: Any) -> str:

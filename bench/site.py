@@ -1,8 +1,8 @@
-"""The documentation's site: `python -m bench.site` builds it into `site/` (`make site`).
+"""This module builds the documentation's site: `python -m bench.site` builds it into `site/` (`make site`).
 
 The site works without a network, because it loads nothing from elsewhere. Two scripts that its theme would load from a
 public server are therefore part of it: Mermaid, which draws the state machines, and the shim that lets the search work
-on pages opened from a folder. npm fetches them once, in exactly the versions that stand here.
+on pages opened from a folder. npm fetches them once, in exactly the versions that this module names.
 
 1. Fetch the scripts into `theme/scripts/`, where they are missing.
 2. Build, and fail on any warning: a link, an anchor or a public name that does not exist.

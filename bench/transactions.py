@@ -1,7 +1,7 @@
-"""`python -m bench tm`: the transaction manager over two reference resource managers and a forced FileLog.
+"""`python -m bench tm` measures the transaction manager over two reference resource managers and a forced FileLog.
 
 Per round, on the same disk one after the other: the raw rate of small appends with fdatasync, then
-begin–enlist–enlist–commit from 1, 4 and 16 threads. Ratios are taken within a round; the medians are told.
+begin–enlist–enlist–commit from 1, 4 and 16 threads. Ratios are taken within a round; the figures are medians.
 `transaction_us` is one whole transaction in one thread over a log that forces nothing, `resource_us` what the two
 reference resource managers cost in it by themselves, `overhead_us` the difference: the manager's own cost.
 """

@@ -1,4 +1,6 @@
-"""A disk that forces nothing, to measure what the processor costs. For benchmarks only: it keeps no promise."""
+"""This is a disk that forces nothing, to measure the cost of the processor alone. It is for benchmarks only, because it
+loses data in a crash.
+"""
 
 from __future__ import annotations
 

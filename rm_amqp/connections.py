@@ -56,7 +56,7 @@ class Connections(Generic[C]):
     def __init__(self, environment: Environment, open_channel: Callable[[Endpoint, Settings, float], Steps[C]]) -> None:
         self.environment = environment
         self.container = f"xabridge-{uuid.UUID(bytes=environment.nonce(16), version=4)}"
-        """What every connection of this instance tells the broker as its name, with a number behind it."""
+        """The name that every connection of this instance sends to the broker, with a number behind it."""
         self._open_channel = open_channel
         self._lock = threading.Lock()
         """Held while the settings change."""
@@ -70,7 +70,7 @@ class Connections(Generic[C]):
 
     @property
     def settings(self) -> Settings:
-        """What the open string says."""
+        """The settings in the open string."""
         if self._settings is None:
             raise _not_open()
         return self._settings

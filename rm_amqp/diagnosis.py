@@ -24,10 +24,13 @@ REPORT_PAGE: Final = 100
 
 _WRONG: Final[dict[Code, tuple[str, str]]] = {
     Code.XAER_INVAL: ("open string", "correct the URL in the configuration"),
-    Code.XAER_RMFAIL: ("reachable", "start the broker, or let this machine reach it; its place is the URL"),
-    Code.XAER_RMERR: ("usable", "do what it says: credentials, permissions, or a broker with these transactions"),
+    Code.XAER_RMFAIL: (
+        "reachable",
+        "start the broker, or make it reachable from this machine; its address is the URL",
+    ),
+    Code.XAER_RMERR: ("usable", "follow the message: credentials, permissions, or a broker with these transactions"),
 }
-"""Code of a failed open → what was looked at, and the mend."""
+"""The code of a failed open → the check that failed, and how to correct it."""
 
 
 def in_doubt_branch(details: Details, now_s: float) -> InDoubtBranch:
@@ -49,7 +52,7 @@ def _holdings(details: Details) -> Iterator[Holding]:
 
 
 def diagnose(settings_of: Callable[[], Settings], try_it: Callable[[], None]) -> Diagnosis:
-    """What parsing the open string and opening a new instance with it came to."""
+    """The checks of parsing the open string and opening a new instance with it."""
     try:
         settings = settings_of()
         try_it()
@@ -60,7 +63,7 @@ def diagnose(settings_of: Callable[[], Settings], try_it: Callable[[], None]) ->
 
 @dataclass(frozen=True, slots=True)
 class TokenSummary:
-    """What a look at the token queues showed."""
+    """The result of browsing the token queues."""
 
     foundings: int
     founding: Founding | None
@@ -73,7 +76,7 @@ def token_summary(foundings: Foundings, tokens: Sequence[Token]) -> TokenSummary
     """What these messages say. WrongTokenError: they do not belong together."""
     found = founding_in_use(foundings, tokens)
     if isinstance(found, bytes):
-        raise WrongTokenError(f"decider {found.hex()} uses the tokens, and the founding message of that one is gone")
+        raise WrongTokenError(f"decider {found.hex()} uses the tokens, but its founding message is missing")
     if found is None and len(foundings) == 1:
         (found,) = foundings
     if found is None:
@@ -83,7 +86,7 @@ def token_summary(foundings: Foundings, tokens: Sequence[Token]) -> TokenSummary
 
 
 def diagnose_decider(settings_of: Callable[[], Settings], look: Callable[[], TokenSummary]) -> Diagnosis:
-    """What parsing the open string and looking at the tokens came to."""
+    """The checks of parsing the open string and looking at the tokens."""
     try:
         settings = settings_of()
         tokens = look()
@@ -91,8 +94,8 @@ def diagnose_decider(settings_of: Callable[[], Settings], look: Callable[[], Tok
         return _wrong(error)
     checks = [*_usable(settings, "local transactions"), _tokens(settings, tokens)]
     for slot in tokens.unseen:
-        mend = "look again; where it stays so, name another token_queue as soon as nothing is in doubt"
-        found = f"none can be seen in {settings.token_queue}.{slot}: it is held at this moment, or gone"
+        mend = "look again; if it stays like this, name another token_queue as soon as nothing is in doubt"
+        found = f"none can be seen in {settings.token_queue}.{slot}: a client holds it at this moment, or it is lost"
         checks.append(Check(Health.WARN, "token", found, mend))
     return Diagnosis(tuple(checks))
 
@@ -107,7 +110,7 @@ def _usable(settings: Settings, what: str) -> Iterator[Check]:
     where = ("amqps://" if settings.tls else "amqp://") + ",".join(map(str, settings.brokers))
     yield Check(Health.OK, "usable", f"{where}: {what}, {who}")
     if settings.plain_without_tls and not settings.tls:
-        mend = "use amqps://, and leave plain_without_tls away"
+        mend = "use amqps://, and remove plain_without_tls"
         yield Check(Health.WARN, "encryption", "the password is sent as it is, without TLS", mend)
 
 

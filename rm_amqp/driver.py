@@ -156,7 +156,7 @@ class AmqpDriver(Driver[BranchWork]):
         except (ConnectionLost, TimedOut) as why:
             self._discard(work)
             raise lost_error("start", why, xid) from None
-        except BaseException:  # an interruption: nobody knows what the broker has heard
+        except BaseException:  # an interruption: it is unknown what has reached the broker
             self._discard(work)
             raise
         return work

@@ -1,7 +1,7 @@
-"""What can go wrong between us and a broker, and what XA calls it.
+"""This module defines the errors between us and a broker, and the XA code of each.
 
-The steps of the protocol raise three things: `ConnectionLost`, `TimedOut` (nobody knows what was done), and
-`RefusedError` of the protocol (the broker said no). The verbs and sessions turn them into an `XaError`, by the
+The steps of the protocol raise three things: `ConnectionLost`, `TimedOut` (it is unknown what was done), and
+`RefusedError` of the protocol (the broker refused). The verbs and sessions turn them into an `XaError`, by the
 functions at the end of this module.
 """
 
@@ -79,7 +79,7 @@ def lost_error(verb: str, why: ConnectionLost | TimedOut, xid: Xid | None = None
 
 
 def refusal_error(verb: str, refusal: Refusal, xid: Xid | None = None) -> XaError:
-    """What the broker refused."""
+    """The error condition with which the broker refused."""
     code = refusal.code if refusal.code in EXCEPTIONS else Code.XAER_RMERR
     if code is Code.XAER_RMERR and verb in _UNDECIDED:
         code = Code.XA_RETRY

@@ -203,7 +203,7 @@ class Message:
         while at < len(octets):
             code, start = read_section(octets, at)
             if code < last or (code == last and code not in _REPEATED):
-                raise DecodeError(f"section {code:#x} stands where it must not")
+                raise DecodeError(f"section {code:#x} is at the wrong place")
             value, at = _read_value(octets, start)
             _SECTIONS[code](message, value)
             if code in _REPEATED:

@@ -1,9 +1,9 @@
 """The resource manager of an AMQP 1.0 broker with distributed transactions.
 
-The XA verbs are those of `xa.switch`, over an `AmqpDriver`. What is here is asked beyond XA: by operators, and by
-whoever coordinates one global transaction from several processes. These need a branch that holds nothing and is
-prepared all the same, a fence around a global transaction, the prepared branches whose gtrid begins alike, and the
-messages that a prepared branch holds.
+The XA verbs are those of `xa.switch`, over an `AmqpDriver`. This module adds methods beyond XA, for operators and for
+programs that coordinate one global transaction from several processes. Such a program needs a prepared branch that
+holds nothing, a fence around a global transaction, the prepared branches whose gtrids begin alike, and the messages
+that a prepared branch holds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
         return answer
 
     def maintain(self) -> float | None:
-        """Gives up what threads of control have left that are gone (`rm_amqp.connection.maintenance`)."""
+        """Closes what threads of control that have ended have left (`rm_amqp.connection.maintenance`)."""
         connections = self.driver.connections
         if not connections.is_open:
             return None
@@ -70,7 +70,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
 
     @property
     def container(self) -> str:
-        """What every connection of this instance tells the broker as its name, with a number behind it."""
+        """The name that every connection of this instance sends to the broker, followed by a number."""
         return self.driver.connections.container
 
     @property
@@ -118,11 +118,11 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
 
     def fence(self, gtrid: bytes, rmid: int, format_id: int = FORMAT_ID) -> None:
         """From now on no branch of the global transaction can be started or prepared; those that are not prepared
-        become rollback-only. Durable when it returns; a fence that stands already is fine."""
+        become rollback-only. Durable when it returns; a fence that exists already is fine."""
         self.call("fence", rmid, lambda: self.driver.exchange("fence", Fence(format_id, gtrid), None))
 
     def lift_fence(self, gtrid: bytes, rmid: int, format_id: int = FORMAT_ID) -> None:
-        """The fence goes; one that is gone already is fine. (The broker drops old ones itself.)"""
+        """Lifts the fence; a fence that does not exist is fine. (The broker drops old ones itself.)"""
         fence = Fence(format_id, gtrid, lift=True)
         try:
             self.call("fence", rmid, lambda: self.driver.exchange("fence", fence, None))
@@ -190,7 +190,7 @@ class AmqpResource(LateEndingSwitch[BranchWork]):
         return self._browse(rmid, xid, lambda: pooled.connection.run(steps))
 
     def _browse(self, rmid: int, xid: Xid | None, call: Callable[[], T]) -> T:
-        """What `call` returns, with its errors as XA has them."""
+        """Makes the call, and raises its errors as XA errors."""
 
         def browsed() -> T:
             try:

@@ -61,7 +61,7 @@ class MessagingSession(Protocol):
         ...
 
     def send(self, address: str, message: Encodable) -> None:
-        """Sends a message. What is wrong with it is told when the branch is ended, or prepared."""
+        """Sends a message. If the broker refuses it, the end or the prepare of the branch raises the error."""
         ...
 
     def browse(self, address: str) -> Iterator[Message]:
@@ -258,7 +258,7 @@ class Session:
         return self.run(self.operations.gather(address, count), later=True)
 
     def post(self, address: str, messages: Sequence[bytes]) -> None:
-        """Sends encoded messages. What is wrong with one is told when the branch is ended, or prepared."""
+        """Sends encoded messages. If the broker refuses one, the end or the prepare of the branch raises the error."""
         self.run(self.operations.post(address, messages))
 
     # -- running
@@ -306,7 +306,7 @@ class Session:
             self._context.unregister()
 
     def _error(self, error: RefusedError | ConnectionLost | TimedOut, xid: Xid | None = None) -> XaError:
-        """What work came to, as XA has it."""
+        """The result of work, as an XA code."""
         if isinstance(error, RefusedError):
             return work_error(error.refusal)
         if isinstance(error, AllInUse):

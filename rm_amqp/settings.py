@@ -44,7 +44,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an open string says. Times in seconds."""
+    """The settings in an open string. Times in seconds."""
 
     brokers: tuple[Broker, ...]
     tls: bool = False
@@ -166,7 +166,7 @@ def parse(open_string: str, environment: Mapping[str, str] = os.environ) -> Sett
     for name, value in pairs:
         if name == "password_env":
             if value not in environment:
-                raise _wrong(f"password_env={value}: this environment variable is not set")
+                raise _wrong(f"password_env={value}: this environment variable is not set; set it for this process")
             if colon:
                 raise _wrong("password_env, and a password as well")
             password = environment[value]

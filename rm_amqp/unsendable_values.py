@@ -1,7 +1,7 @@
-"""Which value of a message can't be sent, and what to send instead: for the sentence that the application is told.
+"""This module finds the value of a message that can't be sent, and names what to send instead, for the error message.
 
 AMQP has null, booleans, integers of 64 bits, floats, text, octets, UUIDs, milliseconds since 1970, and lists and maps
-of these. Everything else would have to be guessed by whoever reads it, so that it is refused.
+of these. A reader would have to guess the meaning of any other type, so other types are refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INSTEAD: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
     (int, "send int(value)"),
     (float, "send float(value)"),
 )
-"""What can't be sent → what to do about it; the first that fits."""
+"""A type that can't be sent → what to do instead; the first that fits."""
 _OTHERWISE: Final = "send None, booleans, numbers, str, bytes, UUIDs, or lists and dicts of these"
 _PLAIN: Final = (type(None), bool, float, bytes, bytearray, memoryview)
 _WITH_AMQP_TYPES: Final = frozenset({"dtx", "proton"})

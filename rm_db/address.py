@@ -41,7 +41,7 @@ class Address:
 
     @classmethod
     def parse(cls, open_string: str) -> Address:
-        """XAER_INVAL says what is wrong with any other open string."""
+        """For any other open string XAER_INVAL names the error."""
         try:
             open_string = with_password(open_string)
         except ValueError as error:

@@ -1,1 +1,3 @@
-"""The tests. Packages, so that modules of the same name can be apart and shared code can be imported."""
+"""This package holds the tests. They are packages so that two modules may have the same name and tests can import
+shared code.
+"""

@@ -1,13 +1,13 @@
-"""`each`: an exhaustive test as one item of pytest, which loops over its cases.
+"""`each` makes an exhaustive test one item of pytest, which loops over its cases.
 
 It is written like `pytest.mark.parametrize`, and stacks like it:
 
     @each("code", sorted(Code))
     def test_what_a_rollback_hears(code: Code) -> None: ...
 
-Every case is tried, whatever became of those before, and the error of each case that fails has a note that names it.
-That is for tests of pure code with hundreds of cases, where pytest's work on an item takes longer than the case. A test
-that needs a fixture of its own for each case (a folder, a server) stays with `parametrize`.
+Every case is tried, even if an earlier one fails, and the error of each failed case has a note that names the case. Use
+it for tests of pure code with hundreds of cases, where pytest's work on an item takes longer than the case. A test that
+needs a fixture of its own for each case (a folder, a server) stays with `parametrize`.
 """
 
 from __future__ import annotations

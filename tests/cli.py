@@ -1,4 +1,4 @@
-"""The command line's own parser, for tests that look at commands without running them."""
+"""This module gives tests the parser of the command line, so that they can look at commands without running them."""
 
 from __future__ import annotations
 

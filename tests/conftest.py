@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""This module holds the fixtures and hooks that every test may use."""
 
 from __future__ import annotations
 

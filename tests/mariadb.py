@@ -1,4 +1,6 @@
-"""The MariaDB of the tests: Debian's `mariadb-server`, started on loopback with data of its own, and removed."""
+"""This module starts Debian's `mariadb-server` on loopback with data of its own for the tests, and removes it
+afterwards.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The throw-away PostgreSQL of the tests: the one that the benchmarks and the demo start too, without its password."""
+"""This module gives the tests their throw-away PostgreSQL, the same as in the benchmarks and the demo, without its
+password.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`each` tries every case, and names those that fail."""
+"""These tests check that `each` tries every case, and names those that fail."""
 
 from __future__ import annotations
 

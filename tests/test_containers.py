@@ -1,4 +1,6 @@
-"""compose.yaml and the Dockerfile agree with the code: commands, files, settings, ports, environment, volumes."""
+"""These tests check that compose.yaml and the Dockerfile agree with the code: commands, files, settings, ports,
+environment, volumes.
+"""
 
 from __future__ import annotations
 

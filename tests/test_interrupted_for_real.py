@@ -1,4 +1,6 @@
-"""Ctrl-C at random moments of transactions over PostgreSQL, SQLite and a broker: nothing is split, nothing is left."""
+"""These tests press Ctrl-C at random moments of transactions over PostgreSQL, SQLite and a broker: no transaction may
+be split, and nothing may be left.
+"""
 
 from __future__ import annotations
 

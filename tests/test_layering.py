@@ -1,4 +1,6 @@
-"""The import contracts of pyproject.toml hold, and each of them sees a violation that is planted."""
+"""These tests check that the import contracts of pyproject.toml hold, and that each of them notices a planted
+violation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The throw-away PostgreSQL is one that a crash test can rely on."""
+"""These tests check that a crash test can rely on the throw-away PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The transaction manager with the database resource managers that its configuration names by URL scheme."""
+"""These tests run the transaction manager with the database resource managers that its configuration names by URL
+scheme.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The wheel, installed for somebody who has no clone: its commands work, and what they point at is there; alone, with
-each extra, and beside somebody else's broken plugin.
+"""These tests install the wheel for a user without a clone: its commands must work, and the pages that they refer to
+must exist. They install it alone, with each extra, and beside a broken plugin of another project.
 
-The environments have no packages but those that the wheel asks for, with the versions that ours has: no network is
-needed to make them."""
+The environments have only the packages that the wheel requires, in the versions of this environment, so that no network
+is needed to make them.
+"""
 
 from __future__ import annotations
 

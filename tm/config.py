@@ -1,4 +1,4 @@
-"""xabridge.toml: reading it, with errors that name the file, the key and the mend.
+"""xabridge.toml: reading it, with errors that name the file and the key, and how to correct it.
 
     node = "orders-1"
     log  = "file:///var/lib/xabridge/log"
@@ -78,7 +78,7 @@ class _Reader:
                 raise self._unknown(key, key, _KEYS | _OTHERS)
         node = self._text(table, "node")
         if node is None:
-            raise self._wrong("node", 'missing; name this node, for good: node = "orders-1"')
+            raise self._wrong("node", 'missing; give this node an id that stays the same: node = "orders-1"')
         node = self._expanded("node", node)
         try:
             check_node(node)

@@ -55,7 +55,7 @@ class OutcomeUnknown(TransactionError):
 
 
 class ProtocolMisuse(TransactionError):
-    """The call does not fit the state; the message says which. Mend the code."""
+    """The state does not allow the call; the message names the state. Correct the code."""
 
 
 class ManagerUnusable(TransactionError):

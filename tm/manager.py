@@ -453,12 +453,12 @@ class TransactionManager(Generic[Tx_co]):
 
     @property
     def recorder(self) -> Recorder | None:
-        """What records this manager's telemetry, where it was asked for."""
+        """The recorder of this manager's telemetry, if it is configured."""
         return self._recorder
 
     @property
     def uninterrupted(self) -> UninterruptedCalls:
-        """What carries out what no signal handler may interrupt."""
+        """The runner for code that no signal handler may interrupt."""
         return self._uninterrupted
 
     def wait_for_completions(self) -> None:
@@ -469,7 +469,7 @@ class TransactionManager(Generic[Tx_co]):
 
     @property
     def last_report(self) -> Report | None:
-        """What the latest recovery pass did."""
+        """The report of the latest recovery pass."""
         return self._recovery.last_report
 
     def recover(self) -> Report:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(Enum):
-    """What became of a global transaction as a whole."""
+    """The outcome of a global transaction as a whole."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"

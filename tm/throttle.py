@@ -21,7 +21,7 @@ class WarningThrottle:
         self._every_s = every_s
         self._lock = threading.Lock()
         self._told: dict[Hashable, tuple[float, float]] = {}
-        """When it began, and when it was told of last."""
+        """When it began, and when it was last logged."""
 
     def due(self, about: Hashable) -> str | None:
         """To be called when the condition is met. None: nothing is to be logged now. Otherwise the text for how long it

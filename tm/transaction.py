@@ -58,7 +58,7 @@ else:
 
 
 class TransactionHost(Protocol):
-    """What a transaction needs of its manager."""
+    """The interface of the manager that a transaction uses."""
 
     def resource(self, name: str) -> Resource:
         """The resource `name`; ProtocolMisuse when none is configured under it."""
@@ -66,7 +66,7 @@ class TransactionHost(Protocol):
 
     @property
     def executor(self) -> Executor:
-        """What runs commits and rollbacks."""
+        """The executor of commits and rollbacks."""
         ...
 
     def detach(self, transaction: Transaction) -> None:
@@ -75,7 +75,7 @@ class TransactionHost(Protocol):
 
     @property
     def uninterrupted(self) -> UninterruptedCalls:
-        """What carries out what no signal handler may interrupt."""
+        """The runner for code that no signal handler may interrupt."""
         ...
 
 

@@ -100,7 +100,7 @@ class DataManager:
         """The others are about to vote."""
 
     def commit(self, committing: Any) -> None:
-        """All work is done already. ProtocolMisuse: somebody else commits when he votes, too."""
+        """All work is done already. ProtocolMisuse: another data manager commits when it votes, too."""
         for other in committing._resources:  # noqa: SLF001 — Zope's package has no other way to see them
             if other is not self and _commits_when_it_votes(other):
                 raise ProtocolMisuse(

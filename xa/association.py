@@ -98,7 +98,8 @@ class Association(Generic[W]):
 
 
 class ControlRef(ref[ThreadOfControl]):
-    """A weak reference that knows its key: the thread of control can't be asked for it when it is gone."""
+    """A weak reference with its own copy of the key, because a thread of control that has ended can't be asked for
+    it."""
 
     __slots__ = ("key",)
 
@@ -106,10 +107,10 @@ class ControlRef(ref[ThreadOfControl]):
 
 
 class Thread(Generic[W]):
-    """What a switch knows of one thread of control.
+    """A switch's data about one thread of control.
 
     `current` is the association that it is at work in, `suspended` those that it may resume; `late` is one that it has
-    ended, and whose end the resource hears together with prepare. `lost`: it has heard XAER_RMFAIL, and has to call
+    ended, and whose end the resource gets together with prepare. `lost`: it has got XAER_RMFAIL, and has to call
     `open`. `registration` is D3 while it works outside of any global transaction, else D0.
     """
 

@@ -13,7 +13,7 @@ begins (a `Unit`), and how a prepared branch, which belongs to nobody's connecti
 For a resource that decides, `DecidingUnitDriver`, `DecidingBranches` and `DecidingSwitch` go together in the same way.
 
 An ended or suspended branch can be joined, or resumed, by any thread of this instance, and by no other instance. When
-its process dies, an unprepared branch is gone, because its connection is.
+its process dies, an unprepared branch is lost, because its connection is lost.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ class UnitDriver(ABC, Generic[U]):
         take. XAER_DUPID where the resource knows the xid already; it need not find that out before prepare."""
 
     def commit_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
-        """Commits a prepared branch, whoever prepared it. Not asked of a resource that decides."""
+        """Commits a prepared branch, also one that another process prepared. A resource that decides has no such
+        call."""
         raise NotImplementedError
 
     def rollback_prepared(self, xid: Xid, *, later: bool) -> Code | Pending:
@@ -203,7 +204,7 @@ class Branch(Generic[U]):
     def unit(self) -> U:
         """Its unit of work."""
         if self._unit is None:
-            raise xa_error(Code.XAER_NOTA, "the branch is gone", self.xid)
+            raise xa_error(Code.XAER_NOTA, "the branch has ended", self.xid)
         return self._unit
 
     @unit.setter
@@ -655,6 +656,6 @@ def _end(unit: Unit, xid: Xid, *, fail: bool) -> XaError | None:
         if fault.code is not Code.XAER_RMFAIL:
             return None if fail else fault
         if not fail:
-            raise  # whoever hears it has lost the association, and with it the branch
+            raise  # a thread that gets it has lost the association, and with it the branch
         return xa_error(Code.XA_RBCOMMFAIL, fault.message, xid)
     return None

@@ -1,16 +1,16 @@
-"""drive(), awaited(): how a coroutine of ours is run without an event loop.
+"""drive() and awaited() run a coroutine of ours without an event loop.
 
 The algorithms of this product (the two-phase commit, a recovery pass, the rounds of a consumer, the protocol of
 pipelines, the election of a token founder) are coroutines. They do no I/O themselves: they `await` the methods of their
-ports. That makes one algorithm serve everybody:
+ports. So there is one algorithm for every kind of caller:
 
 - In a thread the ports block. Awaiting such a port never suspends the coroutine, so that one `send` runs it to its end.
   That is what `drive` does.
 - In asyncio a coroutine is awaited, as any other, with ports that await the event loop.
 - Over a connection whose work is written as generators (`rm_amqp.connection.endpoint`), the ports await these by
-  `awaited`, and whoever runs the generators runs the coroutine: `yield from coroutine.__await__()`.
-- In a test the ports are models. They suspend the coroutine in front of every answer (`suspension`), so that a
-  scheduler decides who goes on, and who never does.
+  `awaited`, and the code that runs the generators runs the coroutine: `yield from coroutine.__await__()`.
+- In a test the ports are models. They suspend the coroutine before every answer (`suspension`), so that a scheduler
+  decides which coroutine goes on, and which never does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Y = TypeVar("Y")
 
 
 def drive(steps: Coroutine[None, None, T]) -> T:
-    """What `steps` returns or raises. Its ports must block: RuntimeError, and it is closed, where one suspends it."""
+    """Runs `steps`, and returns or raises its result. Its ports must block: RuntimeError, and it is closed, where one
+    suspends it."""
     try:
         steps.send(None)
     except StopIteration as stop:
@@ -38,11 +39,11 @@ def drive(steps: Coroutine[None, None, T]) -> T:
 
 @coroutine
 def awaited(steps: Generator[Y, None, T]) -> Generator[Y, None, T]:
-    """What `steps` returns or raises; what they yield goes to whoever runs the awaiting coroutine."""
+    """Returns or raises the result of `steps`; the values that they yield go to the code that runs the coroutine."""
     return (yield from steps)
 
 
 @coroutine
 def suspension() -> Generator[None, None, None]:
-    """Suspends the awaiting coroutine, until whoever drives it sends it on."""
+    """Suspends the awaiting coroutine, until the code that drives it resumes it."""
     yield

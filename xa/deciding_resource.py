@@ -2,16 +2,16 @@
 
 A global transaction may have one of them. The other branches are prepared first; then this one commits its own work
 together with the decision, and that is the commit point. Nothing is forced in a log of the transaction manager's: this
-resource is the decision log. It has an id of its own, which stands in the gtrid of each transaction whose decision
-lives here.
+resource is the decision log. It has an id of its own, which is part of the gtrid of each transaction whose decision it
+keeps.
 
 Its branch needs no prepare and is never in doubt: `prepare` answers XAER_PROTO, `commit` is taken with TMONEPHASE only
 (when no other branch takes part, and no decision is needed), and `recover` finds nothing.
 
 Several nodes may use one, and several processes of one node. Each decision belongs to the node and the incarnation in
 its gtrid. Each transaction manager holds a lease here, from before its first gtrid until it is closed. Only the owner
-ends a decision, or another process of the same node after the owner's lease has run out. Nobody needs a lease to be
-right about a decision, because `settle` is final, whoever asks.
+ends a decision, or another process of the same node after the owner's lease has run out. A caller without a lease
+gets the right decision too, because `settle` is final for every caller.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class DecisionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who begins transactions whose decisions live here: one transaction manager, from its opening to its end."""
+    """A transaction manager, from its opening to its end, that begins transactions whose decisions are kept here."""
 
     node: str
     incarnation: bytes
     """8 octets, random."""
     process: str
-    """Which process that is: boot id, pid namespace, pid and start time (Linux); "" where that can't be told."""
+    """The process: boot id, pid namespace, pid and start time (Linux); "" if these are unknown."""
 
 
 class DecidingResource(ResourceManager, Protocol):
@@ -69,10 +69,10 @@ class DecidingResource(ResourceManager, Protocol):
         """Commits the ended branch `xid` and the decision (xid.gtrid, record) in one local transaction.
 
         Precondition: the branch's association has ended (XAER_PROTO).
-        XA_OK: both are durable; this is the commit point of the global transaction. The branch is gone.
-        XA_RB*: neither is and never will be; the branch is gone. So it is when the gtrid was settled before.
+        XA_OK: both are durable; this is the commit point of the global transaction. The branch has ended.
+        XA_RB*: neither is and never will be; the branch has ended. This is also the answer for a settled gtrid.
         XAER_NOTA: unknown xid; neither is and never will be.
-        XAER_RMFAIL: unknown; `settle` tells, once the resource can be reached.
+        XAER_RMFAIL: unknown; `settle` returns the outcome, once the resource can be reached.
         """
         ...
 

@@ -18,13 +18,13 @@ Two kinds of resources differ in where an unprepared branch lives:
 How a driver answers:
 
 - It returns what is an answer (XA_OK, XA_RDONLY from prepare, XA_NOMIGRATE from suspend). It raises every other code as
-  an `XaError`, made with `xa_error(code, message, xid)`. What each code means stands in `xa.resource_manager`.
-- XAER_RMFAIL means that nobody knows whether the call was carried out. The switch then takes every association from
-  the calling thread of control, tells `lose`, and refuses the thread's verbs until it calls `open` again.
+  an `XaError`, made with `xa_error(code, message, xid)`. `xa.resource_manager` defines each code.
+- XAER_RMFAIL means that it is unknown whether the call was carried out. The switch then takes every association from
+  the calling thread of control, calls `lose`, and refuses the thread's verbs until it calls `open` again.
 - XA_RETRY means that nothing happened. A driver raises it, and never XAER_RMERR, where a connection or a lock was not
   free: XAER_RMERR at commit and rollback says that the work was rolled back.
-- An exception that is no `XaError` (KeyboardInterrupt) changes nothing in the switch. A driver that can't tell then
-  what the resource has heard gives the connection up, and raises XAER_RMFAIL when the work is used next.
+- An exception that is no `XaError` (KeyboardInterrupt) changes nothing in the switch. If the driver does not know then
+  what has reached the resource, it closes the connection, and raises XAER_RMFAIL when the work is used next.
 
 The switch calls a driver without holding a lock, on the caller's own thread. Several threads may call at once, also for
 one thread of control: a transaction manager ends the work of a transaction that takes too long from another thread,
@@ -123,9 +123,9 @@ class Driver(ABC, Generic[W]):
     def open(self, open_string: str) -> None:
         """Reaches the resource and checks that it can do what it must.
 
-        It is called again while it is open: after XAER_RMFAIL, and by whoever wants to be sure. XAER_INVAL: the open
-        string is wrong (the message says where), or is not the one that it is open with. XAER_RMERR: the resource was
-        reached and can't be used (the message says what to do). XAER_RMFAIL: it can't be reached.
+        It is called again while it is open: after XAER_RMFAIL, and by any caller that wants to be sure. XAER_INVAL: the
+        open string is wrong (the message says where), or is not the one that it is open with. XAER_RMERR: the resource
+        was reached and can't be used (the message says what to do). XAER_RMFAIL: it can't be reached.
         """
 
     @abstractmethod
@@ -190,16 +190,17 @@ class Driver(ABC, Generic[W]):
         return False
 
     def lose(self, works: Sequence[W], why: XaError) -> None:
-        """These associations have ended without a word: their branches are to be rollback-only, and whatever they hold
-        is to be given up so that the resource notices.
+        """These associations have ended without an `end`. Make their branches rollback-only, and close everything that
+        they hold, so that the resource notices.
 
-        `why` is the XAER_RMFAIL that their thread of control has heard, which this driver raised itself; or
-        XA_RBCOMMFAIL where the thread of control is gone (garbage was collected).
+        `why` is the XAER_RMFAIL that their thread of control has got, which this driver raised itself; or XA_RBCOMMFAIL
+        if the thread of control has ended (it was garbage collected).
         """
         del works, why
 
     def migrant(self, xid: Xid) -> W | None:
-        """Work that another instance, in this process or elsewhere, has suspended so that anybody may resume it."""
+        """Work that another instance, in this process or another one, has suspended so that any instance may resume
+        it."""
         del xid
         return None
 
@@ -228,18 +229,18 @@ class Driver(ABC, Generic[W]):
 
     @abstractmethod
     def prepare(self, xid: Xid, *, later: bool) -> Code | Pending:
-        """The vote. XA_OK: durably prepared. XA_RDONLY: nothing to commit, and the branch is gone. XA_RB*: rolled back
-        and gone. XAER_RMERR, XA_RETRY: the branch is as it was. XAER_NOTA: there is nothing of it."""
+        """The vote. XA_OK: durably prepared. XA_RDONLY: nothing to commit, and the branch has ended. XA_RB*: rolled
+        back and ended. XAER_RMERR, XA_RETRY: the branch is as it was. XAER_NOTA: there is no such branch."""
 
     @abstractmethod
     def commit(self, xid: Xid, *, one_phase: bool, later: bool) -> Code | Pending:
         """Commits a prepared branch, or with `one_phase` an ended one that is not prepared. XA_OK: durably committed,
-        and gone. XA_HEUR*: it was completed heuristically, and is remembered until `forget`. XA_RB* (`one_phase` only),
-        XAER_RMERR: rolled back and gone. XA_RETRY: as it was."""
+        and ended. XA_HEUR*: it was completed heuristically, and is remembered until `forget`. XA_RB* (`one_phase`
+        only), XAER_RMERR: rolled back and ended. XA_RETRY: as it was."""
 
     @abstractmethod
     def rollback(self, xid: Xid, *, later: bool) -> Code | Pending:
-        """Rolls a branch back, prepared or not. XA_OK, XA_RB*, XAER_RMERR: rolled back and gone. XA_HEUR*: as at
+        """Rolls a branch back, prepared or not. XA_OK, XA_RB*, XAER_RMERR: rolled back and ended. XA_HEUR*: as at
         `commit`. XA_RETRY: as it was."""
 
     @abstractmethod

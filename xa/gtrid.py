@@ -88,7 +88,7 @@ class Gtrid:
 
     @classmethod
     def of(cls, xid: Xid) -> Gtrid | None:
-        """The Gtrid that `xid` carries, or None when somebody else made the xid."""
+        """The Gtrid in `xid`, or None if another product made the xid."""
         if xid.format_id != FORMAT_ID:
             return None
         try:

@@ -19,12 +19,12 @@ class LateEnding(ResourceManager, Protocol):
 
     def end_late(self, xid: Xid, rmid: int, flags: int) -> Code | Handle:
         """Ends the calling thread's association, as `end` does, for a caller that will call `prepare` or `rollback` of
-        the branch at once, from the same thread of control. The server may be told of the end together with that verb.
+        the branch at once, from the same thread of control. The server may get the end together with that verb.
 
         Flags: TMSUCCESS.
-        XA_OK: the thread is not associated any more. Until the next verb nobody else may rely on the end: for others
-        the branch may still be active. The next verb tells what `end` would have answered: `prepare` answers XA_RB*
-        when the branch is gone, or XAER_RMERR when it is as it was and has to be rolled back.
+        XA_OK: the thread is not associated any more. Until the next verb no other caller may rely on the end, because
+        for others the branch may still be active. The next verb returns what `end` would have returned: `prepare`
+        answers XA_RB* if the branch has ended, or XAER_RMERR if it is as it was and has to be rolled back.
         Otherwise as `end`.
         """
         ...

@@ -1,4 +1,4 @@
-"""Operation: a verb that was called with TMASYNC, from then until `complete` has told what came of it."""
+"""Operation: a verb that was called with TMASYNC, from the call until `complete` has returned its result."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ W = TypeVar("W")
 
 
 class Operation(Generic[W]):
-    """An asynchronous operation that `complete` has not told of: state A1 of table 6-5. Its answer is `pending`, or is
-    here already as `code` and `error`."""
+    """An asynchronous operation whose result `complete` has not returned: state A1 of table 6-5. Its answer is
+    `pending`, or is here already as `code` and `error`."""
 
     __slots__ = ("code", "error", "lock", "pending", "thread", "verb", "xid")
 
@@ -34,7 +34,7 @@ class Operation(Generic[W]):
 
     @property
     def ready(self) -> bool:
-        """Whether the answer can be told without waiting."""
+        """Whether the answer is there without waiting."""
         if self.code is not None or self.pending is None:
             return True
         if not self.lock.acquire(blocking=False):

@@ -4,11 +4,11 @@ ax_unreg).
 The docstrings here are the contract. Most resource managers do not implement it themselves: they write a driver, and
 `xa.switch.Switch` implements the verbs over it.
 
-How results are told:
+How results are returned:
 
 - An answer (XA_OK, XA_RDONLY from prepare, XA_NOMIGRATE from end) is returned as a `Code`.
 - Every other code is raised, as the `XaError` that `xa.errors.EXCEPTIONS` gives for it.
-- With TMASYNC the request is sent and a `Handle` is returned; `complete` tells the result.
+- With TMASYNC the request is sent and a `Handle` is returned; `complete` returns the result.
 
 Any verb may raise these codes, and they are not repeated below:
 
@@ -23,14 +23,15 @@ Any verb may raise these codes, and they are not repeated below:
   was not, or it will be in a moment. The calling thread of control has lost its associations, and has to call `open`
   before its next verb.
 
-A code means one thing at one verb. XAER_RMERR and XA_RB* at commit and rollback say that the work was rolled back and
-the branch is gone, and the transaction manager gives the branch up. So nobody raises them where only something kept the
-resource manager from doing what was asked. If a branch is prepared, or may be, the answer is XA_RETRY, XAER_PROTO or
-XAER_RMFAIL.
+A code means one thing at one verb. XAER_RMERR and XA_RB* at commit and rollback mean that the work was rolled back and
+the branch does not exist any more, and the transaction manager never asks for it again. So a resource manager must not
+raise them when it was only hindered from carrying the verb out. If a branch is prepared, or may be, the answer is
+XA_RETRY, XAER_PROTO or XAER_RMFAIL.
 
-Connections, channels and outstanding operations are bounded, and no call waits for what its own thread of control
-holds: an operation that waits for `complete` gives its connection back as soon as somebody needs one, or the next
-operation is refused with XAER_ASYNC. So one thread can ask any number of branches, however few connections there are.
+Connections, channels and outstanding operations are bounded, and no call waits for anything that its own thread of
+control holds: an operation that waits for `complete` returns its connection as soon as another call needs one, or the
+next operation is refused with XAER_ASYNC. So one thread can ask any number of branches, however few connections there
+are.
 
 One object is one resource manager instance. It is opened once per process, under one rmid, and many threads of control
 (`xa.threads_of_control`) use it, each of which is associated with at most one branch at a time. When a transaction

@@ -62,7 +62,7 @@ def with_password(url: str, environment: Mapping[str, str] = os.environ) -> str:
     name = unquote(named[0])
     password = environment.get(name)
     if password is None:
-        raise ValueError(f"{PASSWORD_ENV}={name}: this environment variable is not set")
+        raise ValueError(f"{PASSWORD_ENV}={name}: this environment variable is not set; set it for this process")
     scheme, separator, rest = base.partition("://")
     authority, slash, path = rest.partition("/")
     user, at, host = authority.rpartition("@")

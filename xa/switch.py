@@ -4,14 +4,14 @@
 
 is a complete resource manager. The switch does what is the same for every resource. It checks flags, the rmid and
 whether the instance is open. It knows which thread of control (`xa.threads_of_control`) is associated with which
-branch, and follows the state tables 6-1 to 6-3 and 6-5. It keeps asynchronous operations until `complete` tells them,
-and scans while their pages are read. It registers dynamically. What is left is the driver's (`xa.driver`).
+branch, and follows the state tables 6-1 to 6-3 and 6-5. It keeps asynchronous operations until `complete` returns them,
+and scans while their pages are read. It registers dynamically. The driver (`xa.driver`) does the rest.
 
 `DecidingSwitch` adds the verbs of `xa.DecidingResource`, `LateEndingSwitch` the one of `xa.LateEnding`. A resource
 manager with verbs of its own subclasses one of them and carries these out by `call`.
 
-A thread of control is known by a weak reference. When it is gone while it is associated, its associations are lost, as
-if its connection had broken: the next verb of any thread, or `reap`, tells the driver.
+The switch has a weak reference to each thread of control. If one ends while it is associated, its associations are
+lost, as if its connection had broken: the next verb of any thread, or `reap`, tells the driver.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Switch(Generic[W]):
                 thread = self._abandoned.popleft()
             except IndexError:  # another thread was faster
                 return
-            self._lose(thread, xa_error(Code.XA_RBCOMMFAIL, "the thread of control is gone"))
+            self._lose(thread, xa_error(Code.XA_RBCOMMFAIL, "the thread of control has ended"))
 
     def _enter(self, verb: str, rmid: int, flags: int) -> Thread[W]:
         """The calling thread of control, if it may issue this verb."""
@@ -269,7 +269,7 @@ class Switch(Generic[W]):
         self.driver.lose([association.work for association in lost], why)
 
     def _heard(self, thread: Thread[W], error: XaError) -> None:
-        """The thread hears this error."""
+        """Notes that the thread gets this error."""
         if error.code is Code.XAER_RMFAIL:
             self._lose(thread, error)
 
@@ -414,8 +414,8 @@ class Switch(Generic[W]):
             self._stays(association)
 
     def _end_now(self, thread: Thread[W], *, fail: bool = False) -> None:
-        """An association that was to end together with prepare ends now. What is wrong with its branch is told by every
-        later verb for it too."""
+        """Ends an association now that was to end together with prepare. If that fails, every later verb for the branch
+        reports it too."""
 
     # --- completion -------------------------------------------------------------------------------------------
     def prepare(self, xid: Xid, rmid: int, flags: int = 0) -> Code | Handle:
@@ -441,7 +441,7 @@ class Switch(Generic[W]):
         return thread
 
     def _ask(self, thread: Thread[W], verb: str, xid: Xid, flags: int, ask: _Ask) -> Code | Handle:
-        """Asks the driver. With TMASYNC the answer is left for `complete`, and only XAER_ASYNC is told at once."""
+        """Asks the driver. With TMASYNC `complete` returns the answer, and only XAER_ASYNC is raised at once."""
         if not flags & TMASYNC:
             try:
                 answer = ask(xid, later=False)
@@ -513,7 +513,7 @@ class Switch(Generic[W]):
     def _at_once(
         self, thread: Thread[W], verb: str, xid: Xid | None, flags: int, carry_out: Callable[[], Code]
     ) -> Code | Handle:
-        """Carries a verb out before it returns; with TMASYNC what came of it is told by `complete`."""
+        """Carries a verb out before it returns; with TMASYNC `complete` returns its result."""
         if flags & TMASYNC:
             self._check_room(verb)
             operation = Operation(thread, verb, xid)

@@ -6,7 +6,7 @@ out. Rows with the source "design" are ours, each with its reason: what the spec
 manager (operator, timer and lost thread), and where it has no row for a case that its text allows (a join while
 another thread works, prepare of a rollback-only branch).
 
-In every table "any xa_ routine → [XAER_RMFAIL]" leads to R0 for the thread that heard it; what becomes of the
+In every table "any xa_ routine → [XAER_RMFAIL]" leads to R0 for the thread that got it; what becomes of the
 branch itself is then unknown to that thread, so the branch machine has no such rows: the resource manager's
 own copy of it moves by what really happened. xa_open, xa_recover and xa_close leave every branch as it is, and
 are not verbs of that machine.

@@ -1,10 +1,10 @@
-"""Threads of control: X/Open's word for who does work for a transaction. A resource manager associates a branch with
-the thread of control that called `start`, and with nobody else.
+"""A thread of control is X/Open's word for a piece of code that works for a transaction. A resource manager associates
+a branch only with the thread of control that called `start`.
 
 A thread of control is carried by the context of `contextvars`, so that threads and asyncio tasks can both be one. A
-thread gets one of its own when somebody first asks. `entered` gives a piece of code another one. The transaction
-manager does that for as long as an outermost transaction lasts: then asyncio tasks with transactions of their own are
-told apart, and a worker thread that acts for a task counts as that task.
+thread gets one of its own at the first call of `thread_of_control`. `entered` gives a piece of code another one. The
+transaction manager does that for as long as an outermost transaction lasts: then asyncio tasks with transactions of
+their own are distinct, and a worker thread that acts for a task counts as that task.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def thread_of_control() -> ThreadOfControl:
 
 
 def switch_control(control: ThreadOfControl | None) -> ThreadOfControl | None:
-    """Makes `control` the calling thread of control until somebody calls this again (None: a new one, when somebody
-    asks for it). Returns the one that it was before, if any."""
+    """Makes `control` the calling thread of control until the next call of this function (None: a new one, at the first
+    call of `thread_of_control`). Returns the one that it was before, if any."""
     before = _CURRENT.get(None)
     _CURRENT.set(control)
     return before

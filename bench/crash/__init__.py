@@ -1,1 +1,1 @@
-"""The crash campaign: see `bench.crash.benchmark` for what it measures, `bench.crash.campaign` for how."""
+"""This package is the crash campaign: `bench.crash.benchmark` says what it measures, `bench.crash.campaign` how."""

@@ -1,4 +1,5 @@
-"""`python -m bench crash`: real workers, brokers and a PostgreSQL under load, killed, cut off and starved from a seed.
+"""`python -m bench crash` runs real workers, brokers and a PostgreSQL under load, and kills, disconnects and starves
+them from a seed.
 
 rounds, faults, transactions   of the campaign with one node: every named point once per mode, then storms
 lost, duplicated, split        orders and transactions whose queue entry, row and invoice do not agree
@@ -8,8 +9,8 @@ bank                           the same of several nodes that move money (`bench
                                transactions, by_fault; and what its auditor found: money, lost, duplicated, split,
                                misled, left, stuck, violations
 
---rounds sets how many storms there are of each, --seed which, --part leaves the other part out. Broken off (Ctrl+C),
-it tells of the rounds that were over.
+--rounds sets how many storms there are of each, --seed which, --part leaves the other part out. Interrupted with
+Ctrl+C, it reports the rounds that were complete.
 """
 
 from __future__ import annotations

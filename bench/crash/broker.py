@@ -1,9 +1,9 @@
-"""The broker of the campaign: the embedded broker, which can be stopped at each step of its store, and whose store can
-be slow.
+"""This is the broker of the campaign: the embedded broker, which the campaign can stop at each step of its store, and
+whose store it can slow down.
 
     python -m bench.crash.broker '{"port": …, "store": …}'
 
-It takes the orders `arm COUNT STEP`, `go`, `disk slow` and `clock SECONDS` on stdin, and says `ready` and `at` on
+It reads the commands `arm COUNT STEP`, `go`, `disk slow` and `clock SECONDS` from stdin, and writes `ready` and `at` to
 stdout.
 """
 

@@ -1,11 +1,12 @@
-"""Campaign: round after round of load and faults, each with recovery and an audit behind it.
+"""A campaign consists of rounds of load and faults; after each round the workers recover and an audit follows.
 
-A round at a named point: 1. a worker is armed for the point and given orders; 2. it stands at the point; 3. the fault
-happens; 4. the worker goes on, if it lives, until it has told of the transaction; 5. what was killed is started again,
-and recovers; 6. the audit. What is left in the queue stays there; each round has queues of its own.
+A round at a named point: 1. a worker is armed for the point and given orders; 2. it stops at the point; 3. the fault
+happens; 4. the worker goes on, if it lives, until it has reported the transaction's outcome; 5. what was killed is
+started again, and recovers; 6. the audit. Messages that are left in the queue stay there; each round has queues of its
+own.
 
-A round of storm: some workers, gusts of faults at random times, repairs between them; at the end everything is
-repaired, and the audit wants every order handled.
+A round of storm: some workers run, groups of faults happen at random times, and repairs follow each group. At the end
+everything is repaired, and the audit requires that every order is handled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Child: a process of the campaign, which is told what to do line by line, answers in lines of JSON, and is killed."""
+"""`Child` is a process of the campaign: it reads commands line by line, answers in lines of JSON, and is killed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The faults of the campaign: at named points, one after the other, and in storms that a seed makes.
+"""This module has the faults of the campaign: those at named points, one after the other, and the storms, which a seed
+makes.
 
 An action is a few words:
+
     kill worker | broker | second | shop        SIGKILL; it is started again afterwards
     cut broker | second | shop                  every connection to it ends
     deaf broker | second | shop                 its next reply is lost, with the connection

@@ -1,7 +1,8 @@
-"""Ledger: places orders, and compares them with queue, rows and invoices.
+"""`Ledger` places orders, and compares them with queue, rows and invoices.
 
-It asks the brokers with a client that nobody here wrote and the database with plain psycopg, and trusts nobody else but
-the transactions that were told to be committed, or rolled back: those have to be what they were told to be.
+It reads the brokers with a client of another project and the database with plain psycopg. Beyond these it trusts only
+the outcomes that the workers got: the data of a committed transaction must be there, and that of a rolled back one must
+not.
 """
 
 from __future__ import annotations

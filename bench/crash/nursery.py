@@ -1,4 +1,4 @@
-"""The nursery: a process that has everything imported, and forks the children of the campaign.
+"""The nursery is a process that has imported everything, and forks the children of the campaign.
 
 A campaign starts hundreds of processes, and would spend most of its time on imports otherwise. `Nursery` is the
 campaign's end, `python -m bench.crash.nursery` the process, with a socket as its stdin. A request is JSON, module and

@@ -1,8 +1,8 @@
-"""Named points: where a process of the campaign can be stopped, exactly before or after a verb or a force.
+"""This module has the named points: where the campaign can stop a process, exactly before or after a verb or a force.
 
-Nothing of the product is changed for it: resource managers, the decision log and the handler are wrapped, and each
-wrapper passes a `Gate`. A gate that is armed for a point says on stdout that it was reached, and holds the thread until
-it is told to go on; what happens meanwhile (mostly a SIGKILL) is the campaign's business.
+The product is not changed for it: resource managers, the decision log and the handler are wrapped, and each wrapper
+passes a `Gate`. A gate that is armed for a point reports on stdout that it was reached, and holds the thread until the
+command to go on arrives. Meanwhile the campaign does what it wants, mostly a SIGKILL.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Proxy: a TCP relay in front of a broker or a database, whose connections can be cut."""
+"""`Proxy` is a TCP relay in front of a broker or a database, whose connections can be cut."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Stage: the processes of the campaign, and how each of them is harmed and brought back.
+"""`Stage` has the processes of the campaign, and can harm each of them and bring it back.
 
-Two brokers and a PostgreSQL, each behind a proxy, and the workers. Workers go through the proxies; the ledger does not.
+There are two brokers and a PostgreSQL, each behind a proxy, and the workers. Workers go through the proxies; the ledger
+does not.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The worker of the campaign: a process with a transaction manager and a `Consumer` over a queue.
+"""This is the worker of the campaign: a process with a transaction manager and a `Consumer` over a queue.
 
     python -m bench.crash.worker '{"node": …}'          a `Station`, as JSON
 
-It is told what to do on stdin, line by line (`_listen`), and says on stdout what happens, as lines of JSON: `ready`,
-`at` a named point, `told` (what the application was told of a transaction), `rested` with what recovery did.
+It reads commands from stdin, line by line (`_listen`), and reports on stdout, as lines of JSON: `ready`, `at` a named
+point, `told` (the outcome of a transaction that the application got), `rested` with what recovery did.
 """
 
 from __future__ import annotations

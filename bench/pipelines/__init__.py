@@ -1,1 +1,1 @@
-"""The pipeline on Spark, measured: `python -m bench pipeline`."""
+"""This package measures the pipeline on Spark: `python -m bench pipeline`."""

@@ -1,8 +1,10 @@
-"""The benchmark's other job: a plain Data Source for the same work without distributed transactions, as somebody would
-write it who cares for speed: pipelined sends, psycopg COPY, Arrow batches, connections kept by each Python worker.
+"""This is the job that the benchmark compares with: a plain Data Source for the same work without distributed
+transactions, as a developer would write it for speed: pipelined sends, psycopg COPY, Arrow batches, and connections
+that each Python worker keeps.
 
-At least once: a task commits its rows when every message that it sends is accepted; what a worker has received it
-accepts when it is asked to read a later batch, since Spark has logged the one before then. A crash repeats messages.
+It is at-least-once: a task commits its rows when every message that it sends is accepted. A worker accepts what it
+received when Spark asks it to read a later batch, because Spark has logged the earlier one before then. A crash repeats
+messages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`python -m bench pipeline`: messages of 200 bytes, each made a row in PostgreSQL and a message to another queue.
+"""`python -m bench pipeline` makes a row in PostgreSQL and a message to another queue of each message of 200 bytes.
 
-Embedded broker on its durable store, PostgreSQL at its default durability, Spark on local[2] with a session that was
-warmed by a run of each job; everything on this machine. A round is each job once, on a queue of its own.
+Embedded broker on its durable store, PostgreSQL at its default durability, Spark on local[2] with a session that
+a run of each job has warmed up; everything on this machine. A round is each job once, on a queue of its own.
 
 exactly_once_rows_per_s    `amqp` and `xa`: one decision per micro-batch (the median of the rounds)
 at_least_once_rows_per_s   the same job without distributed transactions: accept after write, COPY, pipelined sends,

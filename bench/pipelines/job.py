@@ -1,10 +1,11 @@
-"""The benchmark's Spark application: `python -m bench.pipelines.job MASTER`. Each line on stdin is a job, as JSON; its
-answer, the batches that it took, is a line on stdout. One session runs them all, so that they find the same JVM warm.
+"""This is the benchmark's Spark application: `python -m bench.pipelines.job MASTER`. Each line on stdin is a job, as
+JSON; its answer, the batches that it took, is a line on stdout. One session runs them all, so that all use the same
+warm JVM.
 
 Every job takes messages from a queue, makes a number and a text of each body, and writes a row and sends a message for
 it: `exact` with the formats `amqp` and `xa`, `lean` and `proton` at least once (`bench.pipelines.at_least_once`) with
-one or the other client. `spark` has a source that makes rows of nothing and a sink that drops them: what Spark itself
-takes for a batch.
+one or the other client. `spark` has a source that makes rows of nothing and a sink that drops them: it measures what
+Spark itself needs for a batch.
 """
 
 from __future__ import annotations

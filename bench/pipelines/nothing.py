@@ -1,4 +1,6 @@
-"""What Spark itself takes for a micro-batch: a source that makes rows of nothing, and a sink that drops them."""
+"""This module measures what Spark itself needs for a micro-batch: its source makes rows of nothing, and its sink drops
+them.
+"""
 
 from __future__ import annotations
 

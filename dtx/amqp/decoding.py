@@ -51,7 +51,7 @@ _HASHABLE: Final = (type(None), bool, int, float, str, bytes, UUID)
 
 
 class DecodeError(ValueError):
-    """The octets are no AMQP value. What the peer hears is amqp:decode-error."""
+    """The octets are no AMQP value. The peer gets amqp:decode-error."""
 
 
 def _cut_off(at: int, end: int) -> DecodeError:

@@ -1,5 +1,5 @@
 """Octets of AMQP 1.0's type system from values: each in the shortest form that its type has, so that equal
-values are equal octets. The layout is told in `decoding`, which reads them back.
+values are equal octets. `decoding`, which reads them back, describes the layout.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def read_section(octets: bytes, at: int) -> tuple[int, int]:
         if HEADER <= code <= FOOTER:
             return code, at + 3
     if octets[at : at + 1] != b"\x00":
-        raise DecodeError(f"a section is a described value; at {at} is none")
+        raise DecodeError(f"a section has to be a described value; there is none at {at}")
     descriptor, start = decode_from(octets, at + 1)
     code = 0
     if type(descriptor) is Symbol:
@@ -85,7 +85,7 @@ def read_section(octets: bytes, at: int) -> tuple[int, int]:
     elif type(descriptor) is Ulong:
         code = int(descriptor)
     if not HEADER <= code <= FOOTER:
-        raise DecodeError(f"at {at} is no section of a message")
+        raise DecodeError(f"there is no section of a message at {at}")
     return code, start
 
 
@@ -161,7 +161,7 @@ def _sections(octets: bytes) -> dict[int, tuple[int, int]]:
         code, start = read_section(octets, at)
         at = skip(octets, start)
         if code in found or code < last:
-            raise DecodeError(f"section {code:#x} stands where it must not")
+            raise DecodeError(f"section {code:#x} is at the wrong place")
         found[code] = (start, at)
         last = code
     return found

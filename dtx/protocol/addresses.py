@@ -7,7 +7,7 @@ from typing import Final
 from xa import Xid
 
 RESERVED: Final = "$"
-"""What every address begins with that is the resource's own."""
+"""The beginning of every address of the resource itself."""
 
 COORDINATION: Final = "$dtx"
 """Target of the command channel's requests."""
@@ -16,11 +16,11 @@ MANAGEMENT: Final = "$management"
 """Target of requests about queues, connections and branches."""
 
 DYNAMIC: Final = "$reply/"
-"""What the addresses of dynamic nodes begin with."""
+"""The beginning of the addresses of dynamic nodes."""
 
 _BRANCH: Final = "$branch/"
 BRANCH_WORK: Final = ("all", "retired", "posted")
-"""What a browse of a branch may ask for."""
+"""The kinds of work that a browse of a branch may ask for."""
 
 DEPTH: Final = "$depth/"
 """Before the name of a queue: the source of one message, whose body is how many messages are available there now."""

@@ -1,4 +1,4 @@
-"""What a transaction controller may ask: on the control link, and on the command channel.
+"""This module has the commands of a transaction controller: on the control link, and on the command channel.
 
 On the control link the standard `declare` and `discharge`, where `global-id` is an XID composite or a
 `start`, and `end` with what discharge lacks. On the command channel, request and response: `prepare`,
@@ -295,7 +295,7 @@ END: Final = composite(
     ),
 )
 CONTROL: Final = Catalog(DECLARE, DISCHARGE, END)
-"""What the body of a message on a control link may be."""
+"""The commands that the body of a message on a control link may be."""
 
 _ANY_XID: Final = Field("xid", XID, absent=NULL_XID)
 _THE_XID: Final = Field("xid", NAMED_XID, mandatory=True)
@@ -340,7 +340,7 @@ COORDINATION: Final = Catalog(
         ),
     ),
 )
-"""What the body of a request on the command channel may be."""
+"""The commands that the body of a request on the command channel may be."""
 
 Control = Declare | Discharge | End
 Coordination = Prepare | Commit | Rollback | Forget | Recover | SetTimeout | GetTimeout | Complete | Fence

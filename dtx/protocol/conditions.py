@@ -2,8 +2,8 @@
 
 `xa-status` is an ushort. 0 to 7 are those of AMQP 0-10 `dtx`. Every other code of X/Open has a number that is
 made from its own: 0x100 + code for answers and rollbacks (XA_RETRY 0x104, XA_RBCOMMFAIL 0x165), 0x8000 −
-code for errors (XAER_NOTA 0x8004). What is done, and what came of a branch, is told as a result; what was
-refused, as an error with the condition of the table (a finer one where the cause is known), and `xa-status`
+code for errors (XAER_NOTA 0x8004). A carried out command, or the outcome of a branch, is sent as a result; a
+refusal is sent as an error with the condition of the table (a finer one if the cause is known), and `xa-status`
 in its info map.
 """
 

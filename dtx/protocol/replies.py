@@ -1,4 +1,4 @@
-"""What a transactional resource answers.
+"""This module has the answers of a transactional resource.
 
 On the control link an outcome: `declared`, `accepted`, `rejected` with an error, and for an end with prepare
 `xa-result`. On the command channel a message: `xa-result`, `recovered`, `timeout`, or the standard `error`.
@@ -40,14 +40,14 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a command: XA_OK, XA_RDONLY, XA_RB* or XA_HEUR*."""
+    """The result of a command: XA_OK, XA_RDONLY, XA_RB* or XA_HEUR*."""
 
     code: Code
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a branch holds in one queue: messages it retires there, and messages it posts there."""
+    """The messages that a branch holds in one queue: messages it retires there, and messages it posts there."""
 
     queue: str
     retired: int

@@ -30,13 +30,13 @@ CHUNK: Final = 256 * 1024
 exactly this size, and a last one with the rest."""
 
 PENDING: Final = 0
-"""The position of a message that a prepared branch enqueued: it stands in no queue yet."""
+"""The position of a message that a prepared branch enqueued: it is not in its queue yet."""
 
 NUMBERS_PER_OPENING: Final = 1 << 40
 
 
 class StoreError(Exception):
-    """Something is wrong with a message store. The message holds no password."""
+    """An error of a message store. The message holds no password."""
 
     def __init__(self, message: str) -> None:
         super().__init__(masked(message))
@@ -60,11 +60,11 @@ class StoreFull(NotStored):
 
 
 class StoreBusy(NotStored):
-    """The database takes nothing just now: somebody else has it locked, a statement was cancelled, memory is short."""
+    """The database can't write now: another session has locked it, a statement was cancelled, or memory is short."""
 
 
 class StoreRefused(NotStored):
-    """The database does not take what this batch tells, and would not later. Batches beside it are kept."""
+    """The database refuses this batch, and would refuse it later. Other batches of its group are kept."""
 
 
 class StoreStopped(StoreError):
@@ -201,13 +201,13 @@ class Batch:
 
     @property
     def takes_space(self) -> bool:
-        """Whether the store grows by it. What only retires, places, decides or forgets takes next to nothing, and in
-        the end frees; so does a branch that is prepared to retire."""
+        """Whether the store grows by it. A batch that only retires, places, decides or forgets needs almost no space,
+        and frees some in the end; so does a branch that is prepared to retire."""
         return bool(self.enqueues or self.payloads or self.chunks or self.queues)
 
     @classmethod
     def merged(cls, group: Iterable[Batch]) -> Batch:
-        """One batch that tells what these tell, in their order."""
+        """One batch with the changes of all these, in their order."""
         merged = cls()
         for batch in group:
             for name in cls.__slots__:
@@ -223,12 +223,12 @@ class Batch:
         return merged
 
     def create_queue(self, queue: int, name: str, settings: str = "") -> None:
-        """A lasting queue. The broker sees to it that names are unique. Telling it again changes nothing."""
+        """Creates a lasting queue. The broker makes sure that names are unique. A repeated call changes nothing."""
         self.queues[queue] = (name, settings)
 
     def delete_queue(self, queue: int) -> None:
-        """The queue goes, with every message that stands in it, also what a prepared branch would retire.
-        Messages that prepared branches enqueue stay."""
+        """Deletes the queue with every message in it, also those that a prepared branch would retire. Messages that
+        prepared branches enqueue stay."""
         self.queues_deleted.append(queue)
 
     def enqueue(
@@ -266,16 +266,16 @@ class Batch:
         expires_ms: int = 0,
         delivery_count: int = 0,
     ) -> None:
-        """A new message larger than CHUNK whose pieces were told by `chunk`."""
+        """Adds a message larger than CHUNK whose pieces were added by `chunk`."""
         self.enqueues.append((message, queue, position, size, delivery_count, expires_ms))
 
     def place(self, message: int, queue: int, position: int, delivery_count: int) -> None:
-        """Where a message stands from now on: at the end of its queue when the branch that enqueued it
-        commits, in a dead-letter queue, or where it was with another delivery count."""
+        """Sets the place of a message: the end of its queue when the branch that enqueued it commits, a dead-letter
+        queue, or the same place with another delivery count."""
         self.placements[message] = (queue, position, delivery_count)
 
     def dequeue(self, message: int, size: int) -> None:
-        """The message goes, or the pieces so far of a message larger than CHUNK that never came to be."""
+        """Deletes the message, or the pieces so far of a message larger than CHUNK that was never completed."""
         self.dequeues.append(message)
         if size > CHUNK:
             self.chunked_dequeues.append(message)
@@ -302,8 +302,8 @@ class Batch:
             ordinal += 1
 
     def finish(self, branch: int) -> None:
-        """The branch is gone: committed, rolled back or forgotten. What becomes of its messages is told
-        beside this, by `place` and `dequeue`."""
+        """The branch has ended: it was committed, rolled back or forgotten. `place` and `dequeue` say separately what
+        becomes of its messages."""
         self.finished.append(branch)
 
     def complete(self, branch: int, outcome: Code, completed_ms: int) -> None:
@@ -311,24 +311,24 @@ class Batch:
         self.completions.append((branch, int(outcome), completed_ms))
 
     def fence(self, gtrid: bytes, owner: str, fenced_ms: int) -> None:
-        """Branches of `gtrid` may not be prepared any more. Telling it again replaces the fence."""
+        """Branches of `gtrid` may not be prepared any more. A repeated call replaces the fence."""
         self.fences[gtrid] = (owner, fenced_ms)
 
     def lift_fence(self, gtrid: bytes) -> None:
-        """The fence of `gtrid` goes."""
+        """Lifts the fence of `gtrid`."""
         self.fences[gtrid] = None
 
 
 class MessageStore(Protocol):
     """A store. Every method but `open` and `close` is called on the broker's event loop and never blocks it;
-    completions are told there too, through the `deliver` that the constructor takes
+    completions arrive there too, through the `deliver` that the constructor takes
     (`loop.call_soon_threadsafe`, or the test's own).
     """
 
     def open(self) -> Restored:
-        """Makes the store usable, for this process alone, and says what it holds. May block.
+        """Makes the store usable, for this process alone, and returns its content. May block.
 
-        StoreLocked, StoreDamaged; StoreError when it can't be reached: the message says the mend.
+        StoreLocked, StoreDamaged; StoreError when it can't be reached: the message says how to correct it.
         """
         ...
 
@@ -348,8 +348,8 @@ class MessageStore(Protocol):
 
     @property
     def waiting_octets(self) -> int:
-        """Payload octets that were submitted and have not been told done. The broker reads no more from its
-        peers while this is too much."""
+        """Payload octets that were submitted and are not done. The broker reads no more from its peers while this is
+        too much."""
         ...
 
     def cached(self, message: int) -> bytes | None:

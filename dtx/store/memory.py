@@ -43,7 +43,7 @@ class _Branch:
 
 @dataclass(slots=True)
 class Disk:
-    """What was forced."""
+    """The forced state."""
 
     openings: int = 0
     queues: dict[int, StoredQueue] = field(default_factory=dict)

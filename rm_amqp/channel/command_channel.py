@@ -1,7 +1,7 @@
 """The command channel: branches are completed by request and response, over a connection of its own.
 
 Any number of requests may be outstanding, and responses come in any order. A `CommandChannel` is one connection's, as
-steps. `Commands` is what a resource manager instance has: it makes the channel anew when it is gone.
+steps. `Commands` is what a resource manager instance has: it makes the channel anew when it is lost.
 """
 
 from __future__ import annotations
@@ -166,18 +166,18 @@ class PendingCommand:
 
 
 class Commands:
-    """The command channel of one resource manager instance, made at its first use and whenever it is gone."""
+    """The command channel of one resource manager instance, made at its first use and whenever it was lost."""
 
     def __init__(self, connect: Callable[[float], Connection]) -> None:
         self._connect = connect
         self._lock = threading.Lock()
         self._channel: tuple[CommandChannel, Connection] | None = None
         self._spent = 0
-        """Round trips on connections that are gone."""
+        """Round trips on connections that were closed."""
 
     @property
     def round_trips(self) -> int:
-        """How often somebody waited for the broker on a command channel."""
+        """How often a caller waited for the broker on a command channel."""
         channel = self._channel
         return self._spent + (channel[1].round_trips if channel else 0)
 

@@ -111,7 +111,7 @@ class MessageLinks:
             raise RefusedError(answer.refusal)
 
     def post(self, address: str, messages: Sequence[bytes], work: Work, deadline: float) -> Steps[None]:
-        """Sends many messages; what is wrong with one is told when the branch is ended."""
+        """Sends many messages. If the broker refuses one, the end of the branch raises the error."""
         self.check_work(work)
         sender = self._senders.get(address)
         if sender is None or sender.state is not ATTACHED:

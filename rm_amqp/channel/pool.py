@@ -64,11 +64,11 @@ class Pool(Generic[C]):
         self._made_for_work = 0
         self._closed = False
         self._spent = 0
-        """Round trips on channels that are gone."""
+        """Round trips on channels that were closed."""
 
     @property
     def round_trips(self) -> int:
-        """How often somebody waited for the broker on a channel."""
+        """How often a caller waited for the broker on a channel."""
         with self._changed:
             return self._spent + sum(pooled.connection.round_trips for pooled in self._all)
 
@@ -96,7 +96,7 @@ class Pool(Generic[C]):
             self.discard(pooled)
 
     def _has_room(self, *, spare: bool) -> bool:
-        """Whether somebody need not wait. Called with the lock held."""
+        """Whether a caller need not wait. Called with the lock held."""
         most = self._settings.channels
         if not spare and len(self._at_work) + self._made_for_work >= most:
             return False

@@ -167,7 +167,7 @@ def read_vote(fields: bytes | None) -> Code:
 
 
 def read_reply(octets: bytes) -> Reply:
-    """What a response says; WireError where nobody knows what."""
+    """The content of a response; WireError if it can't be understood."""
     return _short_reply(octets) if len(octets) <= SHORT else decode_reply(octets)
 
 

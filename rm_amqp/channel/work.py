@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from xa import Xid
 
 MAX_HELD: Final = 1000
-"""Received messages whose outcome is not told yet; beyond it the oldest are told, for good."""
+"""The most received messages whose outcome is not sent yet. Beyond it, the outcomes of the oldest are sent, and can't
+be changed any more."""
 
 
 def _outcome(code: int, *fields: Any) -> bytes:
@@ -52,7 +53,7 @@ class WorkState(Member):
 
 
 class WorkEvent(Member):
-    """What moves work."""
+    """The events that move work."""
 
     BEGIN = "begun or resumed"
     SUSPEND = "suspended"
@@ -110,9 +111,9 @@ class Work:
         self.received = False
         """Whether it ever held a message."""
         self.senders: set[Sender] = set()
-        """What was sent through since it is active."""
+        """The links on which it has sent since it is active."""
         self.opening: Answer | None = None
-        """What came of a start that nobody waited for."""
+        """The result of a start that no call has waited for."""
         self.set_txn_id(b"")
 
     def move(self, event: WorkEvent) -> None:

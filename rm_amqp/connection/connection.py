@@ -76,7 +76,7 @@ class Connection(Protocol):
 
     @property
     def round_trips(self) -> int:
-        """How often somebody had to wait for the broker after something was sent."""
+        """How often a caller had to wait for the broker after something was sent."""
         ...
 
     def run(self, steps: Steps[T], *, later: bool = False, ready: Ready | None = None) -> T:
@@ -153,7 +153,7 @@ class SocketConnection:
         """Steps for which nobody blocks."""
         self._unsent: deque[bytes | memoryview] = deque()
         self._asked = False
-        """Whether something was written since somebody last waited."""
+        """Whether something was written since a caller last waited."""
         self._in_step = False
         """Whether a thread is changing the engine, or what is unsent; while it is not, both are whole."""
         self._dropped = False
@@ -249,7 +249,7 @@ class SocketConnection:
             self._notify(reads=reads)
 
     def _wait_turn(self, waiter: Waiter, timeout_s: float) -> None:
-        """Waits until somebody wakes this thread. The lock is held before and after."""
+        """Waits until another thread wakes this one. The lock is held before and after."""
         self._waiters.append(waiter)
         try:
             self._in_step = False
@@ -277,7 +277,7 @@ class SocketConnection:
 
     def resume(self, run: StepsRun[T]) -> None:
         def following() -> None:
-            # a thread that waits for the socket would not hear of what is read here
+            # a thread that waits for the socket would not notice what is read here
             if not self._reading and self._read():
                 self._notify(run)
             self._advance(run)
@@ -318,7 +318,7 @@ class SocketConnection:
             run.reads = not self._reading and not any(other.reads for other in self._runs)
 
     def _end(self, run: StepsRun[Any]) -> None:
-        """Nobody waits for these steps any more: somebody else reads."""
+        """No thread waits for these steps any more: another thread reads."""
         self._runs.discard(run)
         self._notify()
 

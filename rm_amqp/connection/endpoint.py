@@ -54,7 +54,7 @@ class EndpointState(Member):
 
 
 class EndpointEvent(Member):
-    """What moves a connection."""
+    """The events that move a connection."""
 
     OPEN = "the broker answered our open"
     LOSE = "either side closed it, or it broke"
@@ -138,7 +138,7 @@ class Endpoint:
                 self.lose(self.engine.error() or "the broker sent bytes that are not AMQP")
 
     def _authenticate(self, sasl: SaslClient, octets: bytes) -> bytes:
-        """What follows the end of SASL."""
+        """Continues after the end of SASL."""
         sasl.feed(octets)
         while sasl.computation is not None:
             sasl.computed(sasl.computation())
@@ -188,7 +188,7 @@ class Endpoint:
 
     # -- the end
     def lose(self, why: str, cause: Cause = Cause.LOST) -> None:
-        """There is no connection any more; whoever waits is told why."""
+        """The connection is lost; every waiting thread gets the reason."""
         if self.lost is not None:
             return
         if cause is Cause.LOST and self.state is OPENING:

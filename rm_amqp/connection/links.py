@@ -50,7 +50,7 @@ class LinkState(Member):
 
 
 class LinkEvent(Member):
-    """What moves a link."""
+    """The events that move a link."""
 
     ATTACH = "the broker attached it"
     DETACH = "the broker refused or closed it"
@@ -105,7 +105,7 @@ class Link(ABC):
 
     @abstractmethod
     def _wanted(self) -> bool:
-        """Whether the broker's attach names the terminus, which says that it wants the link."""
+        """Whether the broker's attach names the terminus, because only then it accepts the link."""
 
     @abstractmethod
     def delivery_event(self, delivery: DeliveryPointer) -> None:
@@ -195,7 +195,7 @@ class Sender(Link):
         return answer
 
     def send_settled(self, octets: bytes, state: tuple[int, bytes] | None = None) -> None:
-        """Sends a message, in this state. The broker says nothing of it."""
+        """Sends a message, in this state. The broker sends no answer to it."""
         proton.settle(self._send(octets, state))
 
     def _send(self, octets: bytes, state: tuple[int, bytes] | None) -> DeliveryPointer:
@@ -284,7 +284,7 @@ class Receiver(Link):
         self.address = address or ""
         self.arrived: deque[Arrived] = deque()
         self._open: set[Arrived] = set()
-        """What came, and is not settled."""
+        """The deliveries that have arrived and are not settled."""
         self._parts: list[bytes] = []
         proton.set_source(self.pointer, address, capabilities, browse=browse)
         self._before_attach()
@@ -405,7 +405,7 @@ class BulkReceiver(Receiver):
             proton.settle(delivery)
 
     def take(self) -> list[bytes]:
-        """What has come since it was last asked."""
+        """The deliveries that have arrived since the last call."""
         taken, self._taken = self._taken, []
         return taken
 

@@ -17,7 +17,7 @@ SOONEST_S: Final = 0.02
 
 
 class Maintained(Protocol):
-    """What has to be called now and then."""
+    """An object with a method that has to be called from time to time."""
 
     def maintain(self) -> float | None:
         """Does what is due, without waiting; when to call it again (on the monotonic clock), None for never."""
@@ -25,7 +25,7 @@ class Maintained(Protocol):
 
 
 class MaintenanceThread:
-    """Maintains what it was given, as long as somebody else refers to it."""
+    """Maintains an object as long as other code refers to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -45,5 +45,5 @@ class TlsLayer:
             self._object.write(waiting)
 
     def output(self) -> bytes:
-        """What is to be written to the network."""
+        """The octets to be written to the network."""
         return self._outgoing.read()

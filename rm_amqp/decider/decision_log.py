@@ -1,18 +1,19 @@
-"""The decision log of one place, which is kept in its tokens: deciding, settling, listing, ending, and leases.
+"""This module is the decision log of one place. The log is kept in the tokens: it decides, settles, lists and ends
+transactions, and holds leases.
 
-Whoever decides or settles a transaction holds the token of its slot while he does:
+A process that decides or settles a transaction holds the token of its slot meanwhile:
 
  - decide: acquire the token; refuse a transaction that is fenced; send the token with the decision in it, and retire
    the held one, in the transaction that has the work; discharge it. That discharge is the commit point.
- - settle: acquire the token; a decision in it is the final word. Otherwise put a fence into it, in a local transaction
-   of its own, before anybody is told: one who decides the same transaction later finds it.
+ - settle: acquire the token; a decision in it is final. Otherwise put a fence into it, in a local transaction of its
+   own, before the answer is given: a process that decides the same transaction later finds the fence.
 
-While a transaction that retires the token is under way, nobody else can have the token. So whoever has it knows that
-no such transaction is under way. Nobody holds two tokens.
+While a transaction that retires the token is under way, no other process can have the token. So the process that has it
+knows that no such transaction is under way. No process holds two tokens.
 
-Leases stand in a token of their own, and go over channels of their own, so that they neither wait for decisions nor
-keep them waiting. They go by the wall clocks of those who write and read them. Because of a wrong clock somebody may
-wait in vain, or settle a transaction that is still at work, which is then rolled back; no outcome becomes wrong.
+Leases are in a token of their own, and use channels of their own, so that they neither wait for decisions nor keep them
+waiting. They use the wall clocks of the processes that write and read them. Because of a wrong clock a process may wait
+in vain, or settle a transaction that is still at work, which is then rolled back; no outcome becomes wrong.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ if TYPE_CHECKING:
     from xa import Owner
 
 HOLD_WAIT_S: Final = 10.0
-"""How long a decision, or who settles one, waits for the token of its slot."""
+"""How long a decision, or a call that settles one, waits for the token of its slot."""
 WORN: Final = 3
-"""Deliveries in vain after which a token is sent anew: brokers put messages away that come back too often."""
+"""Deliveries in vain after which a token is sent anew, because brokers remove messages that come back too often."""
 END_BATCH: Final = 64
-"""Decisions that have ended are taken out by the next decision of their slot; more than this many, at once."""
+"""The next decision of a slot removes decisions that have ended; if there are more than this many, they are removed at
+once."""
 
 
 class WornTokenError(Exception):
@@ -55,7 +57,7 @@ class WornTokenError(Exception):
 
 @dataclass(slots=True)
 class Attempt:
-    """One try to decide. `asked`: the discharge is on its way, and as long as there is no answer nobody knows."""
+    """One try to decide. `asked`: the discharge is on its way; until its answer arrives, the outcome is unknown."""
 
     gtrid: bytes
     record: bytes

@@ -69,7 +69,7 @@ class LocalBranch:
 
     @property
     def xid(self) -> Xid:
-        """Whose branch it is."""
+        """The xid of the branch."""
         return self.work.xid
 
     def move(self, verb: BranchVerb, result: Result = Result.OK) -> None:
@@ -371,8 +371,8 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
             if attempt.asked:
                 self._discard(branch)
                 raise xa_error(Code.XAER_RMFAIL, f"{verb}: {why}; its outcome is unknown here", xid) from None
-            error = xa_error(Code.XA_RBCOMMFAIL, f"{verb}: {why}; nothing of it was committed", xid)
-        except BaseException:  # an interruption: nobody knows what the broker has heard
+            error = xa_error(Code.XA_RBCOMMFAIL, f"{verb}: {why}; none of its work was committed", xid)
+        except BaseException:  # an interruption: it is unknown what has reached the broker
             self._discard(branch)
             raise
         else:
@@ -410,7 +410,7 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
 
     # --- decisions and leases ---------------------------------------------------------------------------------
     def hold(self, owner: Owner, lease_s: float) -> None:
-        """XA_RETRY where somebody holds the lease token for too long."""
+        """XA_RETRY: another process holds the lease token for too long."""
         log, now_ms = self._decisions, int(self._wall() * 1000)
         until_ms = now_ms + int(lease_s * 1000)
         deadline = self.connections.deadline()
@@ -429,18 +429,18 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
         return self.guarded("settle", None, lambda: log.settle(gtrid, deadline))
 
     def decisions(self, after: bytes, count: int) -> Sequence[DecisionRecord]:
-        """XA_RETRY where one of the tokens is held by somebody for too long."""
+        """XA_RETRY: another process holds one of the tokens for too long."""
         log, deadline = self._decisions, self.connections.deadline()
         return self.guarded("decisions", None, lambda: log.page(after, count, deadline))
 
     def end_decisions(self, gtrids: Sequence[bytes]) -> None:
-        """They are taken out by the next decision of their slot; what has not been taken out when the process dies is
-        found, and ended again, by recovery."""
+        """The next decision of their slot removes them. If the process dies before, recovery finds them and ends them
+        again."""
         log, deadline = self._decisions, self.connections.deadline()
         self.guarded("end_decisions", None, lambda: log.end(gtrids, deadline))
 
     def guarded(self, verb: str, xid: Xid | None, call: Callable[[], T]) -> T:
-        """What a call returns, with its errors as XA has them."""
+        """Makes a call, and raises its errors as XA errors."""
         try:
             return call()
         except RefusedError as error:
@@ -454,11 +454,11 @@ class DecidingBrokerDriver(DecidingDriver[LocalBranchWork]):
 
 
 def _unusable_queues(error: RefusedError, name: str, slots: int) -> XaError:
-    """The broker does not let us use the token queues."""
+    """The error for a broker that does not let this user use the token queues."""
     told = error.refusal
     return xa_error(
         Code.XAER_RMERR,
-        f"open: the token queues can't be used: {told.description or told.condition} ({told.condition}). Let somebody "
-        f"make the queues {name} and {name}.0 to {name}.{slots} who may, with neither expiry nor dead-lettering, "
-        "and allow us to send to, to consume from and to browse them",
+        f"open: the token queues can't be used: {told.description or told.condition} ({told.condition}). Ask an "
+        f"administrator to create the queues {name} and {name}.0 to {name}.{slots}, with neither expiry nor "
+        "dead-lettering, and to allow this user to send to, to consume from and to browse them",
     )

@@ -1,37 +1,37 @@
-"""The election of the founding that counts, where several processes have founded the same place at about the same time.
+"""This module elects the founding that counts, if several processes have founded the same place at about the same time.
 
-A founding makes the tokens of a place (`rm_amqp.decider.tokens`). Everybody must use the tokens of the same founding.
-A broker need not keep the order of messages that were committed at the same moment (ActiveMQ Artemis changes it when
-it starts again), and a founding message that was sent long ago may be committed at any later time. So nothing here
-rests on an order, and nothing that was seen once is believed to be all. What is relied upon:
+A founding makes the tokens of a place (`rm_amqp.decider.tokens`). All processes must use the tokens of the same
+founding. A broker need not keep the order of messages that were committed at the same moment (ActiveMQ Artemis changes
+it when it starts again), and a founding message that was sent long ago may be committed at any later time. So the
+algorithm relies on no order, and does not assume that one browse shows everything. It relies on three facts:
 
- - Nobody ever takes a message from the founding queue, so that a browse shows every founding that was committed before
-   the browse began. It may show those that are committed meanwhile, or not.
- - A message that somebody holds can't be had by another one, and comes back when he is gone.
+ - No process ever takes a message from the founding queue, so that a browse shows every founding that was committed
+   before the browse began. It may or may not show those that are committed meanwhile.
+ - While one client has acquired a message, no other one can acquire it; when the client ends, the message comes back.
  - A local transaction retires messages and sends others, all or none.
 
 A founding brings its lease token with it, in the same transaction. That token is the founding's lock:
 
- 1. Browse the founding queue. Where nothing is in it, send a founding of our own and its tokens, and browse again.
+ 1. Browse the founding queue. If it is empty, send a founding of our own and its tokens, and browse again.
  2. Browse the queues of the lease tokens. A token that was used (generation 1 and more) names the founding that counts.
- 3. Otherwise browse the founding queue once more. If both browses have shown the same, these were all the foundings at
-    one moment between the two.
- 4. Take the lease tokens of all these foundings, and whatever else their queues have. If a token was used after all,
-    its founding counts.
+ 3. Otherwise browse the founding queue once more. If both browses show the same, these were all the foundings at one
+    moment between the two.
+ 4. Take the lease tokens of all these foundings, and all other messages of their queues. If one of the tokens
+    turns out to be used, its founding counts.
  5. Holding all of them, unused: the founding with the smallest founder counts. In one transaction retire all of these
     tokens, and send the smallest one's anew, as generation 1.
 
-Why there is one result for good: step 3 finds what a queue that only grows held at one moment. So of two sets that it
-finds, one contains the other. Whoever elects holds the locks of a whole set, so that two who elect have a lock in
-common, and come one after the other. The second one either finds that lock used, or does not find it at all, and looks
-again. The founding that counts is in every set that is found from then on. A founding that comes later finds a used
-token, and its own tokens are of no use to anybody: whoever meets one drops it.
+There is one result, and it never changes, because step 3 finds the content of a queue that only grows, at one moment.
+So of two sets that it finds, one contains the other. A process that elects holds the locks of a whole set, so that two
+such processes have a lock in common, and elect one after the other. The second one either finds that lock used, or
+does not find it at all, and looks again. The founding that counts is in every set that is found from then on. A process
+that founds later finds a used token; its own tokens are useless, and any process that finds one drops it.
 
-Losing foundings stay in the founding queue. To take them out, somebody would have to take from that queue; and while he
-held the founding that counts, another one would see none.
+Losing foundings stay in the founding queue. To remove them, a process would have to take messages from that queue; and
+while it held the founding that counts, another process would see none.
 
-`elect` is the algorithm: a coroutine without I/O, which awaits the methods of its `Ports`. Whoever implements these
-raises what ends the election (no connection, no time left), and has to let go of what is held then.
+`elect` is the algorithm: a coroutine without I/O, which awaits the methods of its `Ports`. An implementation of the
+ports raises the error that ends the election (no connection, no time left), and has to release the held messages then.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     Foundings = frozenset[Founding]
 
 TAKE_WAIT_S: Final = 1.0
-"""How long one who may wait for a lock waits for it before he looks again."""
+"""How long a process that may wait for a lock waits for it before it looks again."""
 PAUSE_S: Final = 0.05
 
 
 class Ports(Protocol):
-    """What an election does at the token queues. Its process may die before and after each of these calls."""
+    """The calls of an election to the token queues. Its process may die before and after each of them."""
 
     async def foundings(self) -> Foundings:
         """Browses the founding queue."""
@@ -62,7 +62,7 @@ class Ports(Protocol):
         ...
 
     async def shown(self, slot: int) -> list[Token]:
-        """The tokens that a browse of a slot's queue shows; one that somebody holds need not be among them."""
+        """The tokens that a browse of a slot's queue shows; acquired ones need not be among them."""
         ...
 
     async def take(self, slot: int, wait_s: float) -> Token | None:
@@ -79,19 +79,19 @@ class Ports(Protocol):
         ...
 
     async def pause(self, why: str) -> None:
-        """Waits for PAUSE_S; `why` is what was in the way. Whoever has no time left gives up here."""
+        """Waits for PAUSE_S; `why` is the obstacle. If no time is left, it raises."""
         ...
 
 
 async def elect(ports: Ports, own: Founding) -> Founding:
-    """The founding that counts; `own` is founded where there is none. WrongTokenError: the tokens are used by one whose
-    founding message is gone, or by two."""
+    """Returns the founding that counts; if there is none, it founds `own`. WrongTokenError: the founding that uses the
+    tokens has lost its founding message, or two foundings use them."""
     sent = strange = False
     while True:
         foundings = await ports.foundings()
         if not foundings:
             if sent:
-                await ports.pause("a browse does not show the one that was sent")
+                await ports.pause("a browse does not show the founding message that was sent")
             else:
                 await ports.found(own)
             sent = True
@@ -106,11 +106,11 @@ async def elect(ports: Ports, own: Founding) -> Founding:
             return in_use
         if in_use is not None and strange:  # it was not there yet when the queue was browsed, but now it would be
             raise WrongTokenError(
-                f"decider {in_use.hex()} uses its tokens, and the founding message of that one is gone: put it back, "
-                "or name another token_queue"
+                f"decider {in_use.hex()} uses its tokens, but the founding message of that decider is missing: restore "
+                "it, or name another token_queue"
             )
         strange = in_use is not None
-        await ports.pause("others, who are founding it as well, hold its tokens, or the tokens are gone")
+        await ports.pause("other processes that found it as well hold its tokens, or the tokens are lost")
 
 
 def lease_slots(foundings: Iterable[Founding]) -> list[int]:
@@ -131,7 +131,7 @@ def founding_in_use(foundings: Foundings, tokens: Iterable[Token]) -> Founding |
 
 
 async def _contest(ports: Ports, foundings: Foundings) -> Founding | bytes | None:
-    """Takes the locks of all these foundings, and elects one. None: somebody has one of the locks."""
+    """Takes the locks of all these foundings, and elects one. None: another process has one of the locks."""
     locks = {founding.founder: founding for founding in foundings}
     held: set[bytes] = set()
     for slot in lease_slots(foundings):

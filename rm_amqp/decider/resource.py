@@ -48,7 +48,7 @@ class DecidingBroker(DecidingSwitch[LocalBranchWork]):
         return answer
 
     def maintain(self) -> float | None:
-        """Gives up what threads of control have left that are gone (`rm_amqp.connection.maintenance`)."""
+        """Closes what threads of control that have ended have left (`rm_amqp.connection.maintenance`)."""
         connections = self.driver.connections
         if not connections.is_open:
             return None

@@ -1,11 +1,11 @@
 """The token queues as one channel uses them: reading tokens, holding one, replacing it.
 
-Everything here is steps. A token is held from `acquire` until it is released, or until the transaction that retires it
-is over. Where anything else than the errors named here is raised, a token may be on its way: the connection has to be
-given up.
+All of these methods are steps. A token is held from `acquire` until it is released, or until the transaction that
+retires it is over. If one of them raises any other error than those named here, a token may be on its way, and the
+caller has to close the connection.
 
-Whoever holds a token knows which founding counts (`rm_amqp.decider.founding`). That is for good. So whoever meets an
-unused token of any other founding, which holds nothing, drops it.
+A client that holds a token knows which founding counts (`rm_amqp.decider.founding`), and this never changes. So a
+client that finds an unused token of another founding, which holds nothing, drops it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ QUEUE: Final = ("queue",)
 
 
 class TokenBusyError(Exception):
-    """The token could not be had in time: somebody holds it, or it is gone. Nothing was changed."""
+    """The token could not be acquired in time: another client holds it, or it is lost. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldToken:
-    """A token that nobody else can have. `deliveries`: how often it was delivered before, in vain."""
+    """A token that this client has acquired. `deliveries`: how often it was delivered before, in vain."""
 
     token: Token
     arrived: Arrived
@@ -73,8 +73,8 @@ class TokenQueues:
         return frozenset(Founding.decode(self._read(each, self.name).body) for each in arrived)
 
     def shown(self, slot: int, deadline: float) -> Steps[list[Token]]:
-        """The tokens that a slot's queue shows. One that somebody holds may be missing, and what is no token is passed
-        over: who takes it hears of it."""
+        """The tokens that a slot's queue shows. Acquired ones may be missing. Messages that are no tokens are skipped,
+        because a client that takes one gets an error."""
         tokens = []
         for arrived in (yield from self._browsed(self.address(slot), deadline)):
             with contextlib.suppress(WrongTokenError):
@@ -104,7 +104,7 @@ class TokenQueues:
     # -- holding
     def acquire(self, founding: Founding, slot: int, until_s: float, deadline: float) -> Steps[HeldToken]:
         """Holds the token of a slot, waiting for it until `until_s`; the broker may take until `deadline` to say that
-        there is none. TokenBusyError; WrongTokenError: what stands in the queue is not ours."""
+        there is none. TokenBusyError; WrongTokenError: the queue holds a message that is not ours."""
         receiver = yield from self._receiver(slot, deadline)
         while True:
             arrived = yield from self._next(receiver, until_s, deadline)

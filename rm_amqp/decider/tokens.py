@@ -1,4 +1,5 @@
-"""What stands in a token, the message in which a broker with local transactions keeps decisions; without I/O.
+"""A token is the message in which a broker with local transactions keeps decisions. This module, without I/O, reads and
+writes its content.
 
 The founding queue, `token_queue` of the open string, holds founding messages, which are read and never taken. Each
 slot has a queue of its own, `<token_queue>.<slot>`, that holds one message, its token. The slot of a transaction is
@@ -61,7 +62,7 @@ class TooManyLeasesError(Exception):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Founding:
-    """What the founding message says."""
+    """The body of the founding message."""
 
     founder: bytes
     slots: int

@@ -1,4 +1,4 @@
-"""What a deciding database uses to do its work: psycopg for PostgreSQL, SQLAlchemy for every other database.
+"""This module has the backends of a deciding database: psycopg for PostgreSQL, SQLAlchemy for every other database.
 
 PostgreSQL has the faster way: the work is a `PostgresTransaction`, the same class that `PostgresResource` prepares, and
 the decision is sent in one message with the commit.

@@ -169,8 +169,8 @@ class DecisionTable:
             return xa_error(Code.XA_RETRY, f"open: {said(error)}")
         return xa_error(
             Code.XAER_RMERR,
-            f"open: the tables for decisions can't be made or used: {said(error)}. Let somebody make them who may, "
-            f"and grant SELECT, INSERT, UPDATE and DELETE on them: {self.ddl()}",
+            f"open: the tables for decisions can't be created or used: {said(error)}. Ask an administrator to create "
+            f"them, and to grant SELECT, INSERT, UPDATE and DELETE on them: {self.ddl()}",
         )
 
     def _find_schema(self) -> None:
@@ -265,7 +265,7 @@ class DecisionTable:
                     return None if row.state == ROLLED_BACK else bytes(row.record)
                 if self._insert_tombstone(key):
                     return None
-            # somebody else has inserted a row: it is there now, or has been ended since
+            # another transaction has inserted a row: it is there now, or has been ended since
         raise xa_error(Code.XA_RETRY, f"settle: the row of {key} comes and goes")
 
     def _insert_tombstone(self, key: str) -> bool:

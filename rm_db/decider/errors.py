@@ -50,7 +50,7 @@ def rollback_reason(error: DBAPIError, xid: Xid) -> XaError:
 
 
 def said(error: DBAPIError) -> str:
-    """What the database said."""
+    """The database's message."""
     state = sqlstate_of(error)
     diagnosis = getattr(error.orig, "diag", None)
     words = " ".join((getattr(diagnosis, "message_primary", None) or str(error.orig)).split())

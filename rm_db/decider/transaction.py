@@ -144,7 +144,7 @@ class SqlTransaction(Unit):
             last = self._last_error
             if last is None:
                 return xa_error(Code.XA_RBROLLBACK, self.rollback_only, self.xid)
-            why = f"{self.rollback_only}; the last error was: {said(last)}"  # without it nobody could tell what to mend
+            why = f"{self.rollback_only}; the last error was: {said(last)}"  # otherwise no message names the cause
             return xa_error(rollback_reason(last, self.xid).code, why, self.xid)
         return None
 
@@ -163,7 +163,8 @@ class SqlTransaction(Unit):
             if connection.dialect.name == "postgresql":
                 postgres.force_commit(connection)
             if insertion is not None:
-                connection.execute(insertion)  # waits for whoever settles the same transaction, and fails after that
+                # It waits for the process that settles the same transaction, and fails after that.
+                connection.execute(insertion)
         except IntegrityError:
             self._roll_back()
             raise xa_error(Code.XA_RBROLLBACK, SETTLED, self.xid) from None

@@ -47,7 +47,7 @@ _PROBE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the server says of itself."""
+    """The server's properties."""
 
     version: int
     max_prepared: int
@@ -76,7 +76,7 @@ class PostgresDatabase:
 
     @property
     def facts(self) -> Facts:
-        """What the server said of itself when it was probed last."""
+        """The server's properties at the last probe."""
         if self._facts is None:
             raise xa_error(Code.XAER_PROTO, "the database has not been probed")
         return self._facts
@@ -183,7 +183,7 @@ def conninfo(address: Address) -> str:
 
 
 def unconnected(message: str) -> XaError:
-    """The error for a connection that could not be made. libpq says the reason in words only. XA_RETRY: the server has
+    """The error for a connection that could not be made. libpq gives the reason as text only. XA_RETRY: the server has
     no connection left. XAER_RMFAIL: it could not be reached. XAER_RMERR: it refused."""
     if _FULL.search(message):
         return xa_error(Code.XA_RETRY, message)

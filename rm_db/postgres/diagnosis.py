@@ -61,7 +61,7 @@ def _not_connected(error: psycopg.Error) -> Check:
         mend = "close other connections, raise max_connections, or ask for fewer with xa_pool_size in the URL"
         return Check(Health.FAIL, "room", said, mend)
     if code is Code.XAER_RMFAIL:
-        mend = "start PostgreSQL, or let this machine reach it; its place is the URL in the configuration"
+        mend = "start PostgreSQL, or make it reachable from this machine; its address is the URL in the configuration"
         return Check(Health.FAIL, "reachable", said, mend)
     return Check(Health.FAIL, "credentials", said, "correct user, password or database in the URL, or pg_hba.conf")
 

@@ -50,7 +50,7 @@ Locked: TypeAlias = "tuple[str, str, str, str, str]"
 
 
 def read_locks(rows: Sequence[Sequence[bytes | None]]) -> dict[bytes, list[Locked]]:
-    """What LOCKED answered: transaction id → the locks."""
+    """The result of LOCKED: transaction id → the locks."""
     return {
         transaction: [(*lock,) for lock in json.loads(held.decode("utf-8", "replace"))]
         for transactions, held in rows

@@ -62,7 +62,7 @@ class Failure:
 
 
 class ConnectionLost(Exception):
-    """The connection broke or was closed. Whatever was sent on it may have been carried out."""
+    """The connection broke or was closed. Requests that were sent on it may have been carried out."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))

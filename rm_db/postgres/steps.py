@@ -41,7 +41,7 @@ def drive(steps: Steps[T], timeout_s: float, wait: Wait | None = None) -> T:
                 wait = next(steps)
             else:
                 connection.close()
-                silent = Failure(None, f"no answer within {timeout_s:g} s; the connection was given up")
+                silent = Failure(None, f"no answer within {timeout_s:g} s; the connection was closed")
                 wait = steps.throw(ConnectionLost(silent))
     except StopIteration as stop:
         result: T = stop.value

@@ -231,7 +231,7 @@ class PostgresTransaction(Unit):
     def _commit(self, insertion: bytes) -> Steps[Code]:
         connection = self._connected()
         try:
-            # one message: the insertion waits for whoever settles the same transaction, and fails behind it
+            # one message: the insertion waits for the process that settles the same transaction, and fails after it
             reply = yield from connection.exchange(self._end_commands.durable_commit(insertion))
         except ConnectionLost as lost:
             self._close_connection()

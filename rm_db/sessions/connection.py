@@ -101,9 +101,7 @@ class BorrowedConnection(PoolProxiedConnection):
 
     def rollback(self) -> None:
         """SQLAlchemy gives the transaction up, after an error of its own, and the branch becomes rollback-only."""
-        self._access.set_rollback_only(
-            "SQLAlchemy rolled the transaction back, after an error or because it was told to"
-        )
+        self._access.set_rollback_only("SQLAlchemy rolled the transaction back, after an error or on request")
 
     def invalidate(self, e: BaseException | None = None, soft: bool = False) -> None:  # noqa: ARG002 — SQLAlchemy's signature
         """SQLAlchemy considers the connection broken."""

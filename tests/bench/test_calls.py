@@ -1,4 +1,6 @@
-"""How far it is from an application's call to the disk and to the resource managers."""
+"""These tests limit how many functions, frames and modules lie between a call of the application and the disk or the
+resource managers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m bench`: the frame that every benchmark is run in."""
+"""These tests cover `python -m bench`, the command that runs every benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`python -m bench db`: every figure is there, and what is compared did the same."""
+"""These tests run `python -m bench db` and check that it prints every figure and that the compared programs did the
+same work.
+"""
 
 from __future__ import annotations
 

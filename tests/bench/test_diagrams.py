@@ -1,4 +1,4 @@
-"""docs/state-machines.md is what the tables say."""
+"""This test checks that docs/state-machines.md is what the tables of the state machines generate."""
 
 from __future__ import annotations
 

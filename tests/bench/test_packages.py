@@ -1,4 +1,4 @@
-"""The drawing of the packages: what docs/architecture.md shows is what the imports say."""
+"""These tests check the drawing of the packages: docs/architecture.md must show what the imports in the code are."""
 
 from __future__ import annotations
 

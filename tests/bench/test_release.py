@@ -1,4 +1,4 @@
-"""The dry run of a release: what it builds is whole, and what must not be released is refused."""
+"""These tests cover the dry run of a release: what it builds is complete, and it refuses what must not be released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table and the picture of what was measured."""
+"""These tests cover the table and the picture that `bench.report` makes from measured figures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
-from bench.report import Bar, Goal, bars, write
+import pytest
+
+from bench.command import BENCHMARKS
+from bench.report import Bar, Goal, bars, meaning, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,13 +28,19 @@ def test_page_and_picture(tmp_path: Path) -> None:
     (tmp_path / "e2e.json").write_text(json.dumps(E2E))
     write(tmp_path, tmp_path)
     page = (tmp_path / "benchmarks.md").read_text()
-    assert "| e2e | `two_phase.16.tx_per_s` | 1,600.5 |" in page
-    assert "| e2e | `violations` | none |" in page
+    assert "| `two_phase.16.tx_per_s` | 1,600.5 |" in page
+    assert "| `violations` | none |" in page
+    assert page.index("what waits for the force of the decision") < page.index("| `two_phase")
     assert "cores 2" in page
     picture = ET.fromstring((tmp_path / "benchmarks.svg").read_text())  # noqa: S314 — our own
     texts = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert "0.2 (≥ 0.4)" in texts
     assert "1,600.5 (≥ 800)" in texts
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_says_what_its_figures_mean(name: str) -> None:
+    assert len(meaning(name)) > 100
 
 
 def test_how_much_of_a_goal_was_reached() -> None:

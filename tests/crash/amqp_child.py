@@ -1,11 +1,11 @@
-"""The process that moves messages from a queue of one broker to a queue of another, and at a point kills.
+"""This process moves messages from a queue of one broker to a queue of another one, and kills processes at a point.
 
     python -m tests.crash.amqp_child IN OUT FOLDER POINT [PID …]
 
-IN and OUT are the brokers' host:port. At POINT ("WHEN WHAT COUNT") it kills the processes PID, of which one may be its
-own ("self"), and otherwise goes on until it was told COMMITTED times that a transaction was committed. It says on
-stdout what it was told of each message ("BODY committed"). With "recover" as POINT it recovers until nothing is in
-doubt, and ends.
+IN and OUT are the brokers' host:port. At POINT ("WHEN WHAT COUNT") it kills the processes PID; one of them may be the
+process itself ("self"). If it survives, it goes on until COMMITTED of its transactions have committed. For each message
+it writes to stdout the outcome that the application got ("BODY committed"). With "recover" as POINT it recovers until
+nothing is in doubt, and ends.
 """
 
 from __future__ import annotations

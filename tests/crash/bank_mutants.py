@@ -1,4 +1,5 @@
-"""Processes of the bank that take something for their own which is somebody else's, for the auditor to see.
+"""Each class here is a process of the bank that wrongly treats something of another process or node as its own. The
+auditor of the bank must notice every one of them.
 
 python -m tests.crash.bank_mutants '{"mutant": NAME, …}'          otherwise as `bench.crash.bank.worker`
 """

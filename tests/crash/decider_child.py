@@ -1,11 +1,14 @@
-"""The mover of `tests.crash.amqp_child`, without a log: the broker IN decides, by local transactions. OUT is prepared.
+"""This process is the mover of `tests.crash.amqp_child` without a log: the broker IN decides by local transactions, and
+OUT is prepared.
 
     python -m tests.crash.decider_child IN OUT NODE POINT [PID …]
 
-Several of them may be at work at the same time, of several nodes, and of one. Of NODE the last part is the node's id.
+Several of these processes may work at the same time, for several nodes or for one. The last part of NODE is the node's
+id.
 
-More points: "before token", "after token" (the token with the decision leaves), "before discharge", "after discharge"
-(the discharge has left), "answered discharge" (its answer has come, and nobody has read it).
+There are more points: "before token" and "after token" (around sending the token with the decision), "before discharge"
+and "after discharge" (around sending the discharge), and "answered discharge" (the answer has arrived, and no code has
+read it).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The process that is killed: a transaction manager over a FileLog and two reference stores in the parent process.
+"""This process is the one that tests kill: a transaction manager over a FileLog and two reference stores in the parent
+process.
 
     python -m tests.crash.manager_child ADDRESS AUTHKEY FOLDER NAME THREADS POINT
 
-Each thread runs transactions that write one key, named after NAME, into both stores, and says on stdout what it was
-told ("KEY committed"). At POINT ("WHEN WHAT COUNT", or "- 0") the process kills itself. With 0 threads it recovers
+Each thread runs transactions that write one key, named after NAME, into both stores, and writes the outcome that it got
+to stdout ("KEY committed"). At POINT ("WHEN WHAT COUNT", or "- 0") the process kills itself. With 0 threads it recovers
 until nothing is in doubt, and ends.
 """
 

@@ -1,4 +1,5 @@
-"""Workers that make one classic mistake each, for the checker to see.
+"""Each class here is a worker that makes one classic mistake. The checker of the campaign must notice every one of
+them.
 
 python -m tests.crash.mutants '{"mutant": NAME, …}'          otherwise as `bench.crash.worker`
 """

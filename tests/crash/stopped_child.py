@@ -1,9 +1,10 @@
-"""The process that is stopped: a manager over a database that decides and a reference store in another process.
+"""This process is the one that tests stop: a manager over a database that decides and a reference store in another
+process.
 
     python -m tests.crash.stopped_child ADDRESS AUTHKEY URL LEASE_S
 
-It commits one transaction. Behind the decision it says "decided", and waits for a line. Then it says what the commit
-told, and ends with the next line.
+It commits one transaction. After the decision it writes "decided" and waits for a line. Then it writes the outcome of
+the commit, and ends with the next line.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Messages move from one broker to another, all in processes of their own, and at every step in turn something is
-killed with SIGKILL: a broker, the client, or the client and both brokers at the same moment.
+"""These tests move messages from one broker to another, each in a process of its own. At every step in turn they kill
+with SIGKILL a broker, the client, or the client and both brokers at the same moment.
 
-Afterwards, and after recovery, every message is at one of the two, once, and what was told is true. (What was ended,
-and never prepared, is available again when the branch's time has passed.)
+After recovery every message must be at one of the two brokers, once, and the outcomes that the application got must be
+true. (What was ended and never prepared is available again when the timeout of its branch has passed.)
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The bank: several nodes move money between two databases and a queue, and are killed and stopped while the others
-recover. Its auditor uses other clients than ours.
+"""These tests run the bank: several nodes move money between two databases and a queue, and the test kills and stops
+them while the others recover. The auditor uses clients that are not ours.
 
 XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which, XABRIDGE_BANK=all has every named point; `xabridge
 bench crash --part bank` runs more of them.

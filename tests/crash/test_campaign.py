@@ -1,4 +1,5 @@
-"""The campaign: workers, brokers and PostgreSQL as processes, harmed at every named point and at random.
+"""These tests run the crash campaign: workers, brokers and PostgreSQL are processes, and faults hit them at every named
+point and at random.
 
 XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which; `python -m bench crash` runs more of them.
 """

@@ -1,7 +1,8 @@
-"""Messages move from a broker that decides, by local transactions, to one that is prepared, all in processes of their
-own, and at every step in turn something is killed with SIGKILL: the client, one of the brokers, or everybody.
+"""These tests move messages from a broker that decides by local transactions to one that is prepared, each in a process
+of its own. At every step in turn they kill with SIGKILL the client, one of the brokers, or all of them.
 
-Afterwards, and after recovery, every message is at one of the two, once, and what was told is true.
+After recovery every message must be at one of the two brokers, once, and the outcomes that the application got must be
+true.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A real process that runs transactions is killed with SIGKILL and started again, while its stores live on here.
+"""These tests kill a real process that runs transactions with SIGKILL and start it again, while its stores live on in
+the test's process.
 
-Named points: exactly before and after each verb, the force and the end record. Random points: several threads, killed
-after a seeded number of answers. XABRIDGE_KILLS sets how many random kills there are, XABRIDGE_KILLS_SEED which.
+They kill it at named points, exactly before and after each verb, the force and the end record; and at random points,
+with several threads, after a seeded number of answers. XABRIDGE_KILLS sets how many random kills there are,
+XABRIDGE_KILLS_SEED which.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Several processes from one configuration file, as a server with workers starts them: with a resource that decides
-they share the node, and finish what a dead one left; with a log in files the second one is refused."""
+"""These tests start several processes from one configuration file, as a server with workers does. With a resource that
+decides the processes share the node and finish what a dead one left; with a log in files the second process is refused.
+"""
 
 from __future__ import annotations
 

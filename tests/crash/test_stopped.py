@@ -1,5 +1,6 @@
-"""A process is stopped right behind its decision, for longer than its lease; another process of its node finishes the
-transaction; then the first goes on. Everything is there once, and nobody is told of damage."""
+"""This test stops a process right after its decision, for longer than its lease. Another process of its node finishes
+the transaction, and then the first one goes on. Everything must be there once, and neither process may report damage.
+"""
 
 from __future__ import annotations
 

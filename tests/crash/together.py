@@ -1,9 +1,9 @@
-"""Two nodes, and two processes of one of them, that move messages from one broker, which decides by one token queue, to
-another one, at the same time. Each recovers all the time. In every round one of them is killed at a point of its
-transaction, and the broker that decides too where that is asked for.
+"""This module runs two nodes, and two processes of one of them, that move messages at the same time from one broker,
+which decides by one token queue, to another one. Each recovers all the time. In every round the test kills one of them
+at a point of its transaction, and also the deciding broker if the round asks for it.
 
-Afterwards, when each node has come back and recovered, every message is at one of the two brokers, once, what was told
-is true, and no decision is left.
+When each node is back and has recovered, every message must be at one of the two brokers, once, the outcomes that the
+application got must be true, and no decision may be left.
 """
 
 from __future__ import annotations

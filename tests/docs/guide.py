@@ -1,4 +1,4 @@
-"""A page of the documentation: its code blocks, and the surroundings in which they are executed."""
+"""This module reads a page of the documentation and executes its code blocks in prepared surroundings."""
 
 from __future__ import annotations
 

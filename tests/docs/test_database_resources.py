@@ -1,5 +1,6 @@
-"""What docs/database-resources.md says of parameters and numbers is what the code has; its blocks are executed with
-those of the other pages."""
+"""These tests check that the parameters and numbers in docs/database-resources.md are those of the code. The blocks of
+the page are executed with those of the other pages.
+"""
 
 from __future__ import annotations
 

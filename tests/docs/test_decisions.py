@@ -1,4 +1,6 @@
-"""Each decision says when it was made, whether it holds, and what else was possible; the index and the site have it."""
+"""These tests check that each decision record has its date, its status and the alternatives, and that the index and the
+site list it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""docs/glossary.md has each word once, in order, in one sentence, with a source that it names; each word is in use."""
+"""These tests check that docs/glossary.md has each word once, in order, explained in one sentence with a source, and
+that the code uses each word.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Every code block of README and docs is executed, page by page: SQL at the page's database before anything else; then,
-in their order, TOML as the configuration that the Python blocks read, and Python in one namespace. Shell lines are
-parsed as the command line does. Addresses and folders are replaced by those of this machine; nothing else is.
+"""This test executes every code block of README and docs, page by page. SQL runs first, at the page's database. Then,
+in their order, TOML becomes the configuration that the Python blocks read, and Python runs in one namespace. Shell
+lines are parsed as the command line parses them. The test replaces only addresses and folders, by those of this
+machine.
 """
 
 from __future__ import annotations

@@ -1,12 +1,16 @@
-"""The resource manager that docs/resource-managers.md writes passes the contract suite, as the page runs it."""
+"""This test checks that the resource manager in docs/resource-managers.md passes the contract suite, run as the page
+shows.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from types import ModuleType
 from typing import Final
 
 from tests.docs.guide import ROOT, blocks
+from xa import Code
 
 _PAGE: Final = "resource-managers.md"
 _EXAMPLE, _TESTS = (block for block in blocks(ROOT / "docs" / _PAGE) if block.language == "python")
@@ -26,3 +30,11 @@ _execute(1, globals())  # its test classes and its fixture are this module's: py
 
 def test_the_example_is_short() -> None:
     assert _EXAMPLE.code.count("\n") <= MOST_LINES
+
+
+def test_every_code_is_explained_once() -> None:
+    section = (ROOT / "docs" / _PAGE).read_text(encoding="utf-8").partition("## The codes")[2]
+    firsts = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    assert sorted(name for first in firsts for name in re.findall(r"`(\w+)`", first)) == sorted(
+        code.name for code in Code
+    )

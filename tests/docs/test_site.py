@@ -1,4 +1,6 @@
-"""The site is built without a warning, has its search and its reference, and loads nothing from other servers."""
+"""This test checks that the site builds without a warning, has its search and its reference, and loads nothing from
+other servers.
+"""
 
 from __future__ import annotations
 

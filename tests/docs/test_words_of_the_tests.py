@@ -1,4 +1,6 @@
-"""tests/README.md: each file and folder that it names exists, and each word in it is a class of the tests."""
+"""These tests check that each file and folder named in tests/README.md exists, and that each word explained there is a
+class of the tests.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A disk that is really full: a file system of a few MB, mounted for the test; skipped where it can't be."""
+"""These tests fill a real disk, a file system of a few MB that the test mounts. They are skipped where it can't be
+mounted.
+"""
 
 from __future__ import annotations
 

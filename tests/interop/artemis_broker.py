@@ -1,4 +1,6 @@
-"""ActiveMQ Artemis in a process of its own, from jars that are there already: nothing is downloaded here."""
+"""This module starts ActiveMQ Artemis in a process of its own, from jars that are already on the machine. It downloads
+nothing.
+"""
 
 from __future__ import annotations
 

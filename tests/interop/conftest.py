@@ -1,4 +1,4 @@
-"""A broker in a process of its own, and clients that nobody here wrote."""
+"""These fixtures start a broker in a process of its own, for clients of other projects."""
 
 from __future__ import annotations
 

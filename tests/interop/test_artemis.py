@@ -1,8 +1,10 @@
-"""A broker that nobody here wrote, as the one that decides: ActiveMQ Artemis, which has local transactions only.
+"""These tests use a broker of another project as the one that decides: ActiveMQ Artemis, which has local transactions
+only.
 
-The contract suite for deciders; a manager that moves messages into a database; the broker killed in between. Artemis
-does not keep the order of messages that were committed at the same moment when it starts again: processes that found
-token queues at the same moment, and agree afterwards; nodes and siblings that share a token queue.
+They run the contract suite for deciders, and a manager that moves messages into a database while the test kills the
+broker. When Artemis starts again, it does not keep the order of messages that were committed at the same moment. So
+there are also tests of processes that found token queues at the same moment and must agree, and of nodes and siblings
+that share a token queue.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Proton's own clients against the embedded broker: the blocking one, and the Container with its transactions."""
+"""These tests run proton's own clients against the embedded broker: the blocking one, and the Container with its
+transactions.
+"""
 
 from __future__ import annotations
 

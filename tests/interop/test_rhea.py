@@ -1,6 +1,7 @@
-"""rhea, the AMQP client for node, against the embedded broker: plain traffic, local and global transactions.
+"""These tests run rhea, the AMQP client for node, against the embedded broker, with plain traffic and with local and
+global transactions.
 
-What is checked stands in rhea/client.js, from the side of rhea's user; here is what each scenario ends with.
+The checks from the side of rhea's user are in rhea/client.js; these tests check the end of each scenario.
 """
 
 from __future__ import annotations

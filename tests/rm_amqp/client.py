@@ -1,4 +1,4 @@
-"""Client: a resource manager instance with the few steps that the tests take."""
+"""`Client` is a resource manager instance with the few steps that the tests take."""
 
 from __future__ import annotations
 

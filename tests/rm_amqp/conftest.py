@@ -1,4 +1,4 @@
-"""What the tests of the resource manager share: a broker for each module, and clients."""
+"""These fixtures give the tests of the resource manager a broker for each module, and clients."""
 
 from __future__ import annotations
 

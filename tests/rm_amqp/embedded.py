@@ -1,4 +1,6 @@
-"""The embedded broker in a thread of the test, with its store on disk, and what tests ask of it."""
+"""This module runs the embedded broker in a thread of the test, with its store on disk, and answers the tests'
+questions about it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""An event loop over the network in memory: it waits for its ends as it would wait for sockets, on the network's clock.
+"""This event loop runs over the network in memory: it waits for the ends of that network as it would wait for sockets,
+on the network's clock.
 
-What is done in worker threads is done where it is asked for: a run goes the same way every time.
+It runs the work of worker threads at once, in the calling thread, so that a run goes the same way every time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Peers that are no broker of ours: proton's container as a broker that knows less, and one that says nothing."""
+"""This module has peers that are not our broker: proton's container as a broker with fewer features, and a peer that
+sends nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A network in memory between clients and a broker's container: what is sent crosses it frame by frame, on a clock of
-its own, and at some boundaries, before a connection is made, a frame crosses or the store forces something, a fault
-strikes.
+"""This is a network in memory between clients and a broker's container. It carries frames one by one, on a clock of its
+own. A fault can happen at each boundary: before a connection is made, before a frame crosses, or before the store
+forces something.
 
 The clients' shells are the real ones: they have an `End` where they would have a socket, and wait for it as they would
 wait for a socket, on a thread or in an event loop (`tests.rm_amqp.event_loop`).

@@ -1,4 +1,4 @@
-"""The asyncio shell, over a network in memory on a clock of its own."""
+"""These tests cover the asyncio shell, over a network in memory with a clock of its own."""
 
 from __future__ import annotations
 

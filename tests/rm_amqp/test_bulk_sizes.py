@@ -1,5 +1,7 @@
-"""Work in bulk, over the embedded broker: any number of messages, of any size, with any credit. The session's window is
-2048 frames of 64 KiB: what does not fit into it waits for the client, and nothing else may wait for that."""
+"""These tests do work in bulk with the embedded broker: any number of messages, of any size, with any credit. The
+session's window is 2048 frames of 64 KiB: what does not fit into it waits for the client, and nothing else may wait for
+that.
+"""
 
 from __future__ import annotations
 

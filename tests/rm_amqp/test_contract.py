@@ -1,4 +1,6 @@
-"""The contract suite over AmqpResource against the embedded broker, statically and dynamically registering."""
+"""This module runs the contract suite over AmqpResource against the embedded broker, with static and dynamic
+registration.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several processes that share a global transaction ask of the broker, and work in bulk."""
+"""These tests cover the requests of several processes that share a global transaction, and work in bulk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends that the broker hears together with prepare."""
+"""These tests cover ends that the client sends to the broker together with the prepare."""
 
 from __future__ import annotations
 

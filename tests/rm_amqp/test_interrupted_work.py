@@ -1,5 +1,6 @@
-"""Ctrl-C while the application sends: the transaction that is left so, and those after it on the same connections, are
-wholly there or not at all, as their callers were told."""
+"""These tests interrupt the application with Ctrl-C while it sends. The interrupted transaction, and the later ones on
+the same connections, must be there in full or not at all, and their callers must have got the true outcome.
+"""
 
 from __future__ import annotations
 

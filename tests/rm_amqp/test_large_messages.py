@@ -1,4 +1,6 @@
-"""A large message is held a few times at most on its way, and costs the processor its length, not the square of it."""
+"""These tests check that there are only a few copies of a large message at a time, and that the processor time grows
+with its length, not with the square of it.
+"""
 
 from __future__ import annotations
 

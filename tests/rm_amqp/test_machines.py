@@ -1,4 +1,4 @@
-"""The machines below XA, as the client has them: connection, link and work. Every pair of state and event."""
+"""These tests try every pair of state and event of the client's machines below XA: connection, link and work."""
 
 from __future__ import annotations
 

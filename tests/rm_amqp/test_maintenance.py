@@ -1,4 +1,4 @@
-"""Connections that nobody uses for a while, and those that break without a word."""
+"""These tests cover connections that are idle for a while, and those that break silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages are written and read as proton does."""
+"""These tests check that messages are written and read as proton writes and reads them."""
 
 from __future__ import annotations
 

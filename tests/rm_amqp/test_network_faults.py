@@ -1,9 +1,9 @@
-"""Transactions of the most common use case over a network in memory, from the first connection to the end of recovery,
-with a fault at every boundary in turn, and with several from a seed; in threads and in asyncio.
+"""These tests run transactions of the most common use case over a network in memory, from the first connection to the
+end of recovery, with a fault at every boundary in turn, and with several from a seed; in threads and in asyncio.
 
-Whatever happens, and wherever: all of a transaction's parts are done, or none; that is what the application was told,
-unless it was told that it is unknown; no call takes longer than its timeout; and recovery finishes it, so that nothing
-is left.
+After every fault all parts of a transaction must be done, or none; the application must have got that outcome, unless
+it got "unknown"; no call may take longer than its timeout; and recovery must finish the transaction, so that nothing is
+left.
 
 A failing seed is printed; run it again with XABRIDGE_SEED=n. XABRIDGE_SCHEDULES sets how many are run.
 """

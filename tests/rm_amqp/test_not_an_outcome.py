@@ -1,4 +1,6 @@
-"""What keeps a branch from being completed, and is never told as what became of it; channels beyond those at work."""
+"""These tests cover errors that keep a branch from being completed and must never be reported as its outcome. They also
+cover channels for other requests while branches use all of theirs.
+"""
 
 from __future__ import annotations
 

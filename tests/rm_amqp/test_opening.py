@@ -1,4 +1,4 @@
-"""Opening, and what can be wrong: each mistake has its own clear message."""
+"""These tests cover opening: each mistake has a clear message of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What applications import from rm_amqp, and what every messaging session offers."""
+"""These tests pin the public names of rm_amqp and the methods of every messaging session."""
 
 from __future__ import annotations
 

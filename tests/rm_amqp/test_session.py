@@ -1,4 +1,4 @@
-"""The application's session: what it receives and sends, and what becomes of it."""
+"""These tests cover the application's session: the messages that it receives and sends, and their outcomes."""
 
 from __future__ import annotations
 

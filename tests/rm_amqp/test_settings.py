@@ -1,4 +1,4 @@
-"""The open string."""
+"""These tests cover the open string."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_identity_names_the_broker_whatever_the_order_of_its_nodes() -> None
         ("amqp://a/?prefetch=9999", "expected a number from 0 to 5000"),
         ("amqp://a/?ahead=yes", "ahead='yes': expected true or false"),
         ("amqp://a/?timeout", "bad query field"),
-        ("amqp://u@a/?password_env=NOT_SET", "password_env=NOT_SET: this environment variable is not set"),
+        ("amqp://u@a/?password_env=NOT_SET", "NOT_SET: this environment variable is not set; set it"),
         ("amqp://u:secret@a/?password_env=SET", "password_env, and a password as well"),
     ],
 )

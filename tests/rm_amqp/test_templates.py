@@ -1,4 +1,4 @@
-"""What the client writes in its own way is what the protocol's catalogues write, and it reads what they read."""
+"""These tests check that the client's own writer and reader write and read the same as the protocol's catalogues."""
 
 from __future__ import annotations
 

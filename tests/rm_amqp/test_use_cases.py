@@ -1,5 +1,6 @@
-"""The use cases of the AMQP working group's slides, with the transaction manager, the broker, and a reference resource
-manager in the place of the database."""
+"""These tests run the use cases of the AMQP working group's slides with the transaction manager, the broker, and a
+reference resource manager in place of the database.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the resource managers for databases share."""
+"""These fixtures are shared by the tests of the resource managers for databases."""
 
 from __future__ import annotations
 

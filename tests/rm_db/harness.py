@@ -1,4 +1,4 @@
-"""The contract suite's harnesses: PostgreSQL in two phases, PostgreSQL and SQLite as the one that decides."""
+"""These harnesses run the contract suite: PostgreSQL in two phases, PostgreSQL and SQLite as the one that decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""PgBouncer in transaction mode, which `.ci/run` installs from Debian, before one of the tests' servers."""
+"""This module starts PgBouncer in transaction mode in front of one of the tests' servers; `.ci/run` installs it from
+Debian.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a database: a network that can be made to lose what a test wants lost."""
+"""This module is a TCP proxy in front of a database: a network that loses what a test wants it to lose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open strings."""
+"""These tests cover open strings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What an application that awaits gets inside a transaction: AsyncConnection, AsyncSession and psycopg's, over
-PostgreSQL in two phases and deciding."""
+"""These tests cover what an asyncio application gets inside a transaction (AsyncConnection, AsyncSession and
+psycopg's), over PostgreSQL in two phases and deciding.
+"""
 
 from __future__ import annotations
 

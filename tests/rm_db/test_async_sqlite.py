@@ -1,4 +1,4 @@
-"""A deciding database whose driver can't be awaited, in code that awaits: in a thread."""
+"""These tests use a deciding database from asyncio although its driver can't be awaited: it works in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What can't be had: connections beyond the pool, or beyond what the server allows; and what is never an outcome."""
+"""These tests ask for connections beyond the pool, or beyond what the server allows, and check that such a failure is
+never reported as an outcome.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The contract suite for deciders over DecidingDatabase: on PostgreSQL, on one without prepared transactions behind a
-pooler in transaction mode, on MariaDB, and on SQLite."""
+"""This module runs the contract suite for deciders over DecidingDatabase: on PostgreSQL, on one without prepared
+transactions behind a pooler in transaction mode, on MariaDB, and on SQLite.
+"""
 
 from __future__ import annotations
 

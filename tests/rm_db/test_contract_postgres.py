@@ -1,4 +1,6 @@
-"""The contract suite over PostgresResource: on the PostgreSQL that the tests bring along, and on the system's."""
+"""This module runs the contract suite over PostgresResource: on the PostgreSQL that the tests bring along, and on the
+system's.
+"""
 
 from __future__ import annotations
 

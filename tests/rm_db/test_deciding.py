@@ -1,4 +1,6 @@
-"""DecidingDatabase: its tables, its housekeeping, durability, and what is particular to each kind of database."""
+"""These tests cover DecidingDatabase: its tables, their cleaning, durability, and what is particular to each kind of
+database.
+"""
 
 from __future__ import annotations
 

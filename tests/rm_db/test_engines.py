@@ -1,4 +1,4 @@
-"""Code that knows nothing of transactions of ours, with an engine of its own."""
+"""These tests run code that uses an engine of its own and does not know our transactions."""
 
 from __future__ import annotations
 

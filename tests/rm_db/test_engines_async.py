@@ -1,4 +1,4 @@
-"""Code that awaits and knows nothing of transactions of ours, with an asyncio engine of its own."""
+"""These tests run asyncio code that uses an engine of its own and does not know our transactions."""
 
 from __future__ import annotations
 

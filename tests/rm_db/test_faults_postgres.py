@@ -1,7 +1,8 @@
-"""PostgreSQL, its connections and the network lost at every step of a transaction.
+"""These tests lose PostgreSQL, its connections or the network at every step of a transaction.
 
-Each case plays the transaction manager: it decides to commit when the vote was heard, loses what it has to lose, and
-recovers as a manager would. In the end the row is there if and only if the decision was to commit, and nothing is left.
+Each case plays the transaction manager: it decides to commit when it has the vote, loses what the case names, and
+recovers as a manager would. In the end the row must be there if and only if the decision was to commit, and nothing may
+be left.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Every way into a resource as the first one in a transaction, and behind it every kind of ORM work that is not flushed
-by hand: what the block did is committed, whichever way came first."""
+"""These tests try every way into a resource as the first one in a transaction, followed by every kind of ORM work that
+is not flushed by hand. The work of the block must be committed, whichever way came first.
+"""
 
 from __future__ import annotations
 

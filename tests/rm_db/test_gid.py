@@ -1,4 +1,4 @@
-"""gids: the text form of xids, and what else may stand in pg_prepared_xacts."""
+"""These tests cover gids, the text form of xids, and foreign entries in pg_prepared_xacts."""
 
 from __future__ import annotations
 

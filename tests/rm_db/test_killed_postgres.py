@@ -1,4 +1,6 @@
-"""PostgreSQL killed at every step of transactions that a real transaction manager drives, restarted and recovered."""
+"""These tests kill PostgreSQL at every step of transactions that a real transaction manager runs, restart it, and
+recover.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A manager that starts with thousands of branches in doubt on one PostgreSQL, and may have 24 connections to it."""
+"""These tests start a manager with thousands of branches in doubt on one PostgreSQL, which allows it 24 connections."""
 
 from __future__ import annotations
 

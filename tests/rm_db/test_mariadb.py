@@ -1,4 +1,4 @@
-"""MariaDB as the one that decides: by which URLs, and where InnoDB and its drivers are different from others."""
+"""These tests use MariaDB as the one that decides: its URLs, and the peculiarities of InnoDB and its drivers."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_who_may_not_make_the_tables_is_told_the_statements(mariadb: MariaDB) ->
         f"REVOKE ALL ON {url.database}.* FROM {url.username}@'%'",
         f"GRANT SELECT ON {url.database}.* TO {url.username}@'%'",
     )
-    with pytest.raises(XaError, match=r"Let somebody make them who may.*CREATE TABLE") as error:
+    with pytest.raises(XaError, match=r"Ask an administrator to create them.*CREATE TABLE") as error:
         table_of(url.render_as_string(hide_password=False)).open()
     assert error.value.code is Code.XAER_RMERR
 

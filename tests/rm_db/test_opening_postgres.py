@@ -1,4 +1,4 @@
-"""xa_open of PostgreSQL: what is probed, and what is said when it can't be used."""
+"""These tests cover xa_open of PostgreSQL: what it probes, and its messages when it can't use the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What is prepared on a PostgreSQL server, whose it is, and who may complete it."""
+"""These tests check which prepared transactions of a PostgreSQL server are found, whose they are, and who may complete
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the application gets of a PostgreSQL branch: SQLAlchemy, its ORM, psycopg."""
+"""These tests cover what the application gets from a PostgreSQL branch: SQLAlchemy, its ORM, psycopg."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQLSTATE → code."""
+"""These tests cover the table from SQLSTATE to code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What texts of SQL do, as far as their words tell."""
+"""These tests check what the library concludes from the words of an SQL statement about its effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads, processes and signals: who waits for whom, and what an interruption leaves."""
+"""These tests cover threads, processes and signals: which of them wait for which, and what an interruption leaves."""
 
 from __future__ import annotations
 

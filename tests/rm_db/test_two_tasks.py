@@ -1,5 +1,6 @@
-"""Two tasks, or a task and a thread, in one branch: the second one is refused while the first is in a statement, by
-whichever ways both came; it never waits on the event loop, and the first goes on as if nothing had happened."""
+"""These tests run two tasks, or a task and a thread, in one branch. The second one is refused while the first is in a
+statement, whichever way each of them uses; it never waits on the event loop, and the first goes on undisturbed.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The vote of a PostgreSQL branch: every way in which work can turn out not to be preparable.
+"""These tests cover the vote of a PostgreSQL branch: every way in which its work can turn out not to be preparable.
 
-After each of them nothing is left in pg_prepared_xacts; the fixture `client` looks.
+After each of them nothing may be left in pg_prepared_xacts; the fixture `client` checks this.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""A model of a broker's token queues, and of processes that find out which founding counts
+"""This module models a broker's token queues, and processes that find out which founding counts
 (`rm_amqp.decider.election`).
 
-The broker keeps no order: what a queue holds is a set. A browse is two steps, its beginning and its end: it shows what
-was there all the time, and of what came meanwhile what the schedule says. What somebody holds is shown or not. What a
-transaction sends to two queues is there at two moments, and may be there late, when who sent it was answered already,
-or is gone. A process that dies gives back what it held; when a broker crashes, nobody holds anything any more, every
-connection is lost, and what was committed is there. A process can stand still at any call of a port for as long as the
-schedule says.
+The broker keeps no order: a queue holds a set. A browse has two steps, its beginning and its end: it shows what was
+there all the time, and of what arrived meanwhile it shows what the schedule chooses. It may or may not show messages
+that a client has acquired. What a transaction sends to two queues arrives at two moments. It may also arrive late, when
+its sender has the answer already or has ended. When a process dies, the messages that it has acquired become available
+again. When the broker crashes, no message is acquired any more, every connection is lost, and everything that was
+committed is there. A process can stop at any call of a port for as long as the schedule chooses.
 
-A process that knows which founding counts uses it as every client does: it takes the lease token, drops what is of no
-use, and sends the next generation.
+A process that knows which founding counts uses it as every client does: it takes the lease token, removes useless
+messages, and sends the next generation.
 
-A schedule is a sequence of choices, each of a number of possibilities: random ones (`run`), or one after the other all
-that there are (`every_schedule`).
+A schedule is a sequence of choices, each with a number of possibilities. `run` chooses at random; `every_schedule` goes
+through all of them.
 """
 
 from __future__ import annotations

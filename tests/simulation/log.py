@@ -1,4 +1,4 @@
-"""A decision log in memory that survives crashes of its process, and loses what was not forced."""
+"""This module is a decision log in memory that survives crashes of its process, and loses what was not forced."""
 
 from __future__ import annotations
 

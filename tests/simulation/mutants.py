@@ -1,8 +1,8 @@
-"""Mutants of the two-phase commit and of recovery: each makes one classic mistake, by bending what a core asks or
-hears.
+"""Each class here is a mutant of the two-phase commit or of recovery. It makes one classic mistake by changing what a
+core asks, or the answer that it gets.
 
-A mutant puts ports of its own between a core and the ports of the world. The checker has to see every mutant, because a
-mistake that no schedule shows would be a hole in the simulation.
+A mutant puts ports of its own between a core and the ports of the world. The checker has to notice every mutant,
+because a mistake that no schedule shows would be a hole in the simulation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seeds of simulated schedules: one that is asked for, the first few, or a part of many."""
+"""This module chooses the seeds of simulated schedules: one that a user asks for, the first few, or a part of many."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Which founding of the token queues counts: every schedule of two processes, and random ones of more, on a broker that
-keeps no order (`tests.simulation.elections`); and mutants, each of which has to be seen."""
+"""These tests check which founding of the token queues counts: in every schedule of two processes, and in random ones
+of more, on a broker that keeps no order (`tests.simulation.elections`). Mutants make mistakes, and the checker must
+notice each of them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The completion and recovery cores under seeded schedules of crashes, lost replies, and resource managers that
-vanish, return, expire, refuse and decide on their own.
+"""These tests run the completion and recovery cores under seeded schedules of crashes, lost replies, and resource
+managers that vanish, return, expire, refuse and decide on their own.
 
 A failing seed is printed with its trace; run it again with XABRIDGE_SEED=n. XABRIDGE_SCHEDULES sets how many are run.
 """

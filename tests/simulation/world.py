@@ -1,13 +1,14 @@
-"""A seeded world: resource managers, logs, manager processes that run transactions and recovery passes, and faults.
+"""This module is a seeded world: resource managers, logs, manager processes that run transactions and recovery passes,
+and faults.
 
 There is one node or there are two, over the same resource managers; each has a log of its own, or they share a resource
-that decides. A node may have two processes: side by side where a resource decides, one after the other where its log is
-in a database. Processes are killed, or stand still for a while and go on; a log may be replaced by an older copy.
+that decides. A node may have two processes: at the same time if a resource decides, one after the other if its log is
+in a database. Processes are killed, or stop for a while and go on; an older copy may replace a log.
 
-Everything that a process does is a sequence of steps with a crash point in front of each: one call to one resource
-manager, one force of the log, one read of the live transactions. A scheduler interleaves the steps of all
-activities and lets things go wrong; afterwards everything heals, recovery runs until nothing is left to do, and the
-checker (`violations`) looks at the data, the logs and what the applications were told.
+Everything that a process does is a sequence of steps with a crash point before each of them: one call to one resource
+manager, one force of the log, one read of the live transactions. A scheduler interleaves the steps of all activities
+and lets things go wrong. Afterwards every fault ends, recovery runs until nothing is left to do, and the checker
+(`violations`) looks at the data, the logs and the outcomes that the applications got.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What the tests of the manager share: a manager over reference stores, with a clock that stands still."""
+"""These fixtures give the tests of the manager a manager over reference stores, with a clock that does not move by
+itself.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""KeyboardInterrupt at any instruction of our modules, as a signal handler raises it.
+"""This module raises KeyboardInterrupt at any instruction of our modules, as a signal handler does.
 
-CPython looks for signals when a function begins, behind each call and where a loop jumps back, in the main thread and
-nowhere else. `Interruptions` counts those points in the frames of our packages, and raises at the ones that it is told.
+CPython looks for signals when a function begins, after each call and when a loop jumps back, and only in the main
+thread. `Interruptions` counts those points in the frames of our packages, and raises at the chosen ones.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reference stores, and transaction managers over them: what the tests of the manager begin with."""
+"""This module makes reference stores and transaction managers over them; the tests of the manager begin with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drives a TwoPhaseCommit by hand: its ports answer from a script, and write down what was asked."""
+"""This module drives a TwoPhaseCommit by hand: its ports answer from a script, and record what the core asked."""
 
 from __future__ import annotations
 

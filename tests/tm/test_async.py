@@ -1,4 +1,6 @@
-"""Transactions in asyncio: blocks, tasks beside each other, tasks spawned inside one, and cancellation anywhere."""
+"""These tests run transactions in asyncio: blocks, tasks beside each other, tasks started inside a block, and
+cancellation anywhere.
+"""
 
 from __future__ import annotations
 

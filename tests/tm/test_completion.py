@@ -1,4 +1,6 @@
-"""The completion, driven by hand: every code at every verb and position, what it does next and what it comes to."""
+"""These tests drive the completion by hand: for every code at every verb and position they check its next step and the
+outcome.
+"""
 
 from __future__ import annotations
 

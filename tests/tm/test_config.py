@@ -1,4 +1,6 @@
-"""Configuration: from the file, from arguments, by entry points; every error names the place, the key and the mend."""
+"""These tests cover configuration from the file, from arguments and by entry points. Every error must name the place
+and the key, and say how to correct it.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ WRONG = {
     "an unknown key": ('node = "n"\nlogs = "x"', "logs", "unknown key; known are "),
     "a key that is misspelt": ('node = "n"\nlogg = "x"', "logg", "unknown key; known are broker"),
     "... and what was meant": ('node = "n"\nlogg = "x"', "logg", "(did you mean log?)"),
-    "no node": ('log = "file:///x"', "node", "missing; name this node"),
+    "no node": ('log = "file:///x"', "node", "missing; give this node an id"),
     "a node that is none": ('node = "two words"', "node", "expected 1 to 32 of the ASCII letters"),
     "a node that is a number": ("node = 7", "node", "expected text, not 7"),
     "a log that is a number": ('node = "n"\nlog = 7', "log", "expected text, not 7"),

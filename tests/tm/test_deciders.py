@@ -1,4 +1,6 @@
-"""The one that decides: completion, lost answers, restart and the tombstone, without any log of the manager's own."""
+"""These tests use a resource that decides: completion, lost answers, restart and the tombstone, without a log of the
+manager's own.
+"""
 
 from __future__ import annotations
 

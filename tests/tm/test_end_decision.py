@@ -1,4 +1,4 @@
-"""What an operator can do about a decision that names a resource which is not configured any more."""
+"""These tests check what an operator can do about a decision that names a resource which is not configured any more."""
 
 from __future__ import annotations
 

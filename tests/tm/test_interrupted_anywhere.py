@@ -1,4 +1,5 @@
-"""Interrupted at any instruction of commit and rollback, once and twice: recovery in the same process finishes it.
+"""These tests interrupt commit and rollback at any instruction, once and twice. Recovery in the same process must
+finish the transaction.
 
 `XABRIDGE_INTERRUPTIONS=all` interrupts at every point, and at every one of many pairs of them; without it at a part.
 """

@@ -1,7 +1,8 @@
-"""KeyboardInterrupt before and after every effect of a completion: recovery finishes it, and nothing is left.
+"""These tests raise KeyboardInterrupt before and after every effect of a completion. Recovery must finish the
+transaction, and nothing may be left.
 
-Each test runs the same transaction again and again, interrupted at the first point, the second, … until one run
-meets no interruption any more. The points are the verbs of the resource managers and the steps of the log's disk.
+Each test runs the same transaction again and again, interrupted at the first point, the second, … until one run meets
+no interruption any more. The points are the verbs of the resource managers and the steps of the log's disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Which associations are ended together with the prepare of their branch, where the resource manager offers that."""
+"""These tests check which associations are ended together with the prepare of their branch, if the resource manager
+offers that.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The lease at the one that decides: taken before the first transaction, renewed, ended; and of what it makes sure."""
+"""These tests cover the lease at a resource that decides: it is taken before the first transaction, renewed and ended.
+They also check what the lease guarantees.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every line that the manager logs about a transaction names it, the way people read it.
+"""These tests check that every line that the manager logs about a transaction names it in the readable form.
 
-Each line in the source is either provoked here, and then looked at, or stands in ABOUT_NO_TRANSACTION.
+Each line in the source is either provoked and checked here, or listed in ABOUT_NO_TRANSACTION.
 """
 
 from __future__ import annotations

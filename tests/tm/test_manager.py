@@ -1,5 +1,6 @@
-"""The manager: outages and their back-off, resource managers that break their promises, logs that fill up or stop,
-shutdown, restart."""
+"""These tests cover the manager: outages and their back-off, resource managers that break their promises, logs that
+fill up or stop, shutdown, and restart.
+"""
 
 from __future__ import annotations
 

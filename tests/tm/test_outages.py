@@ -1,4 +1,6 @@
-"""What is logged during an outage: that it began, now and then that it lasts, and that it is over."""
+"""These tests check what the manager logs during an outage: that it began, from time to time that it lasts, and that it
+is over.
+"""
 
 from __future__ import annotations
 

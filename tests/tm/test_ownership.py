@@ -1,4 +1,6 @@
-"""Whose a decision is: several nodes over one decider, several processes of one node, and copies of a log."""
+"""These tests check to which node and process a decision belongs: with several nodes over one decider, several
+processes of one node, and copies of a log.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which process was at work, and whether that is known to be gone."""
+"""These tests check the name of a process, and whether the process of that name is known to have ended."""
 
 from __future__ import annotations
 

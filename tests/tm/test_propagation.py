@@ -1,4 +1,6 @@
-"""`@tm.transactional`: what a function meets, begins and leaves; the same table for functions and coroutines."""
+"""These tests cover `@tm.transactional`: which transaction a function runs in, begins and leaves. The same table holds
+for functions and coroutines.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timeouts: the reaper rolls back what is not prepared, and never touches what is."""
+"""These tests cover timeouts: the reaper rolls back what is not prepared, and never touches what is prepared."""
 
 from __future__ import annotations
 

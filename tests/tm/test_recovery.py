@@ -1,4 +1,6 @@
-"""The recovery pass, driven by hand: whose branches it resolves, how, in which order, and what its report says."""
+"""These tests drive the recovery pass by hand: which branches it resolves, how, in which order, and what its report
+says.
+"""
 
 from __future__ import annotations
 
@@ -245,7 +247,7 @@ def test_while_nobody_can_tell_who_is_at_work_a_siblings_branch_waits(*, decided
     report = one.run()
     assert one.asked == ORDER
     assert actions(report) == {"a": Action.PENDING}
-    assert "d can't say who is working on it: connection refused" in reason(report)
+    assert "it is unknown who is working on it, because d can't be asked: connection refused" in reason(report)
     assert report.undone == ([of] if decided else [])
 
 

@@ -1,4 +1,6 @@
-"""Dynamic registration: resource managers with TMREGISTER announce their work by ax_reg, and ax_unreg outside."""
+"""These tests cover dynamic registration: resource managers with TMREGISTER announce their work by ax_reg, and end work
+outside of any transaction by ax_unreg.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state table of a resource, written down a second time."""
+"""These tests compare the state table of a resource with a second, independent copy of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of meanings: total, and saying what it must for every code at every verb."""
+"""These tests check that the table of meanings is total, and has the right meaning for every code at every verb."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telemetry: what reaches OpenTelemetry's exporters, and that nothing happens where it was not asked for."""
+"""These tests check what OpenTelemetry's exporters get, and that nothing happens if telemetry is not configured."""
 
 from __future__ import annotations
 

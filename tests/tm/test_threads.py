@@ -1,7 +1,8 @@
-"""64 threads of transactions over a FileLog, with resource managers that refuse, get lost and time out now and then.
+"""These tests run transactions in 64 threads over a FileLog, with resource managers that now and then refuse, disappear
+and time out.
 
-Every transaction writes a key of its own into both stores: afterwards it is in both or in none, as its thread was
-told, and nothing is left anywhere. XABRIDGE_THREADS_SEED runs another one.
+Every transaction writes a key of its own into both stores. Afterwards the key must be in both or in neither, according
+to the outcome that the thread got, and nothing may be left anywhere. XABRIDGE_THREADS_SEED runs another seed.
 """
 
 from __future__ import annotations

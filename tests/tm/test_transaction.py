@@ -1,4 +1,6 @@
-"""One transaction: its block, its resources, its marks and synchronizations, and what the application is told."""
+"""These tests cover one transaction: its block, its resources, its marks and synchronizations, and the outcome that the
+application gets.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The TX interface: every call in every state, every outcome's code, characteristics per thread of control."""
+"""These tests cover the TX interface: every call in every state, the code of every outcome, and the characteristics of
+each thread of control.
+"""
 
 from __future__ import annotations
 

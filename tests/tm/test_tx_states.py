@@ -1,4 +1,4 @@
-"""The state table of the TX interface against the specification's table 7-1, written down a second time."""
+"""These tests compare the state table of the TX interface with a second copy of the specification's table 7-1."""
 
 from __future__ import annotations
 

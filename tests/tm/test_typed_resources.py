@@ -1,4 +1,6 @@
-"""A subclass of Transaction that has the types of its resources: what it does, and what type checkers know of it."""
+"""These tests cover a subclass of Transaction that declares the types of its resources: its behaviour, and what type
+checkers infer.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Ctrl-C by real signals, closed generators and coroutines, cancelled tasks: what is under way comes to its end."""
+"""These tests send real signals, close generators and coroutines, and cancel tasks: work in progress must still be
+completed.
+"""
 
 from __future__ import annotations
 

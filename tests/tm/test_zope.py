@@ -1,4 +1,4 @@
-"""The data manager for the `transaction` package, with the real one."""
+"""These tests run the data manager for the `transaction` package with the real package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A manager over two reference resource managers, "one" and "two", and a decision log whose force can go wrong."""
+"""This module makes a manager over two reference resource managers, "one" and "two", and a decision log whose force can
+fail.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resource managers that misbehave: each wraps a reference resource, and has everything else from it."""
+"""These resource managers misbehave: each wraps a reference resource and changes one thing."""
 
 from __future__ import annotations
 

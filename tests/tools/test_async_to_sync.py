@@ -1,4 +1,4 @@
-"""What `tools/async_to_sync.py` generates is in the repository, and is what it would generate today."""
+"""This test checks that the generated files in the repository are what `tools/async_to_sync.py` generates today."""
 
 from __future__ import annotations
 

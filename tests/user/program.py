@@ -1,4 +1,4 @@
-"""What a user may write: looked at by type checkers, with the wheel installed; never run."""
+"""This is a program as a user may write it. Type checkers check it with the wheel installed; it is never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a user may write who wants the types of his resources: looked at by type checkers; never run."""
+"""This is a program of a user who declares the types of the resources. Type checkers check it with the wheel installed;
+it is never run.
+"""
 
 from __future__ import annotations
 

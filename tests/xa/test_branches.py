@@ -1,4 +1,4 @@
-"""`Branches`, over a resource whose answers are planned: what the contract suite can't bring about."""
+"""These tests run `Branches` over a resource with scripted answers, for cases that the contract suite can't cause."""
 
 from __future__ import annotations
 

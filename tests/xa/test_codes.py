@@ -1,4 +1,4 @@
-"""Codes and switch values against X/Open's xa.h, and the exception of each code."""
+"""These tests compare codes and switch values with X/Open's xa.h, and check the exception of each code."""
 
 from __future__ import annotations
 

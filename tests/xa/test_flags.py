@@ -1,4 +1,6 @@
-"""Flags: X/Open's values, and for every verb every combination of flags, allowed or refused."""
+"""These tests compare flags with X/Open's values, and try for every verb every combination of flags, allowed or
+refused.
+"""
 
 from __future__ import annotations
 

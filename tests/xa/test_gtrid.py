@@ -1,4 +1,6 @@
-"""Gtrid: whose a global transaction is and where its decision lives, in at most 64 octets."""
+"""These tests cover Gtrid, which tells in at most 64 octets to whom a global transaction belongs and where its decision
+is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The state machines: total over (state, verb, result), and complete against the specification's tables."""
+"""These tests check that the state machines are total over (state, verb, result), and complete against the
+specification's tables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `xa` exports, pinned, and what importing it loads."""
+"""These tests pin what `xa` exports, and what importing it loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passwords: where they come from, and where they are not to be read."""
+"""These tests cover passwords: where they are read from, and where they must not appear."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_password_env_puts_the_password_in() -> None:
     assert make_url(url).password == SECRET
     assert make_url(url).query == {"x": "1"}
     assert with_password("postgresql://db/shop", {}) == "postgresql://db/shop"
-    with pytest.raises(ValueError, match="password_env=PW: this environment variable is not set"):
+    with pytest.raises(ValueError, match="=PW: this environment variable is not set; set it for this process"):
         with_password("postgresql://shop@db/shop?password_env=PW", {})
     with pytest.raises(ValueError, match="without a password"):
         with_password("postgresql://shop:x@db/shop?password_env=PW", {"PW": SECRET})
@@ -110,9 +110,9 @@ def test_password_env_is_for_databases_logs_and_stores(monkeypatch: pytest.Monke
     address = Address.parse("postgresql://shop@db/shop?password_env=PW&xa_pool_size=3")
     assert make_url(address.url).password == SECRET
     monkeypatch.delenv("PW")
-    with pytest.raises(XaError, match="PW: this environment variable is not set"):
+    with pytest.raises(XaError, match="PW: this environment variable is not set; set it for this process"):
         Address.parse("postgresql://shop@db/shop?password_env=PW")
-    with pytest.raises(StoreError, match="PW: this environment variable is not set"):
+    with pytest.raises(StoreError, match="PW: this environment variable is not set; set it for this process"):
         open_database("postgresql://shop@db/shop?password_env=PW")
 
 

@@ -1,5 +1,6 @@
-"""What `Switch` does beyond the contract suite: forks, threads of control that are gone, ends that ride with prepare,
-answers that are interrupted, and drivers that misbehave."""
+"""These tests check what `Switch` does beyond the contract suite: forks, threads of control that have ended, ends that
+are sent with the prepare, interrupted answers, and drivers that misbehave.
+"""
 
 from __future__ import annotations
 

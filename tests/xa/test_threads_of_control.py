@@ -1,4 +1,6 @@
-"""Thread of control: one per thread, one per asyncio task that entered its own, carried where contexts go."""
+"""These tests check that there is one thread of control per thread, and one per asyncio task that entered its own, and
+that contexts carry it.
+"""
 
 from __future__ import annotations
 

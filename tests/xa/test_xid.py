@@ -1,4 +1,4 @@
-"""Xid: bounds, equality, order, and the text form."""
+"""These tests cover Xid: bounds, equality, order, and the text form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `xabridge` exports, pinned, and what importing it loads."""
+"""These tests pin what `xabridge` exports, and what importing it loads."""
 
 from __future__ import annotations
 

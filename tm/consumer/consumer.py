@@ -63,7 +63,7 @@ class Consumer:
         self._pool: WorkerPool | None = None
         self._stopper: Stopper | None = None
         self.failure: BaseException | None = None
-        """What a worker ended with, where it was not asked to."""
+        """The exception that ended a worker, if it was not asked to stop."""
         manager.has_consumer(self)
 
     def __call__(self, message: Any, transaction: Any) -> Any:
@@ -75,12 +75,12 @@ class Consumer:
 
     @property
     def state(self) -> ConsumerState:
-        """Where it stands."""
+        """Its state."""
         return self._state
 
     @property
     def counts(self) -> Counts:
-        """What its messages came to."""
+        """The counts of its messages, by outcome."""
         return self._statistics.counts
 
     def health(self) -> Health:

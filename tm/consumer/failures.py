@@ -32,12 +32,12 @@ _OTHERS: Final = (
     sysconfig.get_path("platlib"),
     f"{sys.prefix}/lib",
 )
-"""Where code stands that is not the application's."""
+"""The folders with code that is not the application's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is known of the failures of one message. Times are milliseconds since 1970."""
+    """The known failures of one message. Times are milliseconds since 1970."""
 
     reason: str
     place: str
@@ -73,7 +73,7 @@ class Failures:
         return failure
 
     def known(self, message: Any) -> Failure | None:
-        """What is known of `message`."""
+        """The known failures of `message`."""
         with self._lock:
             return self._of.get(name_of(message)) if self._of else None
 
@@ -95,7 +95,7 @@ class Failures:
 
 
 def name_of(message: Any) -> str:
-    """A message as log lines name it: by its id, or by a digest of what it says."""
+    """A message as log lines name it: by its id, or by a digest of its content."""
     identity = getattr(message, "id", None)
     if identity is not None:
         return repr(identity)

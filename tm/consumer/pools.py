@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class WorkerPool(Protocol):
-    """What a consumer has to know of its workers."""
+    """The interface of workers that a consumer uses."""
 
     @property
     def alive(self) -> int:
@@ -39,7 +39,7 @@ class WorkerPool(Protocol):
 
 
 class ThreadPool:
-    """Workers in threads, begun at once. `failed` is told what one of them ended with."""
+    """Workers in threads, started at once. `failed` is called with the exception that ended one of them."""
 
     def __init__(self, job: Job, failed: Failed) -> None:
         self._job = job
@@ -81,7 +81,8 @@ class ThreadPool:
 
 
 class TaskPool:
-    """Workers in tasks of the running event loop, begun at once. `failed` is told what one of them ended with."""
+    """Workers in tasks of the running event loop, started at once. `failed` is called with the exception that ended one
+    of them."""
 
     def __init__(self, job: Job, failed: Failed) -> None:
         self._failed = failed
@@ -119,7 +120,7 @@ class TaskPool:
         return asyncio.run_coroutine_threadsafe(self.astop(timeout_s), self._loop).result()
 
     async def astop(self, timeout_s: float) -> int:
-        """In their event loop. What has not finished is cancelled, and rolls back."""
+        """Runs in their event loop. Workers that have not finished are cancelled, and roll back."""
         self._stopping.set()
         _, left = await asyncio.wait(self._tasks, timeout=timeout_s)
         for task in left:

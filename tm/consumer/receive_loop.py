@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Delivered(Protocol):
-    """What a message has to tell."""
+    """The properties of a message that the loop needs."""
 
     @property
     def delivery_count(self) -> int:
@@ -33,7 +33,7 @@ class Delivered(Protocol):
 
 
 class WorkerPorts(Protocol):
-    """What the loop asks of its worker. A failure is an answer."""
+    """The calls that the loop makes to its worker. A failure is an answer."""
 
     async def receive(self, count: int, *, check: bool) -> Sequence[Delivered] | Exception:
         """Begins a transaction and receives in it; enlists the resources that were used first where `check` says so.

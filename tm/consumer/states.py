@@ -9,7 +9,7 @@ from xa.machine import Machine, Member, Result, Row
 
 
 class ConsumerState(Member):
-    """Where a consumer stands. One that has stopped is not started again: a new one is made."""
+    """The states of a consumer. A stopped consumer is not started again; the application makes a new one."""
 
     NEW = "new"
     RUNNING = "running"
@@ -18,11 +18,11 @@ class ConsumerState(Member):
 
 
 class ConsumerVerb(Member):
-    """What moves a consumer."""
+    """The events that move a consumer."""
 
     START = "start"
     STOP = "stop asked for, or a worker failed"
-    END = "every worker has ended, or was given up"
+    END = "every worker has ended, or is not waited for any more"
 
 
 _S = ConsumerState

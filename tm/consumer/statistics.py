@@ -56,7 +56,7 @@ RETURNED: Final = "returned"
 
 
 def outcome_of(error: Exception) -> str:
-    """What a failure came to, as `Counts` names it."""
+    """The outcome of a failure, as the field of `Counts`."""
     if isinstance(error, OutcomeUnknown):
         return UNKNOWN
     if isinstance(error, HeuristicOutcomeError):
@@ -85,7 +85,7 @@ class Statistics:
 
     @property
     def trouble(self) -> tuple[str, ...]:
-        """What keeps workers from receiving."""
+        """The problem that keeps workers from receiving."""
         return tuple(self._trouble.values())
 
     @property

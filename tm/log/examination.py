@@ -38,7 +38,7 @@ def examine_folder(folder: Path) -> Iterator[Check]:
         forced_s = _force(place)
     except OSError as error:
         who = f"uid {os.geteuid()}"
-        mend = f"let this user ({who}) write there, or name another folder"
+        mend = f"give this user ({who}) write access, or name another folder"
         yield Check(Health.FAIL, "folder", f"{place} can't be written: {error.strerror or error}", mend)
         return
     made = "" if place == folder else " (to be made)"
@@ -79,7 +79,9 @@ def _kept_on(folder: Path) -> Iterator[Check]:
         mend = "put it on a disk: what is decided has to outlive the machine's power"
         yield Check(Health.FAIL, "disk", f"it is kept in memory ({kind})", mend)
     elif kind == "overlay":
-        mend = "mount a volume there: with the container its decisions are gone, and its branches stay in doubt"
+        mend = (
+            "mount a volume there: otherwise the decisions are deleted with the container, and branches stay in doubt"
+        )
         yield Check(Health.WARN, "disk", "it is in a container's own layer (overlay)", mend)
     elif kind in _NETWORK:
         mend = "put it on a local disk, or keep decisions in a database: locks and forces go over the network here"

@@ -26,7 +26,8 @@ def open_log(url: str, node: str) -> DecisionLog:
 
 
 def look_at_log(url: str, node: str) -> LogImage:
-    """What the log of `node` at `url` says, whoever has it open; nothing is changed. Errors as in `open_log`."""
+    """Reads the log of `node` at `url`, also while another process has it open, and changes nothing. Errors as in
+    `open_log`."""
     folder = folder_of(url)
     if folder is not None:
         return read_log(folder)

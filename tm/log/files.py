@@ -90,7 +90,7 @@ class Files(Protocol):
         ...
 
     def identity(self, name: str) -> bytes:
-        """12 octets by which a file is told from a copy of it, whatever either of them is called and wherever it is
+        """12 octets that distinguish a file from a copy of it, whatever either of them is called and wherever it is
         mounted; none where the file system has nothing of the kind."""
         ...
 

@@ -83,7 +83,7 @@ def read_newest(files: Files, look: Callable[[Contents, LogState], T]) -> T:
 
 
 def _known(state: LogState, openings: int, *, copied: bool) -> Incarnations:
-    """What whoever opened the log now would know of its incarnations."""
+    """What a process that opened the log now would know of its incarnations."""
     noted = copy_of(state.noted) if copied else dict(state.noted)
     return Incarnations(noted, state.counted if noted else openings)
 

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from xa.gtrid import Incarnation
 
 MOST: Final = 10_000
-"""So many are kept, the newest ones, lest a process that dies again and again at its start fills the log with them."""
+"""So many are kept, the newest ones. Otherwise a process that dies at every start would fill the log with them."""
 
 
 class Standing(Enum):
-    """What a log knows of an incarnation. The value is how a SqlLog stores it."""
+    """The knowledge of a log about an incarnation. A SqlLog stores the value."""
 
     UNKNOWN = "unknown"
     OPEN = "open"
@@ -38,7 +38,7 @@ class Standing(Enum):
 
 
 class IncarnationVerb(Enum):
-    """What moves an incarnation."""
+    """The events that move an incarnation."""
 
     NOTE = "noted at its opening"
     CLOSE = "closed"
@@ -146,6 +146,6 @@ def warning_of(place: object, incarnations: Incarnations, before: Mapping[bytes,
     return (
         f"{place}: this decision log is a copy, made while incarnation {names} was at work. What that decided since is "
         "not here, so its branches without a decision are left alone. If this copy is the newest that there is (it was "
-        "moved to another disk after a crash, say), tell so: xabridge recover run --newest "
+        "moved to another disk after a crash, say), say so: xabridge recover run --newest "
         f"{new[-1].hex()}"
     )

@@ -134,7 +134,7 @@ class Journal:
             self._reopen(generations)
         elif SPARE in names:
             raise LogDamaged(
-                f"{self._files}: there is a spare file but no segment, so the segment with the decisions is gone. "
+                f"{self._files}: there is a spare file but no segment, so the segment with the decisions is missing. "
                 f"Put it back; in a new log, branches of this one would never be resolved"
             )
         else:

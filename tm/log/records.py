@@ -208,7 +208,7 @@ def _record(octets: bytes, at: int) -> tuple[Record, int]:
             raise ValueError("it is cut off")
         standing = _STANDING_OF.get(octets[at + 1])
         if standing is None:
-            raise ValueError(f"{octets[at + 1]} says nothing of an incarnation")
+            raise ValueError(f"{octets[at + 1]} is no state of an incarnation")
         return Noted(octets[at + 2 : end], standing), end
     if kind == COUNTED:
         (openings,) = _NUMBER.unpack_from(octets, at + 1)

@@ -71,7 +71,7 @@ class SegmentDamaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a segment says about itself."""
+    """The header of a segment."""
 
     mark: bytes
     generation: int
@@ -92,7 +92,7 @@ class Contents:
 
 
 def encode_header(header: Header) -> bytes:
-    """The block that `header` stands in."""
+    """The block that contains `header`."""
     node = header.node.encode("ascii")
     fields = _HEADER.pack(header.mark, header.generation, header.size, header.log_id, header.openings, len(node))
     begin = (fields + node).ljust(_IDENTITY_AT - _HEADER_START, b"\0") + header.identity

@@ -59,7 +59,7 @@ class LogState:
 
     @property
     def incarnations(self) -> Incarnations:
-        """What is known of the incarnations."""
+        """The known incarnations."""
         return Incarnations(dict(self.noted), self.counted)
 
     def records(self) -> list[bytes]:

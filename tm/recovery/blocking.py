@@ -27,7 +27,7 @@ PAGE: Final = 1000
 
 
 class PassProgress(Protocol):
-    """Who is told of the steps of a pass, before each."""
+    """The callable that is called before each step of a pass."""
 
     def reads_decisions(self) -> None:
         """It reads the decisions."""
@@ -108,7 +108,7 @@ class BlockingRecoveryPorts:
         return Decisions(logged, by_decider, noted)
 
     def at_work(self) -> AtWork:
-        """Who else of this node is at work at each decider."""
+        """Reads the other processes of this node at work at each decider."""
         node = self._ownership().node
         working: dict[str, frozenset[bytes] | XaError] = {}
         for resource in self._resources.values():

@@ -31,7 +31,7 @@ LEVELS: Final = {
     Action.GONE: logging.DEBUG,
 }
 LASTING: Final = Action.PENDING, Action.HEURISTIC
-"""What is found again by every pass, until it is over."""
+"""A problem that every pass finds again, until it is over."""
 
 
 class RecoveryMessages:
@@ -41,7 +41,7 @@ class RecoveryMessages:
         self._throttle = WarningThrottle(clock)
         self._down: frozenset[str] = frozenset()
         self._lasting: dict[Branch, Action] = {}
-        """What was told of, branch by branch, and lasts."""
+        """The problems that were logged, branch by branch, and still exist."""
 
     def passed(self, report: Report) -> None:
         """A pass has come to this."""
@@ -58,7 +58,7 @@ class RecoveryMessages:
         self._remind(report)
 
     def _remind(self, report: Report) -> None:
-        """Says now and then how much of what was told of is as it was."""
+        """Logs from time to time how many of the logged problems still exist."""
         before = self._lasting
         self._lasting = {branch: action for branch, action in before.items() if branch.resource in report.unreachable}
         self._lasting |= {one.branch: one.action for one in report.findings if one.action in LASTING}

@@ -1,9 +1,9 @@
-"""Whose a global transaction is: the one rule by which recovery and the commands tell what they may resolve, presume,
-settle and end. Everything else they leave alone, however clean the world looks to them.
+"""This module decides to whom a global transaction belongs. Recovery and the commands use this one rule to find what
+they may resolve, presume, settle and end. They leave everything else alone, even if nothing seems to be in the way.
 
 A decision belongs to the node and the incarnation in its gtrid, in the log or decider that the gtrid names:
 
-- Of another node, or in a log that is not open here: left alone. Its own node knows what is still to come.
+- Of another node, or in a log that is not open here: left alone, because only its own node knows whether more follows.
 - In the log that is open here: ours, since one process at a time has it. That there is no decision means something only
   for incarnations of which the log knows everything (`tm.log.incarnations`).
 - In a decider, where several processes of this node may be at work: ours, if it is of this manager's incarnation, or
@@ -35,7 +35,7 @@ telling them."""
 
 
 class Claim(Enum):
-    """What a transaction is to who asks."""
+    """The relation of a transaction to the manager that asks."""
 
     OURS = "to be resolved here"
     OTHERS = "another node's, or its decision lives elsewhere"
@@ -90,7 +90,8 @@ class Ownership:
             return _OURS
         working = at_work.get(decider, frozenset())
         if isinstance(working, XaError):
-            return Whose(Claim.UNKNOWN, f"{decider} can't say who is working on it: {working.message}")
+            why = f"it is unknown who is working on it, because {decider} can't be asked: {working.message}"
+            return Whose(Claim.UNKNOWN, why)
         if read.incarnation in working:
             return Whose(Claim.AT_WORK, f"another process of this node is working on it, as {decider} says")
         return _OURS

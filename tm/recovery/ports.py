@@ -43,7 +43,7 @@ class RecoveryPorts(OutcomePorts, Protocol):
         ...
 
     async def scan(self) -> Scanned:
-        """What each resource manager has in doubt."""
+        """Reads the branches in doubt of each resource manager."""
         ...
 
     async def read_live(self) -> tuple[frozenset[bytes], AtWork, Decisions]:

@@ -2,20 +2,20 @@
 
  1. Read the decisions: those of the log, and those of each decider.
  2. Scan every resource manager for prepared and heuristically completed branches.
- 3. Then read the live transactions, who else of this node is at work at each decider, and the decisions again. (A
-    branch that was prepared during the scan may belong to a transaction that has been decided since, or is about
-    to be. Who prepared one before the scan had its lease by then.)
- 4. For each branch found: leave alone what isn't ours to resolve (`tm.recovery.ownership`), and what is live; commit
-   the
-    decided; roll back the rest (presumed abort). Where the decision lives in a decider, let that settle it first.
+ 3. Then read the live transactions, the other processes of this node at work at each decider, and the decisions again.
+    (A branch that was prepared during the scan may belong to a transaction that has been decided since, or is about
+    to be. A process that prepared one before the scan had its lease by then.)
+ 4. For each branch found: leave it alone if it is not ours to resolve (`tm.recovery.ownership`) or its transaction is
+    live; commit it if it is decided; otherwise roll it back (presumed abort). If a decider keeps the decision, it
+    settles the transaction first.
  5. End a decision of ours read in step 1 only if every one of its resource managers was reached, and none of its
-    branches is left; but for the resources that an operator has declared gone, for this decision. A branch whose
+    branches is left. Resources that an operator has declared gone for this decision are exempt. A branch whose
     resource is not configured any more, and that this pass has found (by its xid) and finished under another name,
-    is not left. One that was not found anywhere may be: its resource manager was not asked.
+    is not left. A branch that was not found anywhere may be left, because its resource manager was not asked.
 
-What is not ours is neither ended nor counted as undone. What a pass can't do stays as it is, and is named in its
-report. Passes may run concurrently with transactions and with each other; a branch that somebody else has finished
-is finished.
+Decisions and branches that are not ours are neither ended nor counted as undone. What a pass can't do stays as it is,
+and is named in its report. Passes may run concurrently with transactions and with each other; a branch that another
+process has finished is finished.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ AT_ONCE: Final = 256
 """How many branches are asked of at a time: what is outstanding stays bounded, however much is in doubt."""
 
 _THIS_NODES: Final = frozenset({Claim.OURS, Claim.UNKNOWN})
-"""Decisions that are this pass's to carry out, now or when it can be told whose they are."""
+"""Decisions that this pass carries out, now or when their owner is known."""
 
 _FINISHED: Final = frozenset({Action.COMMITTED, Action.HEURISTIC, Action.FORGOTTEN})
-"""What a pass does with a branch of a decision after which it is not to be told any more."""
+"""The actions after which a branch of a decision needs no further command."""
 
 _DONE: Final = {Verb.COMMIT_AGAIN: Action.COMMITTED, Verb.ROLLBACK: Action.ROLLED_BACK}
 _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Meaning.HEUR_ROLLED_BACK}
@@ -154,7 +154,7 @@ async def _judge(
     gtrid = branch.xid.gtrid
     ours = Gtrid.of(branch.xid)
     if ours is None:
-        return  # somebody else's transaction manager made it
+        return  # another product's transaction manager made it
     decision = now.find(gtrid)
     whose = ownership.whose(gtrid, at_work, decided=decision is not None)
     if whose.claim is Claim.UNKNOWN:
@@ -205,7 +205,7 @@ async def _report(
         meaning = MEANING[verb][code_of(answer)]
         why = reason
         if verb is Verb.ROLLBACK and code_of(answer) is Code.XAER_NOTA:
-            action, why = Action.GONE, "finished since the scan: what became of it is not for this pass to say"
+            action, why = Action.GONE, "finished since the scan: this pass does not know its outcome"
         elif meaning is Meaning.DONE:
             action = _DONE[verb]
         elif meaning is Meaning.LATER:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Action(Enum):
-    """What a pass did about one branch."""
+    """The action of a pass for one branch."""
 
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"

@@ -154,7 +154,7 @@ class RecoveryService:
             if name not in names:
                 why = "is configured, recovery commits its branch" if name in self._resources else "has no branch in it"
                 raise ProtocolMisuse(
-                    f"{what}: {name} {why}; gone may only name resources of the decision that are not configured"
+                    f"{what}: {name} {why}; `gone` may only name resources of the decision that are not configured"
                 )
         if not names:
             raise ProtocolMisuse(f"{what}: every resource of its decision is configured, recovery ends it")
@@ -184,7 +184,7 @@ class RecoveryService:
             raise OutcomeUnknown(f"{what} is carried out, but its END record could not be written: try again")
         for branch in lost:
             logger.warning(
-                "%s (xid %s) on %s: ended by hand without telling it, the resource is said to be gone",
+                "%s (xid %s) on %s: ended by hand without that resource, which the operator has declared gone",
                 named(gtrid), branch.xid, branch.resource,
             )  # fmt: skip
         return report

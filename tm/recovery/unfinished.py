@@ -8,7 +8,7 @@ here, and each recovery pass tries again:
  1. Collect the asynchronous operations that are outstanding in the transaction's thread of control.
  2. Where a decision may have been taken, ask for it. A decided transaction is left to the scan, because all of its
     branches are prepared; nothing here touches them.
- 3. End its associations, and roll its branches back. What can't be told now is kept for the next pass.
+ 3. End its associations, and roll its branches back. Branches that can't be reached now are kept for the next pass.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class ResourceState(Member):
 
 
 class ResourceVerb(Member):
-    """What moves a resource."""
+    """The events that move a resource."""
 
     OPENED = "it was opened"
     FAILED = "opening it failed"

@@ -1,4 +1,4 @@
-"""opentelemetry(): makes the telemetry object, when somebody asks for it."""
+"""opentelemetry() makes the telemetry object, if the configuration asks for it."""
 
 from __future__ import annotations
 

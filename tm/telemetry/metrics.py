@@ -97,7 +97,7 @@ FINDINGS: Final = Metric(
     "{branch}",
     (RESOURCE, ACTION),
     "Branches that recovery passes met, by what was done: committed, rolled_back, heuristic, forgotten, pending, "
-    "left_alone, gone (finished since the scan). A branch that stays is met again by every pass.",
+    "left_alone, gone (finished since the scan). A branch that stays is counted again by every pass.",
 )
 
 CONSUMED: Final = Metric(

@@ -158,7 +158,7 @@ class BlockingPorts:
 
     async def force(self, decision: Decision) -> LogError | None:
         if self._log is None:
-            return LogFull("there is no decision log; the decision belongs into the decider")
+            return LogFull("there is no decision log, because the decider keeps the decision")
         try:
             self._log.decide(decision)
         except LogError as error:

@@ -1,25 +1,25 @@
 """TwoPhaseCommit: the two-phase commit of one global transaction, as coroutines without I/O.
 
 commit():
- 1. End every association. The end of a branch that will be prepared may be told with the prepare, if nobody else is
+ 1. End every association. The end of a branch that will be prepared may be sent with the prepare, if no other thread is
     associated with the branch. A branch that can't be ended refuses.
  2. If there is only one branch, commit it in one phase.
- 3. Prepare all branches but the decider's, overlapped. A refusal rolls back what is left.
- 4. If nobody has anything to commit, it is done (the decider commits in one phase). If one branch is prepared and there
-    is no decider, no decision is needed, because the branch's own commit is the decision.
+ 3. Prepare all branches but the decider's, overlapped. After a refusal, roll back the remaining branches.
+ 4. If no branch has anything to commit, it is done (the decider commits in one phase). If one branch is prepared and
+    there is no decider, no decision is needed, because the branch's own commit is the decision.
  5. Make the decision durable: in the log, or in the decider together with its work. THE COMMIT POINT.
- 6. Commit the prepared branches, overlapped. What can't be told now is left to recovery. A branch that is not known any
-    more is a hazard, unless somebody else may have recovered the decision meanwhile and committed the branch: another
-    process of the node, where the lease of this one has run out (because it was stopped, say) or its log was
-    taken over.
- 7. If nobody is left, note lazily that the decision has ended.
+ 6. Commit the prepared branches, overlapped. Recovery commits the branches that can't be reached now. If a resource
+    manager does not know a branch any more, its outcome is a hazard, unless another process of the node may have
+    recovered the decision meanwhile and committed the branch, because the lease of this process has run out (it was
+    stopped, say) or its log was taken over.
+ 7. If every branch is finished, note lazily that the decision has ended.
 
-rollback(): end every association with failure, roll back every branch. Nothing is logged, because recovery presumes
-that what can't be told now was rolled back.
+rollback(): end every association with failure, roll back every branch. Nothing is logged, because recovery rolls back
+every branch without a decision.
 
-Every answer means what `tm.two_phase.return_codes.MEANING` says. XA_OK means DONE at every verb; so where everybody
-answers XA_OK, which is nearly always, no answer is looked up. The state moves by `tm.two_phase.states.GLOBAL` only, and
-only after the port call that justifies it has returned.
+`tm.two_phase.return_codes.MEANING` gives the meaning of every answer. XA_OK means DONE at every verb; so if all answers
+are XA_OK, which is nearly always the case, no answer is looked up. The state moves by `tm.two_phase.states.GLOBAL`
+only, and only after the port call that justifies it has returned.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tm.two_phase.ports import Answer, Ports
 
 COMMIT_PAUSES_S: Final = (0.01, 0.1)
-"""How long to wait before each further try to commit a branch that could not be told, before recovery takes it."""
+"""How long to wait before each further try to commit a branch that could not be reached. Then recovery takes over."""
 
 _OK: Final = Code.XA_OK
 _END, _END_LATE = Verb.END, Verb.END_LATE
@@ -70,7 +70,7 @@ _CAME_TO: Final = {
     Meaning.LOST_ROLLED_BACK: Verdict.ROLLED_BACK,
     Meaning.LOST_HAZARD: Verdict.HAZARD,
 }
-"""What a branch came to that was completed on its own."""
+"""The outcome of a branch that its resource manager completed heuristically."""
 
 
 class TwoPhaseCommit:

@@ -107,7 +107,7 @@ class Executor:
         except StopIteration as stop:
             self._completed(transaction, commit, stop.value)
         except BaseException as error:
-            logger.exception("%s: its completion in the background failed; recovery takes it", transaction)
+            logger.exception("%s: its completion in the background failed; recovery completes it", transaction)
             self._broken_off(transaction, commit, error)
         finally:
             switch_control(None)
@@ -178,7 +178,7 @@ class Executor:
         level = logging.INFO if outcome.verdict is Verdict.ROLLED_BACK else logging.ERROR
         logger.log(level, "%s: %s: %s", transaction, outcome.verdict.value, because)
         for branch in outcome.pending:
-            logger.warning("%s: %s on %s is left to recovery", transaction, branch.xid, branch.resource)
+            logger.warning("%s: recovery will finish %s on %s", transaction, branch.xid, branch.resource)
         if any(isinstance(reason.said, LogStopped) for reason in outcome.reasons):
             self.log_stopped = True
 

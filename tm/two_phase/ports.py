@@ -44,7 +44,7 @@ class OutcomePorts(Protocol):
 
 
 class Ports(OutcomePorts, Protocol):
-    """What a two-phase commit is given."""
+    """The ports of a two-phase commit."""
 
     async def force(self, decision: Decision) -> LogError | None:
         """Makes the decision durable in the log. None, or the error that `DecisionLog.decide` raised."""

@@ -28,13 +28,13 @@ class Verb(Member):
 
 
 class Meaning(Member):
-    """What an answer means for the branch that gave it."""
+    """The meaning of an answer for its branch."""
 
     DONE = "as asked"
-    READ_ONLY = "nothing to commit; the branch is gone"
-    ROLLED_BACK = "the work was rolled back; the branch is gone"
+    READ_ONLY = "nothing to commit; the branch does not exist any more"
+    ROLLED_BACK = "the work was rolled back; the branch does not exist any more"
     REFUSED = "not done; the branch is still there, to be rolled back"
-    LATER = "not done, or not known; the branch is left to another try"
+    LATER = "not done, or unknown; the next try repeats it"
     HEUR_COMMITTED = "completed on its own: committed"
     HEUR_ROLLED_BACK = "completed on its own: rolled back"
     HEUR_MIXED = "completed on its own: in part committed, in part rolled back"

@@ -13,7 +13,7 @@ from xa.machine import Machine, Member, Result, Row
 
 
 class GlobalState(Member):
-    """Where a global transaction stands."""
+    """The states of a global transaction."""
 
     ACTIVE = "active"
     MARKED = "marked rollback-only"
@@ -27,7 +27,7 @@ class GlobalState(Member):
 
 
 class GlobalVerb(Member):
-    """What moves a global transaction."""
+    """The events that move a global transaction."""
 
     MARK = "set rollback-only"
     COMMIT = "commit asked for"
@@ -37,8 +37,8 @@ class GlobalVerb(Member):
     NO_WORK = "every branch was read-only"
     ONE_PHASE = "the only branch committed"
     LOSE = "the only branch, the decider or the log left its outcome unknown"
-    FINISH = "every branch heard the decision"
-    LEAVE = "a branch could not be told the decision to commit"
+    FINISH = "every branch got the decision"
+    LEAVE = "a branch could not be reached with the decision to commit"
     DAMAGE = "a branch was completed otherwise"
 
 
@@ -57,8 +57,8 @@ _ROWS: Final = (
     Row(_V.ONE_PHASE, _OK, (_S.PREPARING,), _S.COMMITTED, "one-phase optimisation"),
     Row(_V.LOSE, _OK, (_S.PREPARING,), _S.IN_DOUBT, "an unknown outcome is its own verdict"),
     Row(_V.FINISH, _OK, (_S.COMMITTING,), _S.COMMITTED, "phase two"),
-    Row(_V.FINISH, _OK, (_S.ROLLING_BACK,), _S.ROLLED_BACK, "what could not be told is presumed"),
-    Row(_V.LEAVE, _OK, (_S.COMMITTING,), _S.IN_DOUBT, "recovery tells the branches that are left"),
+    Row(_V.FINISH, _OK, (_S.ROLLING_BACK,), _S.ROLLED_BACK, "unreachable branches are presumed rolled back"),
+    Row(_V.LEAVE, _OK, (_S.COMMITTING,), _S.IN_DOUBT, "recovery commits the remaining branches"),
     Row(_V.DAMAGE, _OK, (_S.PREPARING, _S.COMMITTING, _S.ROLLING_BACK), _S.HEURISTIC, "heuristic outcomes"),
 )
 _ROWED: Final = {(state, row.verb) for row in _ROWS for state in row.states}

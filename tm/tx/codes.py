@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TxCode(IntEnum):
-    """What a tx_ routine answers."""
+    """The return codes of a tx_ routine."""
 
     TX_NOT_SUPPORTED = 1
     TX_OK = 0
@@ -53,7 +53,7 @@ class TransactionControl(IntEnum):
 
 
 class TransactionState(IntEnum):
-    """Where the caller's transaction stands."""
+    """The state of the caller's transaction."""
 
     TX_ACTIVE = 0
     TX_TIMEOUT_ROLLBACK_ONLY = 1

@@ -49,7 +49,7 @@ logger = logging.getLogger("xabridge.tm.tx")
 
 @dataclass(frozen=True, slots=True)
 class _Thread:
-    """What the interface knows of one thread of control."""
+    """The interface's data about one thread of control."""
 
     state: TxState = TX.initial
     when_return: CommitReturn = CommitReturn.TX_COMMIT_COMPLETED
@@ -145,8 +145,8 @@ class TxInterface:
     # --- characteristics --------------------------------------------------------------------------------------
 
     def tx_set_commit_return(self, when_return: int) -> TxCode:
-        """TX_COMMIT_COMPLETED: tx_commit returns when every branch is told. TX_COMMIT_DECISION_LOGGED: when the
-        decision is durable; heuristic outcomes go to the log only. TX_EINVAL: neither of them."""
+        """TX_COMMIT_COMPLETED: tx_commit returns when every branch has the decision. TX_COMMIT_DECISION_LOGGED: when
+        the decision is durable; heuristic outcomes go to the log only. TX_EINVAL: neither of them."""
         try:
             chosen = CommitReturn(when_return)
         except ValueError:
@@ -266,7 +266,7 @@ class TxInterface:
             return TxCode.TX_PROTOCOL_ERROR  # another thread is in it
         self._manager.detach(transaction)
         if outcome is None:
-            return TxCode.TX_OK  # the decision is durable; the branches are told in the background
+            return TxCode.TX_OK  # the decision is durable; the branches are committed in the background
         return outcome_code(verb, outcome, when_return)
 
 

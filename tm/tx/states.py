@@ -15,7 +15,7 @@ from xa.machine import Machine, Member, Result, Row
 
 
 class TxState(Member):
-    """How a thread of control stands to the TX interface."""
+    """The states of a thread of control in the TX interface."""
 
     S0 = "S0 resource managers not open"
     S1 = "S1 open, unchained, not in a transaction"
@@ -25,7 +25,7 @@ class TxState(Member):
 
 
 class TxVerb(Member):
-    """What moves a thread of control."""
+    """The events that move a thread of control."""
 
     BEGIN = "tx_begin"
     CLOSE = "tx_close"
@@ -64,7 +64,7 @@ _ROWS: Final = (
     Row(_V.SET_UNCHAINED, _OK, (S1, S2), S1, "7-1"),
     Row(_V.SET_UNCHAINED, _OK, (S3, S4), S3, "7-1"),
     *(Row(_V.SET_TIMEOUT, _OK, (state,), state, "7-1") for state in (S1, S2, S3, S4)),
-    Row(_V.FAIL, _OK, (S0, S1, S2, S3, S4), S0, "design: TX_FAIL says that no more work can be done; open again"),
+    Row(_V.FAIL, _OK, (S0, S1, S2, S3, S4), S0, "design: after TX_FAIL no more work can be done; open again"),
 )
 _ROWED: Final = {(state, row.verb) for row in _ROWS for state in row.states}
 
@@ -76,7 +76,7 @@ TX: Final = Machine(
     _ROWS,
     {(state, verb): Code.XAER_PROTO for state in TxState for verb in TxVerb if (state, verb) not in _ROWED},
 )
-"""A refusal is told as TX_PROTOCOL_ERROR."""
+"""A refusal is returned as TX_PROTOCOL_ERROR."""
 
 CHAINED: Final = frozenset({S2, S4})
 IN_TRANSACTION: Final = frozenset({S3, S4})

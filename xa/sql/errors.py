@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class ErrorKind(Enum):
-    """The kinds of errors that somebody treats differently. The value says what is known."""
+    """The kinds of errors that callers treat differently. The value says what is known."""
 
-    LOST = "the connection is gone: the statement had its effect or not"
-    FAILED = "the database failed inside: the statement had its effect or not"
+    LOST = "the connection is lost: the statement had its effect or not"
+    FAILED = "the database had an internal error: the statement had its effect or not"
     DEADLOCK = "two transactions waited for each other, and this one was rolled back"
     SERIALIZATION = "the transaction was rolled back because of a concurrent one"
-    LOCKED = "a lock was not had in time"
-    CANCELLED = "the statement took too long, or somebody cancelled it"
-    EXHAUSTED = "memory, connections or the like ran out, or this process broke the statement off"
+    LOCKED = "the transaction did not get a lock in time"
+    CANCELLED = "the statement took too long, or was cancelled"
+    EXHAUSTED = "memory, connections or the like ran out, or this process interrupted the statement"
     UNAVAILABLE = "changes are not taken at the moment: the server is a standby, or an operator intervened"
     FULL = "there is no space"
     INVALID = "the data violate a constraint or a limit, or are no values of their columns"

@@ -68,7 +68,7 @@ def _plans(found: Survey, arguments: Namespace) -> Iterator[Plan]:
 
 
 def _refusal(plans: list[Plan], *, heuristic: bool) -> str | None:
-    """Why this is not done, before anybody is asked."""
+    """Why this is not done, before the user is asked."""
     if any(planned.refused for planned in plans):
         return "some of it can't be done; name the others with --on"
     needing = [planned for planned in plans if planned.needs_heuristic]
@@ -77,11 +77,11 @@ def _refusal(plans: list[Plan], *, heuristic: bool) -> str | None:
         if busy:
             return (
                 f"another process of this node is at work with {listed(busy)}, and completes it; recovery leaves it "
-                "alone as long as the lease of that process runs. If you know better, say --heuristic"
+                "alone until the lease of that process ends. To do it anyway, pass --heuristic"
             )
         whole = all(planned.whole and planned.view.decision is not Known.UNKNOWN for planned in needing)
         what = "goes against the log" if whole else "may split a transaction"
-        return f"this {what}: if you know better than the log, say --heuristic"
+        return f"this {what}: to do it anyway, pass --heuristic"
     return None
 
 
@@ -94,7 +94,7 @@ def _explain(plans: list[Plan]) -> None:
 
 
 def confirmed(what: str) -> bool:
-    """Whether somebody at a terminal says that `what` shall be done."""
+    """Whether the user at the terminal confirms `what`."""
     if not sys.stdin.isatty():
         print("not a terminal: pass --yes", file=sys.stderr)
         return False

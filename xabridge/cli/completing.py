@@ -1,17 +1,17 @@
-"""commit, rollback and forget by hand: what the log says about it, what it would do, and doing it.
+"""This module commits, rolls back and forgets branches by hand: it plans, explains and carries out.
 
-For a branch whose decision is this log's to tell:
+For a branch whose decision is in this log:
 
  1. The plan is made from what was seen, explained, and confirmed.
- 2. The log is opened, as a transaction manager opens it. Nobody else decides in it from here on, and no transaction of
-    it is under way. Where a resource decides, it is asked for its final word instead.
+ 2. The log is opened, as a transaction manager opens it. No other process decides in it from here on, and no
+    transaction of it is under way. If a resource decides, it settles the transaction instead.
  3. The decision is looked up again. If it is not what was explained, nothing is done.
- 4. What goes, or may go, against the decision is noted in the log as a heuristic outcome, before it is done. (A crash
-    in between leaves a note of what did not happen; the branch is still in doubt, recovery leaves it alone, and
-    whoever looks sees both.)
- 5. The resource manager is asked. If it says that it did nothing, the note is dropped.
+ 4. An action that goes, or may go, against the decision is noted in the log as a heuristic outcome, before it is
+    carried out. (A crash in between leaves a note of an action that did not happen; the branch is still in doubt,
+    recovery leaves it alone, and `recover list` shows both.)
+ 5. The resource manager is asked. If it answers that it did nothing, the note is dropped.
 
-For a branch whose decision nobody here can know, only the resource manager is asked.
+For a branch whose decision can't be known here, only the resource manager is asked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Act(Enum):
-    """What can be asked for."""
+    """The actions that a user can ask for."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -46,7 +46,7 @@ class Act(Enum):
 
 
 class Consent(Enum):
-    """What it takes."""
+    """The consent that an action needs."""
 
     PLAIN = "agrees with the log"
     SPLITS = "goes against the decision"
@@ -70,20 +70,20 @@ _CONSENT: Final = {
     (Act.FORGET, Known.UNKNOWN): Consent.BLIND,
 }
 _NEEDING: Final = frozenset({Consent.SPLITS, Consent.BLIND, Consent.AT_WORK})
-"""What is done with --heuristic only."""
+"""The consents that need --heuristic."""
 _VERB: Final = {Act.COMMIT: Verb.COMMIT_AGAIN, Act.ROLLBACK: Verb.ROLLBACK}
 _AS_ASKED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
-"""Where a branch goes the way that it is told."""
+"""The states in which a branch can be committed or rolled back."""
 _DONE: Final = {Act.COMMIT: "committed", Act.ROLLBACK: "rolled back", Act.FORGET: "forgotten"}
 _HEURISTIC: Final = {Act.COMMIT: Code.XA_HEURCOM, Act.ROLLBACK: Code.XA_HEURRB}
 _AGREES: Final = {Known.COMMIT: Code.XA_HEURCOM, Known.NONE: Code.XA_HEURRB}
 _UNKNOWN: Final = frozenset({Code.XAER_RMFAIL})
-"""Answers after which nobody knows whether it was done."""
+"""Answers after which it is unknown whether it was done."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One branch of a plan: what it takes, and what to tell whoever decides."""
+    """One branch of a plan: the consent that it needs, and its explanation for the user."""
 
     branch: BranchView
     consent: Consent
@@ -92,7 +92,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What was asked for, of one global transaction."""
+    """The action for one global transaction."""
 
     act: Act
     view: TransactionView
@@ -146,8 +146,8 @@ def _step(act: Act, view: TransactionView, branch: BranchView, *, whole: bool) -
 
 
 def _consent(act: Act, view: TransactionView) -> Consent:
-    """What the act takes. What another process of the node is at work with, recovery leaves to it, as long as its
-    lease runs; so nothing that is done to it is what recovery would do."""
+    """The consent that the act needs. If another process of the node is at work with the transaction, recovery leaves
+    it alone until the lease of that process ends; so any action differs from that of recovery."""
     consent = _CONSENT[act, view.decision]
     return Consent.AT_WORK if view.at_work and consent is Consent.PLAIN else consent
 
@@ -160,14 +160,14 @@ def _consequence(consent: Consent, view: TransactionView, *, whole: bool) -> str
         return "another process of this node is working on it, so that recovery would leave it to that process"
     if whole and consent is Consent.SPLITS:
         if view.decision is Known.COMMIT:
-            return "against the decision to commit, and so on every branch: nothing is split, but it may have been told"
-        return "against the log, and so on every branch that shows: nothing is split, unless there was another one"
+            return "against the decision to commit, on every branch: nothing is split, but the commit may be known"
+        return "against the log, on every branch that is known: nothing is split, unless there is another branch"
     if consent is Consent.SPLITS:
-        decided = "to commit" if view.decision is Known.COMMIT else "nothing, which means to roll back"
-        return f"this splits the transaction, for which was decided {decided}"
+        decided = "the decision is to commit" if view.decision is Known.COMMIT else "no decision means rollback"
+        return f"this splits the transaction, because {decided}"
     if view.decision is Known.ENDED:
         return "this splits the transaction, if its other branches went the other way"
-    return "this splits the transaction, if the log that is not here says otherwise"
+    return "this splits the transaction, if its own log, which is not here, has the other decision"
 
 
 def _forgetting(view: TransactionView, branch: BranchView) -> Step:
@@ -190,7 +190,7 @@ def _forgetting(view: TransactionView, branch: BranchView) -> Step:
 
 
 def explained(planned: Plan) -> list[str]:
-    """What the plan means, a paragraph each."""
+    """The explanation of the plan, a paragraph each."""
     view = planned.view
     return [f"{view.name}: decision {view.decision.value}: {view.why}", *(step.what for step in planned.steps)]
 
@@ -207,7 +207,7 @@ class Hand:
         )
 
     def carry_out(self, planned: Plan) -> list[Done]:
-        """What came of each branch. Changed: nothing was done. LogError: the log failed on the way."""
+        """Returns the result of each branch. Changed: nothing was done. LogError: the log failed meanwhile."""
         self._check(planned)
         return [self._do(planned, step.branch) for step in planned.steps]
 
@@ -254,8 +254,8 @@ class Hand:
 
     @staticmethod
     def _vanished(log: DecisionLog | None, view: BranchView, *, against: bool) -> Done:
-        """It was there when it was shown, and somebody else has completed it since: with the decision, as recovery
-        takes it; otherwise nobody knows how, which is what is noted."""
+        """The branch was there before, and another process has completed it since. If the act agrees with the
+        decision, so does the completion; otherwise its outcome is unknown, and noted as a hazard."""
         if not against:
             return Done(view, True, "the resource no longer knows it: another process has completed it")
         if log is not None:
@@ -270,7 +270,7 @@ class Hand:
                 log.note_heuristic(Heuristic(branch, HEURISTIC_CODE[meaning]))
             return f"{meaning.value} ({said})"
         if code_of(answer) in _UNKNOWN:
-            return f"not known whether it was done: {said}; look again"
+            return f"unknown whether it was done: {said}; look again"
         if against and log is not None:
             log.drop_heuristic(branch)
         return f"not done: {said}"

@@ -1,11 +1,11 @@
-"""`recover end`: ends a decision that names a resource which is not configured any more, and so would never end.
+"""`recover end` ends a decision that names a resource which is not configured any more, and so would never end.
 
-1. What the decision names, what nobody has any more, and what ending it means is explained, and confirmed.
-2. The log is opened, as a transaction manager opens it: nobody else decides in it from here on.
+1. The command explains which of the decision's resources are missing, and what ending it means; the user confirms.
+2. The log is opened, as a transaction manager opens it: no other process decides in it from here on.
 3. The decision is looked up again, and one recovery pass made, as `recover run` makes it. It commits the other
-   branches, under whatever name they are found.
+   branches, under any name under which they are found.
 4. Only if the pass reached every resource manager, and left nothing of the transaction, the decision is ended.
-5. The log is closed, and read again: what it says is what is told.
+5. The log is closed, and read again; the command reports its content.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from xabridge.cli.site import Seen, Site
 
 
-_NOT_WRITTEN: Final = "everything was carried out, but that the decision has ended could not be written: try again"
+_NOT_WRITTEN: Final = "everything was carried out, but the end of the decision could not be written: try again"
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What was asked for. `lost` are the branches that the decision names on resources that nobody has; `refused` says
-    why it can't be done now."""
+    """The request. `lost` are the decision's branches on resources that are not configured; `refused` says why it can't
+    be carried out now."""
 
     view: TransactionView
     gone: frozenset[str]
@@ -51,7 +51,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of it: what the pass did, if there was one, and what kept the decision from being ended."""
+    """The result: the report of the pass, if there was one, and the reason why the decision is not ended."""
 
     report: Report | None = None
     trouble: str | None = None
@@ -117,12 +117,10 @@ def _refusal(
         return f"{printable(name)} {why}"
     missing = [printable(name) for name in names if name not in gone]
     if missing:
-        return (
-            f"it also names {listed(missing)}, not configured any more: name that with --gone, if it is gone for good"
-        )
+        return f"it also names {listed(missing)}, not configured any more: if that is gone for good, add it with --gone"
     if unreachable:
         away = listed([printable(name) for name in unreachable])
-        return f"{away} could not be reached, where a branch may be, under whatever name: try again when that is over"
+        return f"{away} could not be reached, and may have a branch of it under any name: try again when that is over"
     return None
 
 
@@ -135,7 +133,7 @@ def _explain(ending: Ending) -> None:
 
 def _steps(ending: Ending) -> Iterator[str]:
     found = {branch.xid: branch.resource for branch in ending.view.in_doubt}
-    yield "makes one recovery pass first, as recover run does, which finishes whatever this node has in doubt"
+    yield "makes one recovery pass first, as recover run does, which finishes everything that this node has in doubt"
     yield from (_step(branch, found.get(branch.xid)) for branch in ending.lost)
 
 
@@ -144,8 +142,8 @@ def _step(branch: Branch, found_on: str | None) -> str:
     if found_on not in (None, branch.resource):
         return f"commits the branch of {where}, which was found on {printable(str(found_on))}"
     return (
-        f"ends the decision without telling {where}: if that has the branch prepared and comes back, recovery rolls it "
-        "back there, which splits the transaction"
+        f"ends the decision without {where}: if that has the branch prepared and comes back, recovery rolls it back "
+        "there, which splits the transaction"
     )
 
 
@@ -183,7 +181,7 @@ def _tell(arguments: Namespace, ending: Ending, result: Result) -> None:
         for line in report_lines(result.report):
             print(line)
     for branch in _untold(ending, result):
-        print(f"{ending.view.name} on {printable(branch.resource)}: ended without telling it (xid {branch.xid})")
+        print(f"{ending.view.name} on {printable(branch.resource)}: ended without it (xid {branch.xid})")
     if result.ended:
         print(f"{ending.view.name}: the decision is ended")
     if result.trouble is not None:
@@ -214,7 +212,7 @@ def _value(ending: Ending, result: Result) -> dict[str, Any]:
             for branch in ending.lost
         ],
         "done": [
-            {"resource": branch.resource, "xid": str(branch.xid), "ok": True, "said": "ended without telling it"}
+            {"resource": branch.resource, "xid": str(branch.xid), "ok": True, "said": "ended without it"}
             for branch in _untold(ending, result)
         ],
         "ended": result.ended,

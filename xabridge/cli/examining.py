@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from xabridge.cli.survey import Survey, TransactionView
 
 OLD_S: Final = 300.0
-"""Recovery has had its chances by then: what is still in doubt needs somebody."""
+"""Branches that are in doubt for longer need a person, because recovery has tried several times by then."""
 SKEW_S: Final = 5.0
-"""Ages and leases are off by as much as clocks are apart."""
+"""Ages and leases are wrong by the difference of the clocks."""
 
 _MENDS: Final = {
     Code.XAER_RMFAIL: "start it, or make it reachable from this machine; its URL is {key}.url",
@@ -60,7 +60,7 @@ def _log_checks(configuration: Configuration, deciders: Sequence[str]) -> Iterat
         if deciders:
             yield Check(Health.OK, "place", f"none: decisions live in {listed(deciders)}")
         else:
-            mend = 'say where decisions are kept: log = "file:///var/lib/xabridge/log"'
+            mend = 'set the place of the decisions: log = "file:///var/lib/xabridge/log"'
             yield Check(Health.FAIL, "place", "no log is configured, and no resource decides", mend)
         return
     try:
@@ -74,7 +74,7 @@ def _log_checks(configuration: Configuration, deciders: Sequence[str]) -> Iterat
 
 
 def _content(url: str, node: str) -> Check:
-    """What the log says, and whether it can be read."""
+    """The check of the log's content."""
     try:
         image = look_at_log(url, node)
     except LogMissing:
@@ -89,7 +89,7 @@ def _content(url: str, node: str) -> Check:
         return Check(Health.FAIL, "content", f"another node's: {image.node}", mend)
     cut = image.incarnations.cut
     if cut:
-        mend = "is it the newest that there is? xabridge recover run --newest INCARNATION; else bring that back"
+        mend = "if it is the newest copy: xabridge recover run --newest INCARNATION; otherwise restore the newest one"
         names = listed([one.hex() for one in cut])
         return Check(Health.WARN, "content", f"{found}; a copy, made while incarnation {names} was at work", mend)
     if image.heuristics:
@@ -102,7 +102,7 @@ def _content(url: str, node: str) -> Check:
 
 
 def examine_site(site: Site, progress: Progress) -> dict[str, Diagnosis]:
-    """What each resource manager says of itself, all of them at once."""
+    """The diagnosis of each resource manager; all are asked at once."""
     resources = list(site.resources.values())
     told: dict[str, Diagnosis] = {}
     with progress.step("asking", len(resources)) as done:
@@ -133,7 +133,7 @@ def examine_survey(found: Survey, told: Mapping[str, Diagnosis]) -> Iterator[Exa
     failed = {name for name, of in told.items() if any(check.health is Health.FAIL for check in of.checks)}
     for name, why in found.unreachable.items():
         if name not in failed:
-            check = Check(Health.FAIL, "in doubt", f"can't tell what is in doubt: {masked(why)}", "see above")
+            check = Check(Health.FAIL, "in doubt", f"the branches in doubt can't be read: {masked(why)}", "see above")
             yield Examined(name, check)
     if found.log_trouble is None:
         yield Examined("decisions", _decisions(found))
@@ -173,7 +173,8 @@ def _orphans(found: Survey) -> Check:
 
 
 def _node(found: Survey) -> Check:
-    """Branches of this node id that this log doesn't know of: somebody else uses the id, or the log was replaced."""
+    """The check for branches of this node id that this log doesn't know: another process uses the id, or the log was
+    replaced."""
     foreign = [
         view for view in found.transactions
         if view.decision is Known.UNKNOWN and view.ours is not None and view.ours.node == found.node
@@ -182,8 +183,8 @@ def _node(found: Survey) -> Check:
         return Check(Health.OK, "node id", f"no other log of a node {found.node} shows")
     logs = listed(sorted({_log_of(view) for view in foreign}))
     mend = (
-        "give each process a node id of its own; if this node's log was replaced, bring the former one back, or "
-        "resolve its branches by hand: xabridge recover list"
+        "give each process a node id of its own; if this node's log was replaced, restore the former one, or resolve "
+        "its branches by hand: xabridge recover list"
     )
     what = f"{several(len(foreign), 'transaction')} of node {found.node} in doubt whose decisions are in {logs}"
     return Check(Health.FAIL, "node id", what, mend)
@@ -203,5 +204,5 @@ def _clock(ahead_s: Mapping[str, float | None]) -> Check | None:
         most = max(map(abs, known.values()))
         return Check(Health.OK, "clock", f"within {most:.1f} s of {listed([printable(name) for name in known])}")
     said = [f"{name} {abs(by):.0f} s {'ahead' if by > 0 else 'behind'}" for name, by in off.items()]
-    mend = "set the clocks by NTP: ages and leases are off by as much"
+    mend = "set the clocks by NTP: ages and leases are wrong by that difference"
     return Check(Health.WARN, "clock", f"compared with this machine's: {listed(said)}", mend)

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What a command came to. Where several apply, the highest is told."""
+    """The results of a command. If several apply, the highest is returned."""
 
     DONE = 0
     """Done; nothing that was asked about is in doubt."""

@@ -26,7 +26,7 @@ EXIT_INTERRUPTED: Final = 130
 
 
 class Command(Protocol):
-    """What a module of the group has to offer."""
+    """The names that a module of the group has to offer."""
 
     SUMMARY: str
 
@@ -40,7 +40,7 @@ class Command(Protocol):
 
 
 class NotLoaded:
-    """A command that can't be loaded. It says why where it is asked for, and breaks no other."""
+    """A command that can't be loaded. It gives the reason when a user calls it, and breaks no other command."""
 
     def __init__(self, entry: EntryPoint, error: Exception) -> None:
         maker = entry.dist.name if entry.dist is not None else "an unknown package"
@@ -107,7 +107,7 @@ def summary_of(entry: EntryPoint) -> str:
                     return str(statement.value.value)
     except (OSError, SyntaxError, ValueError) as error:
         return f"can't be read: {error}"
-    return "says nothing of itself"
+    return "has no description"
 
 
 def _text_of(module: str) -> str:

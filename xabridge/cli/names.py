@@ -21,7 +21,7 @@ LEAST_PREFIX: Final = 6
 
 
 class NotFound(Exception):
-    """What was named is not there, or is not the only one."""
+    """The named transaction does not exist, or the name fits several."""
 
 
 def find(name: str, transactions: Sequence[TransactionView]) -> tuple[TransactionView, tuple[BranchView, ...]]:
@@ -39,7 +39,7 @@ def find(name: str, transactions: Sequence[TransactionView]) -> tuple[Transactio
         raise NotFound(f"{name}: no such transaction is in doubt here")
     if len(found) > 1:
         names = [str(view.branches[0].xid) for view in found]
-        raise NotFound(f"{name}: this names {len(found)} transactions, say which by the xid: {listed(names)}")
+        raise NotFound(f"{name}: this names {len(found)} transactions; choose one by its xid: {listed(names)}")
     return found[0], found[0].branches
 
 

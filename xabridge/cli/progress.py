@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PATIENCE_S: Final = 0.3
-"""What takes less is not worth a line."""
+"""Steps that take less time are not shown."""
 _ERASE: Final = "\r\x1b[K"
 
 

@@ -88,7 +88,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         doing.add_argument(
             "--on", action="append", default=[], metavar="NAME", help="only the branch on this resource (repeatable)"
         )
-        doing.add_argument("--heuristic", action="store_true", help="also if that may split the transaction")
+        doing.add_argument("--heuristic", action="store_true", help="do it even if it may split the transaction")
         _add_consent(doing)
     ending = action("end", "end a decision that names a resource which does not exist any more", end)
     ending.add_argument("xid", metavar="XID", help="as `recover list` shows it, or an xid")

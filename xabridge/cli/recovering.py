@@ -40,7 +40,7 @@ def one_pass(site: Site, log: DecisionLog | None, progress: Progress) -> Report:
 
 
 def recovery_of(site: Site, log: DecisionLog | None, progress: Progress) -> RecoveryService:
-    """What makes the pass."""
+    """The service that makes the pass."""
     return RecoveryService(
         site.resources,
         log,
@@ -71,7 +71,7 @@ class _PassProgress:
 
 
 def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
-    """What the pass did, a line for each of the first `most` transactions, and how often each thing for the others."""
+    """The actions of the pass, a line for each of the first `most` transactions, and their counts for the others."""
     by_name: dict[str, list[Finding]] = {}
     for finding in report.findings:
         by_name.setdefault(transaction_name(finding.branch.xid), []).append(finding)
@@ -85,7 +85,7 @@ def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
     yield from _told_of(told, most)
     for number, (gtrid, names) in enumerate(report.not_configured.items()):
         if number == most:
-            yield f"… and {len(report.not_configured) - number} more that name what is not configured (--all)"
+            yield f"… and {len(report.not_configured) - number} more with resources that are not configured (--all)"
             break
         name = gtrid_name(gtrid)
         yield from _not_configured(name, names, name)
@@ -94,7 +94,7 @@ def report_lines(report: Report, most: int | None = None) -> Iterator[str]:
 
 
 def _told_of(told: Sequence[tuple[str, tuple[str, ...]]], most: int | None) -> Iterator[str]:
-    """What is told of each transaction, by name; of those behind the first `most` only how many there are of a kind."""
+    """The lines about each transaction, by name; for those after the first `most`, only the number of each kind."""
     for name, said in told[:most]:
         for what in said:
             yield from _line(name, what)
@@ -138,7 +138,7 @@ def _line(name: str, what: str) -> Iterator[str]:
 
 
 def exit_code(report: Report) -> Exit:
-    """What to tell a script of it."""
+    """The exit code for a script."""
     if report.unreachable:
         return Exit.INCOMPLETE
     if any(finding.action in _UNSOLVED for finding in report.findings):
@@ -147,28 +147,28 @@ def exit_code(report: Report) -> Exit:
 
 
 def expected(found: Survey, most: int | None = None) -> Iterator[str]:
-    """What a pass would do now: the lines of `run --dry-run`, as those of `report_lines`."""
+    """The lines of `run --dry-run`: the actions of a pass now, as in `report_lines`."""
     yield from _told_of([(view.name, (what,)) for view in found.transactions if (what := _would(view))], most)
     absent = [view for view in found.transactions if view.decision is Known.COMMIT and _absent(view)]
     for view in absent[:most]:
         yield from _not_configured(view.name, _absent(view), view.name)
     if most is not None and len(absent) > most:
-        yield f"… and {len(absent) - most} more that name what is not configured (--all)"
+        yield f"… and {len(absent) - most} more with resources that are not configured (--all)"
     if not found.transactions:
         yield "nothing found in doubt"
 
 
 def _would(view: TransactionView) -> str:
-    """What a pass would do about a transaction where it can do something, or nothing for good."""
+    """The action of a pass for a transaction; the empty string if it can do nothing now."""
     on = listed([printable(branch.resource) for branch in view.in_doubt])
     if view.decision is Known.UNKNOWN or view.at_work:
         return f"would be left alone: {view.why}"
     if any(branch.outcome is not None or branch.noted is not None for branch in view.in_doubt):
-        return f"was completed on its own on {on}; would be noted, and forgotten where that is what was decided"
+        return f"was completed on its own on {on}; would be noted, or forgotten if that agrees with the decision"
     if view.decision is Known.COMMIT:
         configured = listed([printable(branch.resource) for branch in view.in_doubt if branch.configured])
         return f"would be committed on {configured}" if configured else ""
-    return f"would be rolled back on {on}, unless it is decided until then"
+    return f"would be rolled back on {on}, unless it is decided before"
 
 
 def _absent(view: TransactionView) -> tuple[str, ...]:

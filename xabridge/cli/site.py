@@ -1,7 +1,7 @@
 """Site: what a configuration names, opened by an operator's command beside the transaction manager that may be at work.
 
 Looking holds no lock: the decision log is read as it stands on disk, each resource manager is asked for what is in
-doubt, all of them at once. What can't be reached is told, and keeps nothing else from being looked at.
+doubt, all of them at once. A resource manager that can't be reached is reported, and does not hinder the others.
 
 The log is read after the scan, so that a branch is shown as undecided only if it had no decision then.
 """
@@ -55,7 +55,7 @@ class NoWork:
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
-    """What one resource manager has in doubt. `tells` says whether it told more than the xids."""
+    """The branches in doubt of one resource manager. `tells`: it reported more than the xids."""
 
     branches: tuple[InDoubtBranch, ...]
     tells: bool
@@ -108,7 +108,7 @@ class Site:
         self._threads.shutdown()
 
     def look(self) -> Seen:
-        """What is in doubt now, and what is decided."""
+        """Reads the branches in doubt and the decisions."""
         scanned: dict[str, Scanned] = {}
         decided: dict[str, dict[bytes, Decision]] = {}
         unreachable: dict[str, str] = {}
@@ -185,7 +185,7 @@ def _checked(check: Callable[[str, str], T], url: str, node: str) -> T:
 
 
 def _scan(resource: Resource) -> Scanned | XaError | None:
-    """What is in doubt there; None for a decider, where nothing ever is. Runs in a thread of its own."""
+    """The branches in doubt there; None for a decider, where nothing ever is. Runs in a thread of its own."""
     try:
         resource.reopen(now=True)
         if resource.decides:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """How a branch stands. The value is what is shown, and what `--state` takes."""
+    """The states of a branch. The value is shown, and is the argument of `--state`."""
 
     PREPARED = "prepared"
     HEURISTIC = "heuristic"
@@ -44,7 +44,7 @@ _UNDECIDED: Final = frozenset({State.PREPARED, State.IN_DOUBT})
 
 
 class Known(Enum):
-    """What is known of a decision."""
+    """The knowledge about a decision."""
 
     COMMIT = "commit"
     NONE = "none"
@@ -52,7 +52,7 @@ class Known(Enum):
     ENDED = "ended"
     """There is none (any more), and a branch was completed on its own: the others may have been committed."""
     UNKNOWN = "unknown"
-    """It lives where this command can't look."""
+    """It is kept in a place that this command can't read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +89,17 @@ class TransactionView:
 
     @property
     def origin(self) -> Origin | None:
-        """Who made it, where that is known."""
+        """The program that made it, if known."""
         return next((branch.origin for branch in self.branches if branch.origin is not None), None)
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name for users."""
         return transaction_name(Xid(self.format_id, self.gtrid))
 
     @property
     def ours(self) -> Gtrid | None:
-        """What its gtrid says; None for another transaction manager's."""
+        """Its gtrid, read; None for one of another transaction manager."""
         return Gtrid.of(Xid(self.format_id, self.gtrid))
 
     @property
@@ -110,10 +110,10 @@ class TransactionView:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What is in doubt at a site, oldest first. `unreachable` maps a resource to what kept it from being asked;
-    `log_trouble` says why the log could not be read. Of the decisions that have not ended, in the log and in resources
-    that decide, `open_decisions` are of these transactions, and `carried_out` of none: every branch is finished, and
-    the next recovery pass ends them."""
+    """The transactions in doubt at a site, oldest first. `unreachable` maps a resource to the reason why it was not
+    asked; `log_trouble` says why the log could not be read. Of the decisions that have not ended, in the log and in
+    resources that decide, `open_decisions` are of these transactions, and `carried_out` of none: every branch is
+    finished, and the next recovery pass ends them."""
 
     node: str
     configured: int
@@ -256,7 +256,8 @@ class _Surveyor:
         where = "the log" if decider is None else decider
         decided = self._logged if decider is None else self._seen.decided[decider]
         if gtrid in decided:
-            why = f"{where} says so; {'another process of this node' if at_work else 'recovery'} commits what is left"
+            who = "another process of this node" if at_work else "recovery"
+            why = f"{where} has it; {who} commits the remaining branches"
             return TransactionView(format_id, gtrid, Known.COMMIT, why, rows, in_log, decider, at_work)
         if at_work:
             why = f"{where} has none yet: {whose.why}"

@@ -1,8 +1,8 @@
-"""The table of what is in doubt: a narrow one for 80 columns, where what a branch holds stands below it, and a wide
-one with a column for everything. Pure: lines come out.
+"""This module makes the table of transactions in doubt: a narrow one for 80 columns, with the locks of a branch below
+it, and a wide one with a column for everything. It is pure: it returns lines.
 
-Names are never cut, because they are copied into the next command; but for the xids of other transaction managers,
-which can be longer than a line: they end with "…", and the beginning names them as long as it is the only one.
+Names are never cut, because users copy them into the next command. Only the xids of other transaction managers, which
+can be longer than a line, are cut: they end with "…", and a command accepts the beginning if it is unique.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WIDE_FROM: Final = 120
 """From so many columns on a terminal gets the wide table."""
 
 MOST: Final = 50
-"""Transactions that are listed where not all of them are asked for."""
+"""The most transactions that are listed without --all."""
 MOST_KINDS: Final = 20
 
 _NARROW_HEAD: Final = ("XID", "AGE", "STATE", "DECISION", "HELD BY")
@@ -32,9 +32,9 @@ _NARROW_WIDTHS: Final = (28, 5, 11, 8, 0)
 _WIDE_HEAD: Final = ("XID", "NODE", "AGE", "STATE", "DECISION", "HELD BY", "OWNER", "HOLDS")
 _INDENT: Final = "    "
 _LONGEST: Final = 76
-"""Of a name that stands on a line of its own."""
+"""The most characters of a name that has a line of its own."""
 _LONGEST_FOREIGN: Final = 32
-"""Of another transaction manager's in the wide table."""
+"""The most characters of another transaction manager's name in the wide table."""
 
 
 def shortened(name: str, longest: int = _LONGEST) -> str:
@@ -50,7 +50,7 @@ def table(transactions: Sequence[TransactionView], width: int) -> list[str]:
 
 
 def summary(transactions: Sequence[TransactionView], survey: Survey) -> list[str]:
-    """What stands below the table: how much it is, and what could not be asked."""
+    """The lines below the table: the number of transactions, and the resource managers that were not reached."""
     branches = [branch for view in transactions for branch in view.in_doubt]
     managers = {branch.resource for branch in branches}
     if transactions:
@@ -76,8 +76,8 @@ def _carried_out(survey: Survey) -> list[str]:
 
 
 def rest(transactions: Sequence[TransactionView]) -> list[str]:
-    """What stands in the place of the transactions that are not listed: how many there are of each kind, and how old
-    the oldest is."""
+    """The lines in place of the transactions that are not listed: how many there are of each kind, and how old the
+    oldest is."""
     if not transactions:
         return []
     kinds: dict[str, list[TransactionView]] = {}
@@ -96,7 +96,7 @@ def rest(transactions: Sequence[TransactionView]) -> list[str]:
 
 
 def _kind(view: TransactionView) -> str:
-    """What a transaction has in common with others: its node, its decision, how it stands and where."""
+    """The properties that a transaction shares with others: its node, its decision, and the states of its branches."""
     ours = view.ours
     states: dict[str, list[str]] = {}
     for branch in view.in_doubt:
@@ -106,7 +106,7 @@ def _kind(view: TransactionView) -> str:
 
 
 def troubles(survey: Survey) -> list[str]:
-    """What could not be asked, a paragraph each."""
+    """The resource managers and logs that were not reached, a paragraph each."""
     lines = []
     for name, why in survey.unreachable.items():
         lines += paragraph(f"{printable(name)} could not be reached: {printable(why)}")
@@ -167,7 +167,7 @@ def _wide(transactions: Iterable[TransactionView]) -> Iterator[str]:
 
 
 def _wide_rows(view: TransactionView) -> Iterator[tuple[Sequence[str], str]]:
-    """The rows of one transaction, and what stands below each."""
+    """The rows of one transaction, and the lines below each."""
     ours = view.ours
     name = shortened(view.name, _LONGEST if ours is not None else _LONGEST_FOREIGN)
     node = ours.node if ours is not None else "-"
@@ -231,7 +231,7 @@ def _branch_facts(branch: BranchView) -> Iterator[tuple[str, str]]:
 
 
 def advice(view: TransactionView) -> str:
-    """What can be done about a transaction, as a command."""
+    """The next step for a transaction, as a command."""
     where = listed([branch.resource for branch in view.in_doubt])
     if any(branch.state is State.HEURISTIC for branch in view.branches):
         return f"compare what was completed on its own with the data, then: xabridge recover forget {view.name}"

@@ -1,4 +1,4 @@
-"""`xabridge demo`: orders, rows and invoices, while the manager, the broker and the database are killed in the middle.
+"""`xabridge demo` turns orders into rows and invoices, and kills the manager, the broker and the database meanwhile.
 
 In a scratch folder: the embedded broker, an embedded PostgreSQL, orders in a queue, and a worker process. The worker
 consumes an order, writes its row and produces its invoice in one global transaction. One after the other, worker,

@@ -1,4 +1,5 @@
-"""Display: a progress bar that stays at the bottom, with the events above it; lines only where nobody is watching."""
+"""`Display` is a progress bar that stays at the bottom, with the events above it. Without a terminal it prints lines
+only."""
 
 from __future__ import annotations
 

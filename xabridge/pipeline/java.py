@@ -67,7 +67,7 @@ def find_java(environment: MutableMapping[str, str] = os.environ) -> Path:
     if given:
         home = Path(given)
         if not (home / "bin" / "java").exists():
-            raise PipelineError(f"JAVA_HOME is {given}, and there is no bin/java in it: {_INSTALL}")
+            raise PipelineError(f"JAVA_HOME is {given}, but there is no bin/java in it: {_INSTALL}")
         return _new_enough(home, f"JAVA_HOME={given}")
     found = shutil.which("java", path=environment.get("PATH", os.defpath))
     wheel = _in_wheel()
@@ -76,7 +76,7 @@ def find_java(environment: MutableMapping[str, str] = os.environ) -> Path:
         if wheel is None or (_version(home) or 0) >= LEAST:
             return _new_enough(home, found)
     if wheel is None:
-        raise PipelineError(f"Spark needs Java, and there is none here: {_INSTALL}")
+        raise PipelineError(f"Spark needs Java, but there is none here: {_INSTALL}")
     return _shaped(wheel)
 
 
@@ -85,7 +85,7 @@ def _new_enough(home: Path, what: str) -> Path:
     if version is None:
         raise PipelineError(f"{what}: this Java does not start: {_INSTALL}")
     if version < LEAST:
-        raise PipelineError(f"{what}: this is Java {version}, and Spark needs {LEAST} or newer: {_INSTALL}")
+        raise PipelineError(f"{what}: this is Java {version}, but Spark needs {LEAST} or newer: {_INSTALL}")
     return home
 
 

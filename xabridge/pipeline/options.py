@@ -33,10 +33,10 @@ _SECONDS: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _NAME: Final = re.compile(r'[A-Za-z_][\w$]*|"(?:[^"]|"")+"')
 
 SHARED: Final[Mapping[str, str]] = {
-    "pipeline": "the pipeline's name, for good: no other pipeline of this log may have it",
+    "pipeline": "the pipeline's name, which must not change; no other pipeline of this log may have it",
     "log": "URL of the database that keeps its decisions (default: the configuration's)",
-    "config": "the configuration file (default: ./xabridge.toml where there is one)",
-    "adopt": "the query whose pipeline this one takes over, with a new checkpoint: its id",
+    "config": "the configuration file (default: ./xabridge.toml if it exists)",
+    "adopt": "the id of the query whose pipeline this one takes over with a new checkpoint",
     "resource.NAME": "open string of the resource NAME, instead of the configuration's",
     "outage_timeout": f"seconds that a broker or a database may be away before a batch fails (default {OUTAGE_S:g})",
 }
@@ -47,16 +47,16 @@ SOURCE: Final[Mapping[str, str]] = {
     "partitions": f"tasks that read in parallel (default {PARTITIONS})",
     "maxRowsPerBatch": f"most messages of one micro-batch (default {ROWS_PER_BATCH})",
     "body": "binary (default) or text: what the column body is",
-    "bad_records": "module:function, called with each message (column -> value): says why it is bad, or nothing",
+    "bad_records": "module:function, called with each message (column -> value): returns why it is bad, or None",
 }
 SINK: Final[Mapping[str, str]] = {
     **SHARED,
-    "table": "where rows go: shop:public.revenue, or public.revenue where there is one database",
-    "columns": "the columns that go into the table (default: all, but those of messages when there is an address)",
+    "table": "where rows go: shop:public.revenue, or public.revenue if there is one database",
+    "columns": "the columns that go into the table (default: all; with an address, all but those of messages)",
     "key": "columns of a unique constraint: rows are upserted",
     "update": "SET clause for rows that exist (default: every other column is replaced)",
     "lockTimeout": f"seconds to wait for a row that another transaction has locked (default {LOCK_TIMEOUT_S:g})",
-    "address": "where messages go: broker:alerts, or alerts where there is one broker",
+    "address": "where messages go: broker:alerts, or alerts if there is one broker",
 }
 OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 """Options that Spark reads itself and passes on."""
@@ -64,7 +64,7 @@ OF_SPARK: Final = frozenset({"checkpointlocation", "path", "queryname", "outputm
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What the format `amqp` was told."""
+    """The options of the format `amqp`."""
 
     settings: Settings
     source: Source
@@ -73,7 +73,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What the format `xa` was told: a table, an address or both. `columns` is empty for the default."""
+    """The options of the format `xa`: a table, an address or both. `columns` is empty for the default."""
 
     settings: Settings
     table: TableTarget | None
@@ -125,10 +125,10 @@ def sink_options(options: Mapping[str, str], environment: Mapping[str, str] = os
     if table is None:
         for name in ("key", "update", "columns", "lockTimeout"):
             if given.text(name) is not None:
-                raise given.wrong(name, "is about a table, and there is none: set the option table")
+                raise given.wrong(name, "needs a table, and there is none: set the option table")
     key, update = given.names("key"), given.text("update") or ""
     if update and not key:
-        raise given.wrong("update", "says what to do with rows that exist; set key, by which they are found")
+        raise given.wrong("update", "changes rows that exist; set the option key too, which finds them")
     return SinkOptions(
         settings,
         None if table is None else _table(given, settings, table, key, update),
@@ -156,7 +156,7 @@ def _placed(given: _Given, settings: Settings, option: str, text: str, schemes: 
     if not colon:
         resource, what = "", text
     if not what:
-        raise given.wrong(option, f"{text!r} names nothing after the resource")
+        raise given.wrong(option, f"{text!r} has no name after the resource")
     return _chosen(given, settings, option, resource, schemes), what
 
 
@@ -166,8 +166,8 @@ def _chosen(given: _Given, settings: Settings, option: str, name: str, schemes: 
     if not name:
         if len(fitting) == 1:
             return fitting[0]
-        how_many = f"there are several ({', '.join(fitting)}); say which" if fitting else "there is none"
-        raise given.wrong(option, f"which resource? Of {' or '.join(schemes)} {how_many}: {_HOW}")
+        how_many = f"there are several ({', '.join(fitting)}); name one" if fitting else "there is none"
+        raise given.wrong(option, f"no resource is named, and of {' or '.join(schemes)} {how_many}: {_HOW}")
     for one, _ in settings.resources:
         if one.lower() == name.lower():  # Spark gives the names of options in lower case
             if one not in fitting:
@@ -200,7 +200,9 @@ class _Given:
     def settings(self, environment: Mapping[str, str]) -> Settings:
         pipeline = self.text("pipeline")
         if pipeline is None:
-            raise self.wrong("pipeline", "missing; name this pipeline, for good: source and sink by the same name")
+            raise self.wrong(
+                "pipeline", "missing; give this pipeline a name that stays the same, for the source and the sink"
+            )
         try:
             check_node(pipeline)
         except ValueError as error:
@@ -216,7 +218,7 @@ class _Given:
         if value is None:
             return None
         if not value.strip():
-            raise self.wrong(option, "is empty; leave it out")
+            raise self.wrong(option, "is empty; omit it")
         return value.strip()
 
     def names(self, option: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What `xabridge recover` says about the branches of a pipeline (`xabridge.cli.origins`)."""
+"""This module describes the branches of a pipeline for `xabridge recover` (`xabridge.cli.origins`)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _branch(xid: Xid) -> str:
     if is_source(xid):
         epoch = source_epoch(xid)
         of_another = f" for epoch {epoch}, decided with it" if epoch != epoch_of(xid.gtrid) else ""
-        return f"what source partition {source_index(xid)} took{of_another}"
+        return f"messages that source partition {source_index(xid)} took{of_another}"
     if is_upsert(xid):
         return "rows by key"
     _, partition, task, *_ = xid.bqual.decode("ascii", "replace").split("/")
-    return f"what task {task} wrote as partition {partition}"
+    return f"rows and messages that task {task} wrote as partition {partition}"

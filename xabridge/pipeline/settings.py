@@ -43,14 +43,14 @@ def settings_from(
     url = log or configured_log
     if url is None:
         raise PipelineError(
-            f"pipeline {pipeline}: where are its decisions kept? Set the option log to the URL of a database that "
-            f'every driver of this pipeline reaches, or [pipeline] log = "…" in {config or FILE}'
+            f"pipeline {pipeline}: no database for its decisions is configured. Set the option log to the URL of a "
+            f'database that every driver of this pipeline reaches, or [pipeline] log = "…" in {config or FILE}'
         )
     url = expanded("log", url, environment)
     if not _DATABASE.match(url):
         raise PipelineError(
             f"pipeline {pipeline}: log: {url.partition(':')[0]}: is not a database; several processes decide a "
-            "pipeline, so its log has to be postgresql://… (or sqlite:///… where all drivers run on one host)"
+            "pipeline, so its log has to be postgresql://… (or sqlite:///… if all drivers run on one host)"
         )
     return Settings(pipeline, url, tuple({**configured, **resources}.items()))
 

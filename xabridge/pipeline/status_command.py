@@ -1,6 +1,7 @@
-"""`xabridge pipeline status`: who drives a pipeline, its last epochs, the branches in doubt; 80 columns, or JSON.
+"""`xabridge pipeline status` shows a pipeline's driver, its last epochs and the branches in doubt, in 80 columns or
+JSON.
 
-Looking changes nothing. docs/pipeline.md is its manual.
+It changes nothing. docs/pipeline.md is its manual.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""NoTransaction: the registrar of somebody who has no transaction manager. A resource manager that registers itself
-(TMREGISTER) does all work outside of any transaction then, so that its session is an ordinary client of the broker.
+"""NoTransaction: the registrar of an application without a transaction manager. A resource manager that registers
+itself (TMREGISTER) does all work outside of any transaction then, so that its session is an ordinary client of the
+broker.
 
     rm = AmqpResource(NoTransaction(), TMREGISTER)
 """

@@ -1,1 +1,3 @@
-"""The bank of the crash campaign: several nodes move money; see `bench.crash.bank.campaign` for the rounds."""
+"""This package is the bank of the crash campaign, in which several nodes move money: see `bench.crash.bank.campaign`
+for the rounds.
+"""

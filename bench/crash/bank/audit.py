@@ -1,7 +1,7 @@
-"""The bank's auditor: looks at all of the money, and at what is left behind, with clients that nobody here wrote.
+"""The bank's auditor counts all of the money and looks for anything left behind, with clients of other projects.
 
-The databases are asked with psycopg and the broker with proton. Nothing else is trusted but what the transactions were
-told: the committed ones have to be there, and the ones that were rolled back must not be.
+It reads the databases with psycopg and the broker with proton. Beyond these it trusts only the outcomes that the
+workers got: the work of committed transactions must be there, and that of rolled back ones must not.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Rounds of the bank: nodes work, die, are stopped and come back, and the others recover meanwhile; then an audit.
+"""A campaign of the bank consists of rounds: nodes work, die, are stopped and come back while the others recover; then
+the auditor looks.
 
-A round at a named point: 1. one process is armed for the point, and transfers are there for everybody; 2. it stands at
-the point, and has its fate; 3. every other process recovers, twice; 4. it comes back, or goes on; 5. everybody works on
-until all is done; 6. everybody rests and recovers; 7. the audit.
+A round at a named point: 1. one process is armed for the point, and there are transfers for every process; 2. it stops
+at the point, and the fault happens to it; 3. every other process recovers, twice; 4. the process comes back, or goes
+on; 5. all processes work until everything is done; 6. all of them stop working and recover; 7. the audit.
 
-A round of storm: faults at random times, at points and anywhere, each process away for a while of its own; in the end
-everybody is back, works until all is done (in half of the rounds), rests and recovers; the audit.
+A round of storm: faults happen at random times, at points and anywhere, and each process is away for a while of its
+own. In the end all processes are back, work until everything is done (in half of the rounds), stop working and recover;
+then the audit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What happens to the bank: at named points, with the other nodes recovering meanwhile, and in storms from a seed."""
+"""This module has the faults of the bank: those at named points, while the other nodes recover, and the storms, which a
+seed makes.
+"""
 
 from __future__ import annotations
 

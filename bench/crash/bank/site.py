@@ -1,4 +1,5 @@
-"""The bank's processes: a broker, a PostgreSQL with a database for each place and one for the SqlLog, and the nodes.
+"""This module starts the bank's processes: a broker, a PostgreSQL with a database for each place and one for the
+SqlLog, and the nodes.
 
 The nodes reach broker and databases through proxies; the auditor does not.
 """

@@ -1,10 +1,10 @@
-"""One process of the bank: a transaction manager, and a consumer for each of the two queues.
+"""This is one process of the bank: a transaction manager, and a consumer for each of the two queues.
 
     python -m bench.crash.bank.worker '{"node": …}'          a `Station`, as JSON
 
-It is told what to do on stdin, line by line (`_listen`), and says on stdout what happens, as lines of JSON: `ready`,
-`at` a named point, `told` (what the application was told of a transaction), `recovered`, and `rested` with what
-recovery left and how many decisions the log has.
+It reads commands from stdin, line by line (`_listen`), and reports on stdout, as lines of JSON: `ready`, `at` a named
+point, `told` (the outcome of a transaction that the application got), `recovered`, and `rested` with what recovery left
+and how many decisions the log has.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What both sides of AMQP's SASL share: the header, the frames, and an exchange that waits for computations.
+"""This module has the part that both sides of AMQP's SASL share: the header, the frames, and an exchange that waits for
+computations.
 
 Each side sends the header AMQP 3 1 0 0; then, in frames of type 1 (size(4) doff(1) type(1) ignored(2) and a
 described list) of at most 512 octets:
@@ -40,7 +41,7 @@ class SaslError(Exception):
 
 
 class State(Enum):
-    """Where one side's exchange stands."""
+    """The states of one side's exchange."""
 
     HEADER = "waits for the peer's header"
     MECHANISMS = "client waits for the mechanisms"
@@ -87,7 +88,7 @@ class SaslLayer(ABC):
         return self.state is State.FAILED
 
     def output(self) -> bytes:
-        """What is to be sent now."""
+        """The octets to be sent now."""
         octets = b"".join(self._output)
         self._output.clear()
         return octets

@@ -83,7 +83,7 @@ RESERVED: Final = frozenset({"anonymous", "*"})
 
 
 class Verifiers(Protocol):
-    """What a server knows of its users."""
+    """A server's data about its users."""
 
     def verifier(self, user: str) -> scram.Verifier | None:
         """The verifier of a user's password; None when there is no such user."""

@@ -47,7 +47,7 @@ class ScramError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What proves a password without being one."""
+    """A verifier, which can check a password without holding it."""
 
     iterations: int
     salt: bytes
@@ -200,12 +200,12 @@ def saslprep(text: str) -> str:
 
 
 def escaped(name: str) -> str:
-    """A name as it stands in a message."""
+    """A name in the form that a message has."""
     return name.replace("=", "=3D").replace(",", "=2C")
 
 
 def encoded(octets: bytes) -> str:
-    """Base64, as it stands in a message."""
+    """Base64, in the form that a message has."""
     return _base64(octets)
 
 

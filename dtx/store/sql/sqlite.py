@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PAGE_SIZE: Final = 8192
 INCREMENTAL: Final = 2
-"""The mode of auto_vacuum in which pages are given back when somebody asks for it."""
+"""The mode of auto_vacuum in which pages are given back on request."""
 WORTH_PAGES: Final = 1024
 """So many unused pages are worth giving back, usually."""
 FEW_PAGES: Final = 16
@@ -36,7 +36,7 @@ TIDY_PAGES: Final = 256
 TIGHT_PAGES: Final = 32
 """So many are given back at a time then: what this writes to the log has to find space, too."""
 MOST_TIMES: Final = 64
-"""So often at most while somebody waits."""
+"""So often at most while a caller waits."""
 MARGIN: Final = 256 * 1024
 LITTLE: Final = 1024 * 1024
 """With less free, a store is opened without its reserve."""
@@ -122,7 +122,7 @@ class DiskSpace:
 
     def _checkpoint(self, mode: str = "TRUNCATE") -> None:
         """Takes over what is in the log, so that its space can be had."""
-        with contextlib.suppress(*self._failures):  # somebody reads at this moment; there will be another one
+        with contextlib.suppress(*self._failures):  # a reader is at work at this moment; there will be another chance
             self._cursor.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
 
     def _pragma(self, name: str) -> int:

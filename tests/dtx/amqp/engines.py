@@ -1,4 +1,4 @@
-"""Two proton engines without sockets, with their bytes in the test's hands."""
+"""This module connects two proton engines without sockets, so that a test can handle their bytes."""
 
 from __future__ import annotations
 

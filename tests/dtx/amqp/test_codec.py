@@ -1,5 +1,6 @@
-"""AMQP values and their octets: what is encoded is decoded, and what is wrong is refused, never more than
-that."""
+"""These tests check that AMQP values survive encoding and decoding, and that malformed octets are refused and do
+nothing worse.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The codec against proton's own octets, and against octets that are nobody's."""
+"""These tests compare the codec with octets that proton wrote, and give it random ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as octets: what a resource reads of them, and what it changes in front of them."""
+"""These tests cover messages as octets: which sections a resource reads, and which of them it replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The SASL layer: each mechanism from end to end, every refusal, limits, and proton's own client and server."""
+"""These tests cover the SASL layer: each mechanism from end to end, every refusal, the limits, and proton's own client
+and server.
+"""
 
 from __future__ import annotations
 

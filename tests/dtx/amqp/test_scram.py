@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256: the RFC's own example, verifiers, and messages that are not what they should be."""
+"""These tests cover SCRAM-SHA-256: the RFC's own example, verifiers, and malformed messages."""
 
 from __future__ import annotations
 

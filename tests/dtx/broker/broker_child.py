@@ -1,7 +1,7 @@
-"""The broker that is killed: python -m tests.dtx.broker.broker_child FOLDER
+"""This process is the broker that tests kill: python -m tests.dtx.broker.broker_child FOLDER
 
-Says on stdout where it listens. When the file FOLDER/die names a step of the store ("FORCED 3": the third time that
-it is passed from now on), it kills itself there.
+It writes to stdout where it listens. When the file FOLDER/die names a step of the store ("FORCED 3": the third time
+that the store reaches it from now on), the process kills itself there.
 """
 
 from __future__ import annotations

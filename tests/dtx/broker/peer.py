@@ -1,8 +1,9 @@
-"""A broker's node and peers, engine against engine, in memory: no socket, no thread, no sleep.
+"""This module connects a broker's node and its peers in memory, engine against engine, without a socket, a thread or a
+sleep.
 
-`World` holds a node over a `MemoryStore` on a `Disk`; what the store would do in its thread waits in `jobs`
-until `World.pump` runs it, so that a test can stop between a force and what follows. `Peer` is proton's own
-client engine with the few steps that a transaction controller takes.
+`World` holds a node over a `MemoryStore` on a `Disk`; what the store would do in its thread waits in `jobs` until
+`World.pump` runs it, so that a test can stop between a force and what follows. `Peer` is proton's own client engine
+with the few steps that a transaction controller takes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A `Peer` over a socket, and the broker process at the other end, which may die at any moment."""
+"""This module connects a `Peer` over a socket to a broker in a process of its own, which may die at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers that say what they like, frame by frame, and what the broker answers them."""
+"""This module has peers that send any frames they like, one by one, and reads the answers of the broker."""
 
 from __future__ import annotations
 

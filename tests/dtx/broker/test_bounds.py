@@ -1,4 +1,4 @@
-"""Rule 9: everything is bounded; a refusal is clear, and does no harm to others."""
+"""These tests cover rule 9: everything is bounded, and a refusal is clear and does not harm others."""
 
 from __future__ import annotations
 

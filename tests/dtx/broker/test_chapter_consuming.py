@@ -1,4 +1,4 @@
-"""The transactions chapter: retirement and acquisition, and what settlement has to do with them."""
+"""These tests cover retirement and acquisition of the transactions chapter, and how settlement affects them."""
 
 from __future__ import annotations
 

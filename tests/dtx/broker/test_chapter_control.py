@@ -1,4 +1,6 @@
-"""The transactions chapter: control link, declare, discharge. Each test quotes the sentence that it tests."""
+"""These tests cover control link, declare and discharge of the transactions chapter. Each test quotes the sentence that
+it tests.
+"""
 
 from __future__ import annotations
 

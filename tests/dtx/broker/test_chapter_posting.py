@@ -1,4 +1,4 @@
-"""The transactions chapter: transactional posting, and what settlement has to do with it."""
+"""These tests cover transactional posting of the transactions chapter, and how settlement affects it."""
 
 from __future__ import annotations
 

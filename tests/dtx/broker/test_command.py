@@ -1,4 +1,6 @@
-"""`xabridge broker` and `python -m dtx` as processes: what they say, how they end, and what is there afterwards."""
+"""These tests run `xabridge broker` and `python -m dtx` as processes, and check their messages, their exit and the
+state that they leave.
+"""
 
 from __future__ import annotations
 

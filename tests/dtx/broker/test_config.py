@@ -1,4 +1,4 @@
-"""The broker's configuration: what a file and flags say, and what is told of a wrong one."""
+"""These tests cover the broker's configuration by file and flags, and the messages about wrong settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Strangers by the hundred, wrong passwords, and what they write into the log."""
+"""These tests cover many unauthenticated connections at once, wrong passwords, and what such peers can write into the
+log.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""kill -9 of the broker at every step of its store, and after its answer, for everything that it makes durable.
+"""These tests kill the broker with kill -9 at every step of its store and after its answer, for everything that it
+makes durable.
 
-What was answered is so after the restart; what was forced may be so without an answer; what was not forced has left
-nothing behind. Prepared branches come back with their messages locked, and end as they are told to.
+What the broker answered must be true after the restart; what it forced may be there without an answer; what it did not
+force must leave nothing behind. Prepared branches come back with their messages locked, and end as their transaction
+manager decides.
 
 XABRIDGE_KILLS says how many random kills there are (in a long run: 500), XABRIDGE_SEED which.
 """

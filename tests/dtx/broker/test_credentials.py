@@ -1,4 +1,6 @@
-"""The file of users: made, read, refused; and how little it tells about who is in it."""
+"""These tests cover the file of users: how it is made, read and refused, and how little an error reveals about the
+users in it.
+"""
 
 from __future__ import annotations
 

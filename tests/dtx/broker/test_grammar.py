@@ -1,4 +1,6 @@
-"""The slides' dtx grammar over the wire: what is in it works, what is not is refused and changes nothing."""
+"""These tests send the slides' dtx grammar over the wire: what the grammar allows works, and what it does not allow is
+refused and changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Peers that send what nobody should: the broker answers, or closes that connection, and goes on serving others.
+"""These tests send the broker what no peer should send. It must answer or close that connection, and go on serving the
+others.
 
-What is random comes from XABRIDGE_SEED (which is printed where it fails); XABRIDGE_HOSTILE says how many
-conversations are broken (in a long run: 100000).
+Random input comes from XABRIDGE_SEED (a failing test prints it); XABRIDGE_HOSTILE says how many conversations are
+broken (in a long run: 100000).
 """
 
 from __future__ import annotations

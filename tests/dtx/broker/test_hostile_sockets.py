@@ -1,4 +1,6 @@
-"""Strangers at the broker's socket: they are let go, in bounded time and memory, and others are served."""
+"""These tests open unauthenticated connections to the broker's socket. The broker must drop them in bounded time and
+memory, and go on serving others.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Random clients against a model of queues and branches: no message is lost, none is there twice, none can be seen
-early, and no lock stays; through crashes between any two steps of the store as well.
+"""These tests run random clients against a model of queues and branches, also with crashes between any two steps of the
+store. No message may be lost, be there twice or be visible early, and no lock may stay.
 
-After every step the queues hold exactly the messages that the model says are available, what is in doubt is what
-the model says, and a message that anybody holds is held by the one that the model says. XABRIDGE_SCHEDULES says how
-many histories there are (in a long run: 5000); a failing one is printed, with what runs it again.
+After every step the queues must hold exactly the messages that the model says are available, the branches in doubt must
+be those of the model, and each acquired message must be held by the client that holds it in the model.
+XABRIDGE_SCHEDULES says how many histories there are (in a long run: 5000); a failing one is printed with the command
+that repeats it.
 """
 
 from __future__ import annotations

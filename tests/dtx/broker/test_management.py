@@ -1,4 +1,4 @@
-"""The management node: what it tells, to whom, in what portions, and what that costs."""
+"""These tests cover the management node: what it reports, to which users, in what portions, and at what cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Payloads on their way from the store: read once, read ahead, in order, and never too many in memory."""
+"""These tests check that payloads from the store are read once, ahead and in order, and that never too many of them are
+in memory.
+"""
 
 from __future__ import annotations
 

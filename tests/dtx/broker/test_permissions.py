@@ -1,4 +1,4 @@
-"""Who may do what: patterns, rules, the broker without users."""
+"""These tests cover permissions: patterns, rules, and a broker without users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues at the wire: order, consumers, credit, time to live, depth, browsing, dynamic nodes."""
+"""These tests cover queues over the wire: order, consumers, credit, time to live, depth, browsing and dynamic nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The design's rules for a resource, one after the other."""
+"""These tests cover the design's rules for a resource, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user with few rights or none: what it may not do, hold, or take from others."""
+"""These tests check what a user with few permissions or none may not do, hold, or take from others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A store that takes nothing, or not everything: who is concerned hears it, nothing is lost, and others go on.
+"""These tests use a store that takes nothing, or not everything. The broker must report it to the clients concerned,
+lose nothing, and go on serving the others.
 
-The internal errors of Universal Messaging's table are caused here: a store that fails for one message that is
-published, for what is said of one that is subscribed to, and for one payload.
+They cause the internal errors of Universal Messaging's table: a store that fails for one published message, for the
+outcome of one message of a subscriber, and for one payload.
 """
 
 from __future__ import annotations

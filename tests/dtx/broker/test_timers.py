@@ -1,4 +1,6 @@
-"""What is due, what was called off, and that nothing of that stays."""
+"""These tests check that timers run when they are due, that cancelled ones don't, and that a cancelled timer leaves
+nothing behind.
+"""
 
 from __future__ import annotations
 

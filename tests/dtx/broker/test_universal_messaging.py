@@ -1,6 +1,7 @@
-"""The tables of Universal Messaging's guide to AMQP transactions: what is advertised, and what becomes of a message
-that can't be published. What its realm does not do (several transactions per session, several sessions per
-transaction, distributed ones), this resource does and says."""
+"""These tests follow the tables of Universal Messaging's guide to AMQP transactions: which capabilities are advertised,
+and what becomes of a message that can't be published. What its realm does not do (several transactions per session,
+several sessions per transaction, distributed ones) this resource does and advertises.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""docs/amqp-transactions.md: every MUST and SHOULD of the transactions chapter stands in its table, and
-every test that the table names exists and quotes the sentence."""
+"""These tests check docs/amqp-transactions.md: its table must have every MUST and SHOULD of the transactions chapter,
+and every test that the table names must exist and quote the sentence.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Commands and replies: every field of every one is checked, and nothing but WireError comes of wrong
-octets."""
+"""These tests check every field of every command and reply, and that wrong octets raise WireError and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""docs/wire.md: every example in it is what is encoded, and what it says of types and statuses is what is."""
+"""These tests check docs/wire.md: every example in it is what the code encodes, and its types and statuses are those of
+the code.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/wire.md: name → the value, and the catalogue that encodes it."""
+"""This module holds the examples of docs/wire.md: for each name the value, and the catalogue that encodes it."""
 
 from __future__ import annotations
 

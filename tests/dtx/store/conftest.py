@@ -1,4 +1,4 @@
-"""A place for a store, of each kind."""
+"""These fixtures give a test a place for a store of each kind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A process that works on a store, says on stdout what was answered, and kills itself at one step of one force.
+"""This process works on a store, writes to stdout what the store answered, and kills itself at one step of one force.
 
-Arguments: URL, name of the step, and the force (from 1) at which it dies. Lines: `first <number>`, then `kept
-<name>` for each batch that was answered. The history is `WORK`.
+Its arguments are the URL, the name of the step, and the number of the force (from 1) at which it dies. It writes the
+line `first <number>`, then `kept <name>` for each batch that the store answered. The history is `WORK`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random histories of a broker, as the batches it would submit."""
+"""This module makes random histories of a broker, as the batches that it would submit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores for tests: the kinds that there are, and the event loop's part played by a queue."""
+"""This module makes stores of every kind for tests, with a queue in place of the event loop."""
 
 from __future__ import annotations
 

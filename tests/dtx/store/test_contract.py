@@ -1,4 +1,4 @@
-"""What every store has to do; one suite over memory, SQLite and PostgreSQL."""
+"""This suite tests what every store must do. It runs over memory, SQLite and PostgreSQL."""
 
 from __future__ import annotations
 

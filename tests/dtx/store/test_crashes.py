@@ -1,4 +1,6 @@
-"""kill -9 at every named step of the SQL store: what was forced is there, what was not is not, nothing is half."""
+"""These tests kill a process with kill -9 at every named step of the SQL store: what was forced must be there, what was
+not forced must not, and no batch may be there in part.
+"""
 
 from __future__ import annotations
 

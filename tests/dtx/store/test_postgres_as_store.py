@@ -1,4 +1,6 @@
-"""PostgreSQL as a store: one that does not force is refused; one that is restarted ends the broker with a sentence."""
+"""These tests use PostgreSQL as a store: one that does not force is refused, and when one restarts, the broker ends
+with a clear message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SQL store: group commit, failures, opening, and what it keeps in memory."""
+"""These tests cover the SQL store: group commit, failures, opening, and what it keeps in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What tests of the deciding broker need: clients whose network fails at a discharge, and a look at the tokens."""
+"""This module has what tests of the deciding broker need: clients whose network fails at a discharge, and a view of the
+tokens.
+"""
 
 from __future__ import annotations
 

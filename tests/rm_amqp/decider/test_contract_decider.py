@@ -1,5 +1,6 @@
-"""The contract suite for deciders over DecidingBroker against the embedded broker, of which it uses local transactions
-only."""
+"""This module runs the contract suite for deciders over DecidingBroker, against the embedded broker with local
+transactions only.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A broker that decides: how its tokens come into being, what keeps them, what is refused, and the work in between."""
+"""These tests cover a broker that decides: how its tokens are founded and kept, what it refuses, and the work within a
+transaction.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`mode = "decider"` with an amqp:// open string, from xabridge.toml: the manager, `recover`, `doctor`."""
+"""These tests cover `mode = "decider"` with an amqp:// open string in xabridge.toml: the manager, `recover` and
+`doctor`.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""One transaction that the broker decides, over a network in memory, with a fault at every boundary in turn; and what
-recovery does at once, while what was sent late is still on its way, and again when everything has arrived.
+"""These tests run one transaction that the broker decides over a network in memory, with a fault at every boundary in
+turn. Recovery runs at once, while late frames are still on their way, and again when all frames have arrived.
 
-Whatever happens, and wherever: the messages and the row are done together, or neither; that is what the application was
-told, unless it was told that it is unknown; and nothing is left. Mutants of the token's keepers each make a mistake,
-which this has to see.
+After every fault the messages and the row must be done together, or neither; the application must have got that
+outcome, unless it got "unknown"; and nothing may be left. Mutants of the code that keeps the tokens each make one
+mistake, and these tests must notice every one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Several nodes, and several processes of one node, over one token queue: one dies at some point of its transaction,
-the others recover, at once and when its lease has run out, and go on with work of their own; then its node comes back.
+"""These tests run several nodes, and several processes of one node, over one token queue. One process dies at some
+point of its transaction. The others recover, at once and after its lease has ended, and go on with work of their own;
+then its node comes back.
 
-Whatever the order: the message, the row and the answer are done together, or neither, and no decision is left.
+In every order the message, the row and the outcome must agree, and no decision may be left.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The founding of token queues over a real client and the embedded broker: several at once, late ones, in any order of
-the messages; what the former version has left; and what becomes of the messages that do not count.
+"""These tests found token queues with a real client and the embedded broker: several processes at once, late ones,
+every order of the messages, queues of the former version, and what becomes of the messages that do not count.
 
-The algorithm by itself is in `tests.simulation.test_elections`, the same over ActiveMQ Artemis in `tests.interop`.
+`tests.simulation.test_elections` tests the algorithm by itself, and `tests.interop` tests it over ActiveMQ Artemis.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Leases at a broker that decides: what they wait for and what waits for them, clocks that are wrong; and what tokens
-carry when hundreds of decisions are in doubt."""
+"""These tests cover leases at a broker that decides: what they wait for and what waits for them, wrong clocks, and what
+tokens hold when hundreds of decisions are in doubt.
+"""
 
 from __future__ import annotations
 

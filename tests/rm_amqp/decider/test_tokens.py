@@ -1,4 +1,4 @@
-"""What stands in tokens: the words on a transaction, generations, fences, bodies."""
+"""These tests cover the content of tokens: decisions, generations, fences and message bodies."""
 
 from __future__ import annotations
 

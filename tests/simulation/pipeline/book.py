@@ -1,6 +1,7 @@
-"""Book: a model of the ledger and the decision log. Its methods are those of `SqlLedger`, `SqlLog` and `LedgerOpener`,
-with the incarnation as first argument; tests/xabridge/pipeline/core/test_ledger.py checks that both give the same
-answers."""
+"""`Book` is a model of the ledger and the decision log. Its methods are those of `SqlLedger`, `SqlLog` and
+`LedgerOpener`, with the incarnation as first argument; tests/xabridge/pipeline/core/test_ledger.py checks that both
+give the same answers.
+"""
 
 from __future__ import annotations
 

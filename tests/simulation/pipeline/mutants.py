@@ -1,4 +1,6 @@
-"""Mutants of the pipeline's core: each makes one classic mistake. The checker has to see every one of them."""
+"""Each class here is a mutant of the pipeline's core, which makes one classic mistake. The checker has to notice every
+one of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker and a database as models, with what a pipeline needs of them: branches, fences, queues and a table."""
+"""This module models a broker and a database as far as a pipeline needs them: branches, fences, queues and a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports that suspend at each call: the world performs the call, or stops there."""
+"""These ports suspend at each call: the world performs the call, or stops there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The pipeline's core under seeded schedules of crashes, late and duplicate attempts, lost replies, commits that raise,
-and drivers that take the pipeline from each other.
+"""These tests run the pipeline's core under seeded schedules of crashes, late and duplicate attempts, lost replies,
+commits that raise, and drivers that take the pipeline from each other.
 
 A failing seed is printed with its trace; run it again with XABRIDGE_SEED=n. XABRIDGE_SCHEDULES sets how many are run.
 """

@@ -1,15 +1,15 @@
-"""A pipeline in a world of models: Spark as far as the core can tell, executors, two brokers, a database, and a book.
+"""This module runs a pipeline in a world of models: Spark as far as the core sees it, executors, two brokers, a
+database, and a book.
 
 The query reads from both brokers, or from one, and writes to one of them and to the database. Every port call of every
-actor is a step; which actor makes the next one is drawn. Drivers die before and after any call of theirs, attempts
-fail, come late and run twice, tasks of one source begin before another one is planned, replies are lost, places are
-away for a while, a commit raises and is aborted, other drivers take the pipeline. Checkpoints are restored from before,
-or deleted and made anew, with and without saying so. Then that ends, the checkpoint is run to its end, and the checker
-looks.
+actor is a step; the schedule draws the actor that makes the next one. Drivers die before and after any of their calls.
+Attempts fail, come late and run twice. Tasks of one source begin before another source is planned. Replies are lost,
+brokers and the database are unreachable for a while, a commit raises and is aborted, and other drivers take the
+pipeline. Checkpoints are restored from an earlier copy, or deleted and created again, with the option `adopt` and
+without it. Then the faults stop, the checkpoint runs to its end, and the checker looks.
 
 In some worlds rows are written by key, so that tasks stage them and the driver upserts; or they are shuffled to more
-tasks than a place has connections; and some inputs can't be read by anybody, or are poison: the user's code fails on
-them.
+tasks than a resource has connections; and some inputs are unreadable, or are poison: the user's code fails on them.
 """
 
 from __future__ import annotations

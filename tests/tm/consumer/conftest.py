@@ -1,4 +1,4 @@
-"""What the tests of consumers share: a broker, and a stall for each test."""
+"""These fixtures give the tests of consumers a broker, and a stall for each test."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A stall for consumers: a queue of the embedded broker, a reference resource manager as the database, and a manager
-over both."""
+"""A stall is what a test of consumers needs: a queue of the embedded broker, a reference resource manager as the
+database, and a manager over both.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumers over the embedded broker: what becomes of messages, handlers and workers."""
+"""These tests run consumers over the embedded broker, and check what becomes of messages, handlers and workers."""
 
 from __future__ import annotations
 

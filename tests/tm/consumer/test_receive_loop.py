@@ -1,5 +1,6 @@
-"""The receive loop of a worker, without I/O: what is handled with what, what waits, and what ends in the dead
-letters."""
+"""These tests run the receive loop of a worker without I/O: which messages are handled together, which wait, and which
+become dead letters.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs of each kind."""
+"""These fixtures give a test logs of each kind."""
 
 from __future__ import annotations
 

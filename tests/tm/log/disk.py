@@ -1,8 +1,8 @@
-"""A disk in memory that forgets what was not forced, runs full, and fails on demand.
+"""This module is a disk in memory that forgets what was not forced, runs full, and fails on demand.
 
-Every call that changes something is a step. `Disk.trouble`, where a test puts it, is called before and after the
-effect of each step and may raise: OSError, or something of its own that stands for a crash or a signal.
-`crashed` gives the disk as a power cut may leave it: of everything that was not forced any part is there.
+Every call that changes something is a step. A test may set `Disk.trouble`; it is called before and after the effect of
+each step and may raise: OSError, or an exception of the test that models a crash or a signal. `crashed` gives the disk
+as a power cut may leave it: of everything that was not forced any part is there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A process that works on a FileLog until it is killed: `python -m tests.tm.log.killed FOLDER SEGMENT_SIZE SEED`.
+"""This process works on a FileLog until the test kills it: `python -m tests.tm.log.killed FOLDER SEGMENT_SIZE SEED`.
 
-Each line that it writes is a fact: "decided N" after `decide` returned, "ending N" before `end` is called.
+Each line that it writes is a fact: "decided N" after `decide` returned, "ending N" before it calls `end`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a server, which loses a message on purpose: the network between SqlLog and PostgreSQL."""
+"""This module is a TCP proxy between SqlLog and PostgreSQL, which loses a message on purpose."""
 
 from __future__ import annotations
 

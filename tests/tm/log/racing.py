@@ -1,7 +1,7 @@
-"""A process that decides in a SqlLog: `python -m tests.tm.log.racing URL NODE FIRST COUNT [EPOCH]`.
+"""This process decides in a SqlLog: `python -m tests.tm.log.racing URL NODE FIRST COUNT [EPOCH]`.
 
-With an epoch it joins; otherwise it takes the node over. It prints "ready" when it has the log and waits
-for a line; then for each gtrid "commit N", "refused N" or "unknown N".
+With an epoch it joins; otherwise it takes the node over. It prints "ready" when it has the log and waits for a line;
+then for each gtrid "commit N", "refused N" or "unknown N".
 """
 
 from __future__ import annotations

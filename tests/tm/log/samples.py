@@ -1,4 +1,4 @@
-"""Decisions and heuristic outcomes to log."""
+"""This module makes decisions and heuristic outcomes for tests to log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `DecisionLog` promises, on each kind of log, opened as the transaction manager opens it."""
+"""These tests check what `DecisionLog` promises, on each kind of log, opened as the transaction manager opens it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The disk in memory forgets what it has to, so that tests on it can fail."""
+"""These tests check that the disk in memory forgets what was not forced; otherwise the tests that use it could not
+fail.
+"""
 
 from __future__ import annotations
 

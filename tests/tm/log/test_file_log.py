@@ -1,4 +1,4 @@
-"""FileLog, as one who uses it sees it."""
+"""These tests use FileLog through its public methods."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_a_segment_that_is_gone_is_missed(directory: Path) -> None:
     log.close()
     segment = next(path for path in directory.iterdir() if path.name.startswith("segment"))
     segment.rename(directory.parent / segment.name)
-    with pytest.raises(LogDamaged, match="the segment with the decisions is gone"):
+    with pytest.raises(LogDamaged, match="the segment with the decisions is missing"):
         open_log(directory)
     (directory.parent / segment.name).rename(segment)
     log = open_log(directory)

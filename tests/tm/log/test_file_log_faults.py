@@ -1,7 +1,8 @@
-"""FileLog on a disk that fails, runs full or loses power, at every step of a run that touches everything.
+"""These tests run FileLog on a disk that fails, runs full or loses power, at every step of a run that uses every
+operation.
 
-`Run` does the same each time: it opens the log, decides, ends, notes and drops, fills several segments, closes
-and opens again; and it keeps what it was told. After the fault the log is opened on what is left of the disk.
+`Run` does the same each time: it opens the log, decides, ends, notes and drops, fills several segments, closes and
+opens again; and it keeps the answers. After the fault the log is opened on what is left of the disk.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""kill -9 of a process that writes a FileLog, at a random moment, again and again on the same log.
+"""These tests kill a process that writes a FileLog with kill -9, at a random moment, again and again on the same log.
 
 XABRIDGE_KILL_ROUNDS says how often (in a long run: 1000), XABRIDGE_SEED with which seed.
 """

@@ -1,4 +1,6 @@
-"""FileLog against a model: hypothesis makes the calls, closes, opens, cuts the power and fills the disk."""
+"""These tests compare FileLog with a model: hypothesis makes the calls, closes, opens, cuts the power and fills the
+disk.
+"""
 
 from __future__ import annotations
 

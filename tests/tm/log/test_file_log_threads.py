@@ -1,4 +1,6 @@
-"""FileLog under many threads: what they share, and what happens to all of them when something goes wrong."""
+"""These tests use FileLog from many threads: what the threads share, and what happens to all of them when a force
+fails.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What a log knows of its incarnations: of former versions, in copies, and after many of them.
+"""These tests check what a log knows of its incarnations: in logs of former versions, in copies, and after many
+openings.
 
-`former/` holds a FileLog and a SqlLog that the version before incarnations wrote: of node orders-1, opened twice, never
-closed the second time, with a decision of each opening, and a heuristic outcome, in doubt.
+`former/` holds a FileLog and a SqlLog that the version before incarnations wrote. Both belong to node orders-1, were
+opened twice and not closed the second time, and hold a decision of each opening, and a heuristic outcome, in doubt.
 """
 
 from __future__ import annotations

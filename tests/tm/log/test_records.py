@@ -1,4 +1,4 @@
-"""Records survive being octets, and octets that are none are refused."""
+"""These tests check that records survive encoding and decoding, and that octets which are no record are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A segment of which a part is missing or wrong: what is still told, and what is refused."""
+"""These tests damage a segment or cut it off, and check which records can still be read and which are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""SqlLog: the node and who has it, fencing, explicit begin and abort, garbage collection, and what it refuses."""
+"""These tests cover SqlLog: the node and its holder, fencing, explicit begin and abort, garbage collection, and
+refusals.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SqlLog when the connection, the server or the process goes down in the middle of a decision."""
+"""These tests lose the connection, the server or the process in the middle of a decision of SqlLog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for what another thread is about to do."""
+"""This module waits until another thread has done what the test expects."""
 
 from __future__ import annotations
 

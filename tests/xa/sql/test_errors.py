@@ -1,4 +1,6 @@
-"""The classification of errors: what each database's codes mean, and that nothing is needed for it but the error."""
+"""These tests cover the classification of errors: the meaning of each database's codes, and that the classification
+loads neither a driver nor SQLAlchemy.
+"""
 
 from __future__ import annotations
 

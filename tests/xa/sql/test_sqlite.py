@@ -1,5 +1,6 @@
-"""Opening a file of SQLite: every connection forces its commits, several may open it at the same time, and what has no
-write-ahead log is refused."""
+"""These tests open SQLite files: every connection forces its commits, several may be open at the same time, and a file
+without a write-ahead log is refused.
+"""
 
 from __future__ import annotations
 

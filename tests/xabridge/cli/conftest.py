@@ -1,4 +1,4 @@
-"""A node with reference resource managers that any command reaches."""
+"""These fixtures give a test a node with reference resource managers that any command reaches."""
 
 from __future__ import annotations
 

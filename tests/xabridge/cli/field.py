@@ -1,5 +1,6 @@
-"""Field: a node with its log, a configuration file, and resource managers that live in this process and are reached
-through a socket, so that any command finds them; and what can be put in doubt there."""
+"""`Field` is a node with its log, a configuration file, and resource managers. The resource managers live in this
+process, and any command reaches them through a socket. A test can put transactions in doubt there.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The reference resource manager as somebody's plug-in: found by the scheme `reference-test` of its open strings, which
-say where its server listens, so that the command `xabridge` reaches it from any process.
+"""This module is the reference resource manager as a plug-in. The scheme `reference-test` of its open strings selects
+it; they name the socket of its server, so that the command `xabridge` reaches it from any process.
 
     reference-test:///path/of/the/socket?store=NAME
 """

@@ -1,4 +1,6 @@
-"""recover commit, rollback and forget by hand: what is refused, what is explained, what is done, and what is noted."""
+"""These tests run recover commit, rollback and forget by hand, and check what they refuse, explain, do, and note in the
+log.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def test_commit_of_what_is_decided(field: Field, xabridge: Xabridge) -> None:
     said = xabridge("recover", "commit", NAME, "--yes")
     assert said.code == 0
     assert said.out == "orders-1·3fa91c·1 on broker: committed\norders-1·3fa91c·1 on shop: committed\n"
-    assert "decision commit: the log says so" in said.err
+    assert "decision commit: the log has it" in said.err
     assert data(field) == {"order", "row"}
     assert not read_log(field.log_folder).heuristics
     assert xabridge("recover", "run").code == 0
@@ -88,9 +90,7 @@ def test_what_would_split_is_refused(field: Field, xabridge: Xabridge, act: str)
     said = xabridge("recover", act, NAME, "--on", "shop", "--yes")
     assert (said.code, said.out) == (5, "")
     assert "this splits the transaction" in said.err
-    assert "this may split a transaction: if you know better than the log, say --heuristic" in " ".join(
-        said.err.split()
-    )
+    assert "this may split a transaction: to do it anyway, pass --heuristic" in " ".join(said.err.split())
     assert branches(field) == 2
     assert not data(field)
 
@@ -103,7 +103,7 @@ def test_the_same_on_every_branch_splits_nothing(field: Field, xabridge: Xabridg
     told = " ".join(said.err.split())
     assert (said.code, said.out) == (5, "")
     assert "nothing is split" in told
-    assert "this goes against the log: if you know better than the log, say --heuristic" in told
+    assert "this goes against the log: to do it anyway, pass --heuristic" in told
     assert "this splits" not in told
     assert xabridge("recover", act, NAME, "--heuristic", "--yes").code == 0
     assert data(field) == ({"order", "row"} if act == "commit" else set())
@@ -163,7 +163,7 @@ def test_when_nobody_knows_the_note_stays(field: Field, xabridge: Xabridge, fate
     field.stores["shop"].script.plan("rollback", fate=fate)
     said = xabridge("recover", "rollback", NAME, "--on", "shop", "--heuristic", "--yes")
     assert said.code == 1
-    assert "on shop: not known whether it was done: " in said.out
+    assert "on shop: unknown whether it was done: " in said.out
     assert [note.code for note in read_log(field.log_folder).heuristics] == [Code.XA_HEURRB]
 
 
@@ -173,7 +173,7 @@ def test_another_nodes_needs_heuristic(field: Field, xabridge: Xabridge, act: st
     field.prepare("shop", field.gtrid(1, node="orders-2", log_id=OTHER_LOG), "row")
     said = xabridge("recover", act, "orders-2:3fa91c:1", "--yes")
     assert said.code == 5
-    assert "if the log that is not here says otherwise" in " ".join(said.err.split())
+    assert "if its own log, which is not here, has the other decision" in " ".join(said.err.split())
     assert xabridge("recover", act, "orders-2:3fa91c:1", "--yes", "--heuristic").code == 0
     assert data(field) == ({"row"} if act == "commit" else set())
     assert not field.log_folder.exists(), "this node's log has nothing to do with it"

@@ -1,4 +1,4 @@
-"""`recover backup`, and a copy that takes the place of the log."""
+"""These tests run `recover backup`, and use a copy in place of the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands over the embedded broker: what a prepared transaction holds in queues, and doctor."""
+"""These tests run the commands over the embedded broker: what a prepared transaction locks in queues, and doctor."""
 
 from __future__ import annotations
 
@@ -68,4 +68,4 @@ def test_messages_are_counted_by_queue(
     assert "broker could not be reached: " in out
     code, out = run(config, capsys, "doctor")
     assert code == 1
-    assert "start the broker, or let this machine reach it" in " ".join(out.split())
+    assert "start the broker, or make it reachable from this machine" in " ".join(out.split())

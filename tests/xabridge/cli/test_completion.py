@@ -1,4 +1,4 @@
-"""xabridge completion: the scripts, and what bash makes of one."""
+"""These tests cover xabridge completion: the scripts, and the completions that bash offers with one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The command is killed between its note in the log and what it does: nothing is split without a trace."""
+"""These tests kill the command between its note in the log and its effect: no transaction may be split without a record
+of it.
+"""
 
 from __future__ import annotations
 

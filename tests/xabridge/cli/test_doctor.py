@@ -1,4 +1,6 @@
-"""xabridge doctor: what it checks, what it says to mend, and that it changes nothing."""
+"""These tests cover xabridge doctor: what it checks, how it tells the user to correct a problem, and that it changes
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""recover end: when it is refused, what it says, what it ends, and what it finishes on the way."""
+"""These tests cover recover end: when it refuses, its messages, the decisions that it ends, and the branches that it
+finishes first.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_it_is_ended_for_good(field: Field, xabridge: Xabridge) -> None:
     assert xabridge("recover", "run").code == 4
     said = xabridge(*END, "--yes")
     assert said.code == 0
-    assert f"orders-1·3fa91c·1 on shop: ended without telling it (xid {xid_of(gtrid, 'shop')})\n" in said.out
+    assert f"orders-1·3fa91c·1 on shop: ended without it (xid {xid_of(gtrid, 'shop')})\n" in said.out
     assert said.out.endswith("orders-1·3fa91c·1: the decision is ended\n")
     assert not decisions(field)
     assert xabridge("recover", "run").out == "nothing in doubt\n"
@@ -76,7 +78,7 @@ def test_under_another_name_it_is_committed_and_said_so(field: Field, xabridge: 
     assert said.code == 0
     assert "commits the branch of shop, which was found on store" in flat(said.err)
     assert "orders-1·3fa91c·1    committed on broker, store\n" in said.out
-    assert "without telling it" not in said.out
+    assert "ended without it" not in said.out
     assert field.stores["shop"].data == {"row": True}
     assert not decisions(field)
 
@@ -125,7 +127,7 @@ def test_it_is_refused_while_it_may_be_anywhere_else(field: Field, xabridge: Xab
     field.configure("broker", urls=[("analytics", field.url("analytics", socket="nowhere"))])
     said = xabridge(*END, "--yes")
     assert said.code == 5
-    assert "analytics could not be reached, where a branch may be" in flat(said.err)
+    assert "analytics could not be reached, and may have a branch of it" in flat(said.err)
     assert decisions(field) == [gtrid]
 
 
@@ -144,7 +146,7 @@ def test_a_dry_run(field: Field, xabridge: Xabridge) -> None:
     gtrid = lost(field)
     said = xabridge(*END, "--dry-run")
     assert (said.code, said.out) == (0, "")
-    assert "ends the decision without telling shop" in flat(said.err)
+    assert "ends the decision without shop" in flat(said.err)
     assert "dry run: nothing was done" in said.err
     assert decisions(field) == [gtrid]
     assert field.stores["broker"].in_doubt

@@ -1,4 +1,4 @@
-"""recover list, show and watch: what an operator sees, as it is printed."""
+"""These tests check the printed output of recover list, show and watch."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ SHOWN = """\
 orders-1·3fa91c·8231
   node      orders-1 (this one)
   log       abababababababab, incarnation 3fa91c0000000001, number 8231
-  decision  commit: the log says so; recovery commits what is left
+  decision  commit: the log has it; recovery commits the remaining branches
   broker    prepared for 5 m
             holds 2 keys locked in broker
             xid 1480671793_b3JkZXJzLTEAq6urq6urq6s/qRwAAAAAAQAAAAAAACAn_YnJva2Vy
@@ -285,7 +285,7 @@ def test_a_beginning_that_two_have(field: Field, xabridge: Xabridge) -> None:
     field.configure("broker", "shop")
     said = xabridge("recover", "show", "1480671793_b3JkZXJzLTE")
     assert said.code == 1
-    assert "this names 2 transactions, say which by the xid: 1480671793_" in said.err
+    assert "this names 2 transactions; choose one by its xid: 1480671793_" in said.err
 
 
 def test_what_is_not_in_doubt_is_not_shown(field: Field, xabridge: Xabridge) -> None:

@@ -1,4 +1,4 @@
-"""The command itself: what it says of its subcommands, and what it loads for that."""
+"""These tests cover the command itself: its help on subcommands, and the modules that it loads for that."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_command_whose_module_is_missing(module: str) -> None:
 
 
 def test_a_module_that_says_nothing() -> None:
-    assert summary_of(EntryPoint("quiet", "xabridge.cli.text", GROUP)) == "says nothing of itself"
+    assert summary_of(EntryPoint("quiet", "xabridge.cli.text", GROUP)) == "has no description"
 
 
 def test_public_names_of_the_manager() -> None:

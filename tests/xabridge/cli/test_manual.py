@@ -1,4 +1,6 @@
-"""docs/recover.md: what it shows is what is printed, and every command in it is one."""
+"""These tests check docs/recover.md: the output that it shows is what the commands print, and every command in it
+exists.
+"""
 
 from __future__ import annotations
 

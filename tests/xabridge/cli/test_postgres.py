@@ -1,4 +1,6 @@
-"""The commands over real databases: what prepared transactions hold there, and what doctor says of a server."""
+"""These tests run the commands over real databases: what prepared transactions lock there, and what doctor reports
+about a server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""recover run: one pass, its report, and what it leaves to others."""
+"""These tests cover recover run: one pass, its report, and what it leaves to other nodes."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ orders-1·3fa91c·9000 rolled back on broker
 """
 DRY = """\
 orders-1·3fa91c·8231 would be committed on broker and shop
-orders-1·3fa91c·9000 would be rolled back on broker, unless it is decided until
-                     then
+orders-1·3fa91c·9000 would be rolled back on broker, unless it is decided before
 orders-2·c07d11·114  would be left alone: another node's: its log is not here
                      (node orders-2, log 7f3a000000000001)
 """

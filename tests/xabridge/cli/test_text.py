@@ -1,4 +1,4 @@
-"""Ages, durations, and what a branch holds, in words."""
+"""These tests check how ages, durations, and the locks of a branch are written as text."""
 
 from __future__ import annotations
 

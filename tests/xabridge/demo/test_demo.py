@@ -1,4 +1,4 @@
-"""The demo, as a user runs it."""
+"""These tests run the demo as a user does."""
 
 from __future__ import annotations
 

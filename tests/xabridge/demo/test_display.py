@@ -1,4 +1,4 @@
-"""The bar of the demo, on terminals of any width."""
+"""These tests draw the bar of the demo on terminals of any width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`xabridge pipeline demo` and `python -m bench pipeline`, as a user runs them."""
+"""These tests run `xabridge pipeline demo` and `python -m bench pipeline` as a user does."""
 
 from __future__ import annotations
 

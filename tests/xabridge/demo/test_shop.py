@@ -1,4 +1,6 @@
-"""The shop's pieces, with SQLite as the database that decides: worker processes that are stopped and killed."""
+"""These tests run the parts of the shop with SQLite as the database that decides, and stop and kill its worker
+processes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster: a master and two workers, which Spark takes for different hosts."""
+"""This module starts a standalone Spark cluster: a master and two workers, which Spark takes for different hosts."""
 
 from __future__ import annotations
 

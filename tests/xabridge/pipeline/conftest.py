@@ -1,4 +1,4 @@
-"""What the tests with real Spark share: stages, and one driver for those that leave it alive."""
+"""These fixtures give each test with real Spark an environment, and one driver to all tests that do not kill it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The environment of a pipeline in tests: broker, PostgreSQL, drivers that can be killed, and the checker of all
-tests."""
+"""This is the environment of a pipeline in tests: broker, PostgreSQL, drivers that can be killed, and the checker of
+all tests.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Faults at named points of a pipeline, inside of the processes that Spark starts.
+"""This module causes faults at named points of a pipeline, inside of the processes that Spark starts.
 
-A process belongs to the driver that XABRIDGE_DRIVER numbers; once a driver was killed, what is left of it fires nothing
-any more. The format classes here are registered in place of the product's. Whoever unpickles one imports this module,
-which wraps the steps that are points. What happens at which of them stands in a schedule, a file in the folder that
-the environment variable XABRIDGE_FAULTS names; its entries fire one after the other, each once, wherever the point is
-reached next: `fired-<number>` is made by the process that fires it.
+A process belongs to the driver that XABRIDGE_DRIVER numbers; after a driver is killed, its remaining processes cause no
+faults any more. The format classes here are registered in place of the product's. A process that unpickles one imports
+this module, which wraps the steps that are points. A schedule says what happens at which of them. It is a file in the
+folder that the environment variable XABRIDGE_FAULTS names. Its entries are carried out one after the other, each once,
+wherever the point is reached next. The process that carries one out makes the file `fired-<number>`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The queries of the tests, run inside of the driver: each takes numbered messages and makes something of them.
+"""This module has the queries of the tests, which run inside of the driver: each takes numbered messages and makes rows
+or messages of them.
 
-A message's body is its number; its application property `product` is one of seven, and `creation_time` is the number
-in seconds, from a while after 1970 on.
+A message's body is its number; its application property `product` is one of seven, and `creation_time` is the number in
+seconds, from a while after 1970 on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Spark driver in a process of its own: it does what lines on its standard input ask for
+"""This process is a Spark driver: it does what lines on its standard input ask for
 (`tests.xabridge.pipeline.environment`).
 
 python -m tests.xabridge.pipeline.spark_driver <descriptor of the answers> <settings as JSON>

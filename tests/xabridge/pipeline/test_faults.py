@@ -1,5 +1,5 @@
-"""Faults on real Spark: whatever is killed, wherever, every input is once in table and output, no branch is left, and
-state is right. The same checker for all of it.
+"""These tests cause faults on real Spark. Whatever is killed, and wherever, every input must be once in table and
+output, no branch may be left, and the state must be right. One checker looks after all of them.
 
 A schedule is a chain: each fault happens at the first chance after the one before it, in other micro-batches, under
 drivers that come one after the other. `XABRIDGE_SPARK_FAULTS=all` runs every chain, each point apart; without it there

@@ -1,4 +1,6 @@
-"""Java is found where there is one, and who has none, or none that is new enough, is told what to do."""
+"""These tests check that an installed Java is found, and that a user without one, or with one that is too old, gets a
+message with what to do.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def test_without_java_it_is_said_what_to_install(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_wheel")
 def test_an_old_java_is_refused(tmp_path: Path) -> None:
     home = runtime(tmp_path / "home", "1.8.0_392")
-    with pytest.raises(PipelineError, match="this is Java 8, and Spark needs 17 or newer"):
+    with pytest.raises(PipelineError, match="this is Java 8, but Spark needs 17 or newer"):
         java.find_java({"PATH": str(home / "bin")})
     with pytest.raises(PipelineError, match=r"JAVA_HOME=.*this is Java 8"):
         java.find_java({"JAVA_HOME": str(home)})

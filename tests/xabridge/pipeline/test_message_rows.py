@@ -1,4 +1,4 @@
-"""Messages as rows and rows as messages, without Spark: what goes in comes out."""
+"""These tests convert messages to rows and rows to messages, without Spark: both ways keep every value."""
 
 from __future__ import annotations
 

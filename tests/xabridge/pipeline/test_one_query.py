@@ -1,5 +1,6 @@
-"""One query, one pipeline, one checkpoint, on real Spark: what belongs together shares one decision, and what does not,
-or is older than what was decided, is refused before a message is taken."""
+"""These tests check on real Spark that one query has one pipeline and one checkpoint: what belongs together shares one
+decision. What does not belong together, or is older than what was decided, is refused before a message is taken.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +91,7 @@ MISUSED = {
     "job that writes": r"in foreachBatch, write by pipeline\.epoch",
     "job that reads": r"read it by spark\.readStream",
     "job beside the stream": r"reads the format amqp by spark\.read as well",
-    "unannounced": r"Call pipeline\.register\(spark\) in the driver",
+    "unannounced": r"In the driver, call pipeline\.register\(spark\)",
 }
 
 

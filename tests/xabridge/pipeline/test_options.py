@@ -1,4 +1,4 @@
-"""Options of the formats `amqp` and `xa`: what is read, and how everything else is refused."""
+"""These tests cover the options of the formats `amqp` and `xa`: which of them work, and how others are refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_sink_takes_a_table_an_address_or_both() -> None:
         ({"queue": "q", "body": "json"}, "'json' is neither binary nor text"),
         ({"queue": "q", "resource": "shop"}, r"the resource 'shop' has to be amqp://… or amqps://…"),
         ({"queue": "q", "resource": "brker"}, r"there is no resource 'brker' \(known: broker, shop\)"),
-        ({"queue": "q", "resource.other": "amqp://o/"}, r"there are several \(broker, other\); say which"),
+        ({"queue": "q", "resource.other": "amqp://o/"}, r"there are several \(broker, other\); name one"),
         ({"queue": "q", "pipeline": "x" * 33}, "option pipeline: "),
         ({"queue": "q", "pipeline": " "}, "option pipeline: is empty"),
         ({"queue": "q", "log": "file:///var/log"}, "log: file: is not a database"),
@@ -84,12 +84,12 @@ def test_what_a_source_refuses(options: dict[str, str], message: str) -> None:
     ("options", "message"),
     [
         ({}, "option table: missing, and so is address"),
-        ({"address": "a", "key": "id"}, "option key: is about a table, and there is none"),
-        ({"table": "t", "update": "n = 1"}, "set key, by which they are found"),
+        ({"address": "a", "key": "id"}, "option key: needs a table, and there is none"),
+        ({"table": "t", "update": "n = 1"}, "set the option key too, which finds them"),
         ({"table": "a.b.c"}, "'a.b.c' is not a table name"),
         ({"table": "t; drop table u"}, "is not a table name"),
         ({"table": "broker:t"}, "the resource 'broker' has to be postgresql://…"),
-        ({"table": "shop:"}, "names nothing after the resource"),
+        ({"table": "shop:"}, "has no name after the resource"),
         ({"table": "t", "lockTimeout": "-1"}, "'-1' is not a number of seconds above 0"),
         ({"table": "t", "tabel": "u"}, r"tabel: unknown \(did you mean table\?\)"),
     ],
@@ -101,7 +101,7 @@ def test_what_a_sink_refuses(options: dict[str, str], message: str) -> None:
 
 def test_without_a_log_it_is_said_where_to_name_one() -> None:
     without = {name: value for name, value in BASE.items() if name != "log"}
-    with pytest.raises(PipelineError, match=r"where are its decisions kept\? Set the option log"):
+    with pytest.raises(PipelineError, match=r"no database for its decisions is configured\. Set the option log"):
         source_options({**without, "queue": "q"}, NOTHING)
 
 

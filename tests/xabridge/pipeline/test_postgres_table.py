@@ -1,4 +1,4 @@
-"""Rows as PostgreSQL reads them, and the check that is made before the first row: over a real PostgreSQL."""
+"""These tests check rows as PostgreSQL reads them, and the check before the first row, over a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_every_type_arrives_as_it_was(database: str) -> None:
         ({"id": "double", "text_": "string"}, (), "the column id is int8, and can't hold every double; cast it"),
         ({"id": "bigint", "text_": "binary"}, (), "the column text_ is text, and can't hold every binary"),
         ({"id": "bigint", "text_": "string", "twice": "bigint"}, (), "PostgreSQL makes the column twice itself"),
-        ({"id": "bigint", "text_": "string"}, ("small",), "the key column small is not among the query's"),
+        ({"id": "bigint", "text_": "string"}, ("small",), "the query has no column small, which is in the key"),
         ({"id": "bigint", "text_": "string"}, ("text_",), r"no unique constraint has exactly .* id; small, text_"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_key_is_a_unique_constraint_in_any_order(database: str) -> None:
 def test_no_table_and_no_prepared_transactions(database: str) -> None:
     with pytest.raises(PipelineError, match="table shop:nowhere: there is no such table"):
         look_up(TableTarget("shop", "nowhere"), database)
-    with pytest.raises(PipelineError, match="it can't be looked up"):
+    with pytest.raises(PipelineError, match="its columns can't be read"):
         look_up(TableTarget("shop", "t"), "postgresql://postgres@127.0.0.1:1/x")
 
 

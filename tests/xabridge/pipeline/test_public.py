@@ -1,4 +1,4 @@
-"""What the package offers, and that it can be imported where there is no Spark."""
+"""These tests pin the public names of the package, and check that it can be imported without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sources and sinks belong together, by their options."""
+"""These tests check which sources and sinks belong together, by their options."""
 
 from __future__ import annotations
 
@@ -61,7 +61,11 @@ def test_what_the_parts_know_beyond_each_other_is_known() -> None:
         ([{}, {"resource.a": "amqp://z/", "resource": "b"}], {}, "another open string for it than another part"),
         ([{"resource": "c", "resource.c": "amqp://c/"}], {}, "reads from c, and the sink does not know that resource"),
         ([{"resource": "c", "resource.c": "amqp://c/"}, {}], None, "and the source of a: orders does not know"),
-        ([{"adopt": "q1"}, {"adopt": "q2", "resource": "b"}], {}, "one query follows one other, not q1 and q2"),
+        (
+            [{"adopt": "q1"}, {"adopt": "q2", "resource": "b"}],
+            {},
+            "a query can adopt the pipeline of one query, not of q1 and q2",
+        ),
     ],
 )
 def test_what_does_not_belong_together(sources: Any, sink: dict[str, str] | None, message: str) -> None:

@@ -1,4 +1,6 @@
-"""Pipelines on real Spark, without faults: what is read, what is written, and what is refused when a query starts."""
+"""These tests run pipelines on real Spark without faults: what is read, what is written, and what is refused when a
+query starts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Real Spark with as many write tasks as it makes by default behind a shuffle: far more than connections."""
+"""These tests run real Spark with as many write tasks as it makes by default after a shuffle: far more than
+connections.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ class GtridTable:
             return
         entry = self._current(gtrid)
         if entry is None or entry.state is not GtridState.ACTIVE or entry.incarnation != self._epoch:
-            raise DecisionRefused(f"{gtrid.hex()} can't begin: it is {entry.state.value if entry else 'gone'}")
+            raise DecisionRefused(
+                f"{gtrid.hex()} can't begin: it is {entry.state.value if entry else 'not in the log any more'}"
+            )
 
     def decide(self, gtrid: bytes, record: bytes) -> None:
         """Commits `gtrid` with `record`. DecisionRefused: it was settled otherwise before."""

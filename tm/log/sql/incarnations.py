@@ -78,7 +78,7 @@ class IncarnationTable:
         return incarnation in self.read().noted
 
     def settle_place(self, epoch: int) -> None:
-        """Step 3. What the database does not tell this time is kept as it was."""
+        """Step 3. If the database does not answer, the known state stays."""
         place = self._database.place()
         source = select(NODE.c.node, _number(0), _text(place)).where(NODE.c.node == self._node, NODE.c.epoch == epoch)
         noting = self._database.insert(PLACE).from_select(["node", "counted", "place"], source)

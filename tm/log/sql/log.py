@@ -260,7 +260,7 @@ class SqlLog:
         return self._change("an abort", lambda: self._gtrids.abort(gtrid))
 
     def entry(self, gtrid: bytes) -> Entry | None:
-        """What the log knows of `gtrid`; None is nothing."""
+        """The entry of `gtrid`; None if the log has none."""
         self._settle()
         return self._read(lambda: self._gtrids.entry(gtrid))
 
@@ -293,7 +293,7 @@ class SqlLog:
 
     # --- changes and what is unknown of them ----------------------------------------------------------------
     def _remember(self, gtrid: bytes) -> None:
-        """Its decision was broken off: it is settled before anything is told."""
+        """Its decision was interrupted: it is settled before an answer is given."""
         with self._mutex:
             self._unsettled.add(gtrid)
 
@@ -308,7 +308,7 @@ class SqlLog:
                 state = "another process's to resolve"
             except (LogFull, DecisionRefused) as error:
                 raise LogStopped(str(error)) from error
-            _LOGGER.warning("%s: its decision was broken off; it is %s", gtrid.hex(), state)
+            _LOGGER.warning("%s: its decision was interrupted; it is %s", gtrid.hex(), state)
             with self._mutex:
                 self._unsettled.discard(gtrid)
 

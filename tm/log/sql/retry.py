@@ -24,7 +24,7 @@ PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2)
 
 
 class Reaction(Enum):
-    """What follows from an error."""
+    """The reaction to an error."""
 
     RETRY_IN_DOUBT = "the statement may have had its effect or not: try again"
     RETRY = "it had no effect, and may have one when tried again"

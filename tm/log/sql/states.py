@@ -10,7 +10,7 @@ from xa.machine import Machine, Result, Row
 
 
 class GtridState(Enum):
-    """Where a gtrid stands in the log. The value is how it is stored; UNKNOWN is not."""
+    """The states of a gtrid in the log. The value is stored; UNKNOWN is never stored."""
 
     UNKNOWN = "unknown"
     ACTIVE = "active"
@@ -20,12 +20,12 @@ class GtridState(Enum):
 
 
 class GtridVerb(Enum):
-    """What moves a gtrid."""
+    """The events that move a gtrid."""
 
     BEGIN = "begin"
     DECIDE = "decide to commit"
     ABORT = "abort"
-    END = "every branch has heard"
+    END = "every branch is finished"
     PURGE = "garbage collection"
 
 
@@ -37,7 +37,13 @@ GTRID: Final = Machine(
     GtridVerb,
     GtridState.UNKNOWN,
     (
-        Row(_V.BEGIN, Result.OK, (_S.UNKNOWN,), _S.ACTIVE, "pipelines say so; the manager writes nothing for begin"),
+        Row(
+            _V.BEGIN,
+            Result.OK,
+            (_S.UNKNOWN,),
+            _S.ACTIVE,
+            "pipelines begin explicitly; the manager writes nothing for begin",
+        ),
         Row(_V.DECIDE, Result.OK, (_S.UNKNOWN, _S.ACTIVE), _S.COMMITTED, "the commit point"),
         Row(_V.ABORT, Result.OK, (_S.UNKNOWN, _S.ACTIVE), _S.ABORTED, "the tombstone: it can't be decided any more"),
         Row(_V.END, Result.OK, (_S.COMMITTED,), _S.DONE, "lazy"),

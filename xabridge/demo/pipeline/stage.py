@@ -72,7 +72,7 @@ class Stage:
             client.close()
 
     def depth(self, queue: str) -> int:
-        """How many messages a queue has for whoever asks."""
+        """How many messages of a queue are available to any client."""
         with self.management() as management:
             return management.waiting(queue)
 

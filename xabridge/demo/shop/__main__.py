@@ -1,4 +1,4 @@
-"""`python -m xabridge.demo.shop`: a worker that tells its events; for who started it."""
+"""`python -m xabridge.demo.shop` is a worker that reports its events to the process that started it."""
 
 import sys
 

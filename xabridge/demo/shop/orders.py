@@ -1,4 +1,5 @@
-"""Orders: what stands in the queue, in the database and on the invoices, and how one becomes the others."""
+"""This module has the orders: their form in the queue, in the database and on the invoices, and how one becomes the
+others."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from xa.machine import Machine, Member, Result, Row
 
 
 class EpochState(Member):
-    """Where an epoch stands."""
+    """The states of an epoch."""
 
     ALLOTTED = "allotted"
     ACTIVE = "active"
@@ -20,7 +20,7 @@ class EpochState(Member):
 
 
 class EpochVerb(Member):
-    """What moves an epoch."""
+    """The events that move an epoch."""
 
     PLAN = "plan"
     DECIDE = "decide"
@@ -48,7 +48,7 @@ EPOCH: Final = Machine(
         Row(_V.ABORT, Result.OK, (_S.ALLOTTED, _S.ACTIVE, _S.ABORTED), _S.ABORTED, "presumed abort"),
         Row(_V.LOG, Result.OK, (_S.DECIDED, _S.LOGGED), _S.LOGGED, "from now on source branches are finished"),
         Row(_V.LOG, Result.RB, (_S.ALLOTTED, _S.ACTIVE, _S.ABORTED), _S.DONE, "its messages are back in their queues"),
-        Row(_V.LOG, Result.RDONLY, (_S.DONE,), _S.DONE, "heard again"),
+        Row(_V.LOG, Result.RDONLY, (_S.DONE,), _S.DONE, "reported again"),
         Row(_V.FINISH, Result.OK, (_S.LOGGED, _S.DONE), _S.DONE, "lazy"),
     ),
     {

@@ -1,10 +1,11 @@
-"""What a pipeline raises: one class for each decision that the caller takes. Messages say what to do."""
+"""This module has the exceptions of a pipeline: one class for each decision that the caller takes. Messages say what to
+do."""
 
 from __future__ import annotations
 
 
 class PipelineError(Exception):
-    """Something is wrong with a pipeline: mend what the message names."""
+    """An error of a pipeline; the message names what to correct."""
 
 
 class PipelineTaken(PipelineError):

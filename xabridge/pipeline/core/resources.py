@@ -95,14 +95,14 @@ def broker(resource: Resource) -> AmqpResource:
     """The resource as a broker; PipelineError where it is none."""
     if isinstance(resource.rm, AmqpResource):
         return resource.rm
-    raise PipelineError(f"resources.{resource.name}: messages are an AMQP broker's, this is {resource.rm.name}")
+    raise PipelineError(f"resources.{resource.name}: messages need an AMQP broker, and this is {resource.rm.name}")
 
 
 def database(resource: Resource) -> PostgresResource:
     """The resource as a database; PipelineError where it is none."""
     if isinstance(resource.rm, PostgresResource):
         return resource.rm
-    raise PipelineError(f"resources.{resource.name}: tables are PostgreSQL's, this is {resource.rm.name}")
+    raise PipelineError(f"resources.{resource.name}: tables need PostgreSQL, and this is {resource.rm.name}")
 
 
 def prepared_branches(resource: Resource, prefix: bytes) -> frozenset[Xid]:

@@ -19,7 +19,7 @@ def function_named(name: str) -> Callable[..., Any] | None:
         return None
     module, colon, attribute = name.partition(":")
     if not module or not colon or not attribute:
-        raise PipelineError(f"{name!r} names no function: write module:function")
+        raise PipelineError(f"{name!r} is not the name of a function: write module:function")
     try:
         found = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:

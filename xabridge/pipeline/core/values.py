@@ -36,7 +36,7 @@ class Offset:
         """The offset that Spark has stored; PipelineError for what is none."""
         epoch = stored.get("epoch")
         if set(stored) != {"epoch"} or isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
-            raise PipelineError(f"{stored!r} is not an offset of a pipeline: this checkpoint belongs to another source")
+            raise PipelineError(f"the checkpoint belongs to another source: {stored!r} is not an offset of a pipeline")
         return cls(epoch)
 
 
@@ -130,18 +130,18 @@ class SourcePartition:
         PipelineError: what was planned for another one is not its own. EpochGone: the batch is decided."""
         if self.query and query and query != self.query:
             raise PipelineError(
-                f"pipeline {self.pipeline!r}: epoch {self.epoch} was planned for query {self.query}, and query {query} "
-                "reads it: one pipeline is one query's; give this one a pipeline of its own"
+                f"pipeline {self.pipeline!r}: epoch {self.epoch} was planned for query {self.query}, but query {query} "
+                "reads it. A pipeline belongs to one query: give this one a pipeline of its own"
             )
         if query and not self.query:
             raise PipelineError(
-                f"pipeline {self.pipeline!r} is read as a job of its own inside of streaming query {query}, whose "
-                "decision would not cover it: read it by spark.readStream, as a source of the query"
+                f"pipeline {self.pipeline!r} is read by a batch job inside of streaming query {query}, whose decision "
+                "would not contain it: read it by spark.readStream, as a source of the query"
             )
         if self.query and batch is not None and batch <= self.decided:
             raise EpochGone(
-                f"batch {batch} of query {self.query} would take new messages, and it is decided (the last one that is "
-                f"decided is {self.decided}): the checkpoint is older than what was decided. Bring the newest one back"
+                f"batch {batch} of query {self.query} would take new messages, but it is decided (the last decided "
+                f"batch is {self.decided}): the checkpoint is older than what was decided. Restore the newest one"
             )
 
 
@@ -166,12 +166,12 @@ class SinkPlan:
             return
         if not self.query:
             raise PipelineError(
-                f"pipeline {self.pipeline!r} is written as a job of its own inside of streaming query {query}, whose "
-                "decision would not cover it: in foreachBatch, write by pipeline.epoch"
+                f"pipeline {self.pipeline!r} is written by a batch job inside of streaming query {query}, whose "
+                "decision would not contain it: in foreachBatch, write by pipeline.epoch"
             )
         raise PipelineError(
-            f"pipeline {self.pipeline!r} was planned for query {self.query}, and query {query or 'none'} writes: one "
-            "pipeline is one query's; give this one a pipeline of its own"
+            f"pipeline {self.pipeline!r} was planned for query {self.query}, but query {query or 'none'} writes. A "
+            "pipeline belongs to one query: give this one a pipeline of its own"
         )
 
     def url(self, resource: str) -> str:

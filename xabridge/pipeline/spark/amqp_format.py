@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xabridge.pipeline.options import SourceOptions
 
 QUERY: Final = "sql.streaming.queryId"
-"""The local property with the id of the query, which stands in its checkpoint."""
+"""The local property with the id of the query, which its checkpoint contains."""
 BATCH: Final = "streaming.sql.batchId"
 """The local property with the number of the micro-batch."""
 ALL: Final = 1_000_000_000
@@ -121,7 +121,7 @@ class AmqpStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return rows_of(partition, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        # Everything up to `end` stands in Spark's commit log now.
+        # Everything up to `end` is in Spark's commit log now.
         self._reader.logged(Offset.from_json(end))
 
     def stop(self) -> None:

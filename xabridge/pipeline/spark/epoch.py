@@ -49,7 +49,7 @@ class Epoch:
         for name in options:
             if name.lower() not in SHARED and not name.lower().startswith("resource."):
                 raise PipelineError(
-                    f"epoch: {name} is not an option of an epoch ({', '.join(SHARED)}): give it to write()"
+                    f"epoch: {name} is not an option of an epoch ({', '.join(SHARED)}): pass it to write()"
                 )
         self._spark = spark
         self._batch = batch
@@ -83,8 +83,8 @@ class Epoch:
         self._run = str(execution.runId())
         if _DECIDED.get(query) == (self._run, self._batch.number):
             raise PipelineError(
-                f"epoch: batch {self._batch.number} of query {query} is decided: a micro-batch has one epoch. Write "
-                "everything that it writes in one block"
+                f"epoch: batch {self._batch.number} of query {query} is decided, and a micro-batch has one epoch. "
+                "Write all of its rows and messages in one block"
             )
         self._batch = replace(self._batch, offsets=offsets_of(self._spark, execution, self._batch.number))
         parts = options_of(self._spark, execution)
@@ -92,8 +92,8 @@ class Epoch:
             if (source.settings.pipeline, source.settings.log) != (settings.pipeline, settings.log):
                 raise PipelineError(
                     f"epoch: the query reads {source.source} as pipeline {source.settings.pipeline!r}, and the epoch "
-                    f"is of pipeline {settings.pipeline!r}, or has another log: what is read and written is decided "
-                    "together, so give them the same options pipeline and log"
+                    f"is of pipeline {settings.pipeline!r}, or has another log. Reads and writes share one decision: "
+                    "give them the same options pipeline and log"
                 )
         if not parts.sources:
             bind_query(self._spark, execution, settings, parts)
@@ -102,7 +102,7 @@ class Epoch:
         """Runs a job that writes `rows` and prepares them, and returns how many rows there were. `options` are those of
         the format `xa`."""
         if self._plan is None:
-            raise PipelineError("epoch: write inside of its with block")
+            raise PipelineError("epoch: call write() inside of its with block")
         sink = sink_options({**self._options, **options})
         fitting = layout(sink, {field.name: field.dataType.simpleString() for field in rows.schema.fields})
         task = _task(TaskWriter(fitting, self._plan), self._writes * WRITES)
@@ -151,5 +151,5 @@ def epoch(spark: SparkSession, batch_id: int, options: Mapping[str, str]) -> Epo
     (`xabridge.pipeline.options.SHARED`)."""
     query = spark.sparkContext.getLocalProperty(QUERY)
     if query is None:
-        raise PipelineError("epoch: this is not called by foreachBatch: there is no streaming query here")
+        raise PipelineError("epoch: call it in a function for foreachBatch; this thread belongs to no streaming query")
     return Epoch(spark, Batch(query, batch_id), options)

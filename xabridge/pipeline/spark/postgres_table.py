@@ -91,13 +91,13 @@ def look_up(target: TableTarget, url: str) -> PostgresTable:
             most = connection.execute("SELECT setting::int FROM pg_settings WHERE name = 'max_prepared_transactions'")
             prepared = most.fetchone()
     except psycopg.Error as error:
-        raise PipelineError(f"table {target.resource}:{target.table}: it can't be looked up: {error}") from error
+        raise PipelineError(f"table {target.resource}:{target.table}: its columns can't be read: {error}") from error
     if target.key:
         _make_staging(target, expanded(target.resource, url))
     if prepared == (0,):
         raise PipelineError(
-            f"resource {target.resource}: this PostgreSQL has max_prepared_transactions = 0; a pipeline prepares a "
-            "transaction in every task: set it above the number of tasks, and twice that with speculation"
+            f"resource {target.resource}: this PostgreSQL has max_prepared_transactions = 0, but a pipeline prepares a "
+            "transaction in every task. Set it above the number of tasks, or above twice that with speculation"
         )
     if not columns:
         raise PipelineError(f"table {target.resource}:{target.table}: there is no such table in this database")
@@ -111,8 +111,9 @@ def _make_staging(target: TableTarget, url: str) -> None:
         make_table(url)
     except psycopg.Error as error:
         raise PipelineError(
-            f"resource {target.resource}: rows by key are put into a table of this database first, which can't be "
-            f"made: {error}. Let somebody make it who may, and grant SELECT, INSERT, UPDATE and DELETE on it: {DDL}"
+            f"resource {target.resource}: rows by key first go into a table of this database, and this user can't "
+            f"create it: {error}. Ask an administrator to create it, and to grant SELECT, INSERT, UPDATE and DELETE on "
+            f"it: {DDL}"
         ) from error
 
 
@@ -141,7 +142,7 @@ def check_rows(target: TableTarget, table: PostgresTable, rows: Mapping[str, str
         return
     for name in target.key:
         if name not in rows:
-            raise PipelineError(f"{where}: the key column {name} is not among the query's: {', '.join(rows)}")
+            raise PipelineError(f"{where}: the query has no column {name}, which is in the key: {', '.join(rows)}")
     if tuple(sorted(target.key)) not in table.keys:
         keys = "; ".join(", ".join(key) for key in table.keys) or "none"
         raise PipelineError(

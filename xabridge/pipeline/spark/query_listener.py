@@ -53,7 +53,7 @@ class QueryListener(StreamingQueryListener):
         except PipelineError as error:
             refuse(self._spark, execution, str(error))
         except Exception as error:
-            logger.exception("query %s could not be bound to a pipeline", event.id)
+            logger.exception("can't bind query %s to a pipeline", event.id)
             if ours:  # an error about anybody else's query is not its business
                 refuse(self._spark, execution, f"{type(error).__name__}: {error}")
 

@@ -1,7 +1,7 @@
 """QueryOptions: the options of the sources and the sink of one query, and the check that they belong together.
 
 All of them share one decision for each micro-batch. So they have to name one pipeline and one log, and each has to know
-every resource that something is read from, because whoever decides asks it what was taken.
+every resource that is read from, because before the decision it is asked which messages were taken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class QueryOptions:
         belong together, or there are none."""
         named = list(self._named())
         if not named:
-            raise PipelineError("the query has no part of the formats amqp and xa")
+            raise PipelineError("the query has no source of the format amqp and no sink of the format xa")
         (first_name, first), *others = named
         for name, settings in others:
             _check_same_pipeline(first_name, first, name, settings)
@@ -41,13 +41,15 @@ class QueryOptions:
             for source in self.sources:
                 if source.source.resource not in known:
                     raise PipelineError(
-                        f"the query reads from {source.source.resource}, and {name} does not know that resource: "
-                        "whoever decides asks it what was taken. Configure it for all parts of the query, under the "
-                        "same name"
+                        f"the query reads from {source.source.resource}, and {name} does not know that resource. "
+                        f"Every part needs it, because before the decision it is asked which messages were taken. "
+                        f"Configure it for all parts of the query, under the same name"
                     )
         adopted = {settings.adopt for _, settings in named if settings.adopt}
         if len(adopted) > 1:
-            raise PipelineError(f"option adopt: one query follows one other, not {' and '.join(sorted(adopted))}")
+            raise PipelineError(
+                f"option adopt: a query can adopt the pipeline of one query, not of {' and '.join(sorted(adopted))}"
+            )
         return Settings(first.pipeline, first.log, tuple(resources.items()), "".join(adopted))
 
     def _named(self) -> Iterator[tuple[str, Settings]]:
@@ -62,9 +64,9 @@ class QueryOptions:
             for queue in source.source.queues:
                 if (source.source.resource, queue) in read:
                     raise PipelineError(
-                        f"two sources of the query read queue {queue!r} of {source.source.resource}: each message "
-                        "would come to one of them, not to both. Read it by one source; a DataFrame that is joined "
-                        "with itself makes two"
+                        f"two sources of the query read queue {queue!r} of {source.source.resource}, so each message "
+                        "would come to only one of them. Read it by one source; a DataFrame that is joined with "
+                        "itself makes two"
                     )
                 read.add((source.source.resource, queue))
 
@@ -72,13 +74,13 @@ class QueryOptions:
 def _check_same_pipeline(first_name: str, first: Settings, name: str, settings: Settings) -> None:
     if settings.pipeline != first.pipeline:
         raise PipelineError(
-            f"{first_name} belongs to pipeline {first.pipeline!r}, and {name} to pipeline {settings.pipeline!r}: the "
-            "sources and the sink of one query share one decision. Give them the same option pipeline"
+            f"{first_name} belongs to pipeline {first.pipeline!r}, and {name} to pipeline {settings.pipeline!r}, but "
+            "the sources and the sink of one query share one decision. Give them the same option pipeline"
         )
     if settings.log != first.log:
         raise PipelineError(
-            f"pipeline {first.pipeline!r}: {first_name} and {name} have different decision logs: the sources and the "
-            "sink of one query share one decision. Give them the same option log"
+            f"pipeline {first.pipeline!r}: {first_name} and {name} have different decision logs, but the sources and "
+            "the sink of one query share one decision. Give them the same option log"
         )
 
 
@@ -88,7 +90,7 @@ def _resources(named: list[tuple[str, Settings]]) -> dict[str, str]:
         for resource, url in settings.resources:
             if resources.setdefault(resource, url) != url:
                 raise PipelineError(
-                    f"resource {resource}: {name} has another open string for it than another part of the query; one "
-                    "name stands for one resource"
+                    f"resource {resource}: {name} has another open string for it than another part of the query. Give "
+                    "it the same open string everywhere, because one name means one resource"
                 )
     return resources

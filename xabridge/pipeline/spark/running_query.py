@@ -37,7 +37,7 @@ def jvm_of(spark: SparkSession) -> Any:
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
         raise PipelineError(
-            "a session of Spark Connect has its driver elsewhere, where nothing can be asked about a query: run the "
+            "this is a session of Spark Connect, and the pipeline can't ask its remote driver about a query: run the "
             "pipeline in a driver of its own"
         )
     return jvm
@@ -59,14 +59,14 @@ def options_of(spark: SparkSession, execution: Any) -> QueryOptions:
             streams.append(leaf)
         if not is_stream and _is_ours(leaf, SOURCE):
             raise PipelineError(
-                "the query reads the format amqp by spark.read as well: that would be decided apart from the query. "
+                "the query reads the format amqp by spark.read as well, which would be decided apart from the query. "
                 "Read it by spark.readStream"
             )
     writes = _name_of(execution.sink()) == SINK
     kind = execution.getClass().getSimpleName()
     if (streams or writes) and kind != _EXECUTION:
         raise PipelineError(
-            f"a pipeline needs ordinary micro-batches, and this query is a {kind}: start it without a continuous "
+            f"a pipeline needs ordinary micro-batches, but this query is a {kind}: start it without a continuous "
             "trigger and without asyncProgressTrackingEnabled"
         )
     sink = sink_options(dict(_java_map(spark, _field(execution, "extraOptions")))) if writes else None

@@ -130,7 +130,7 @@ def check_mode(options: SinkOptions, mode: str) -> None:
         which = "every row again with each micro-batch" if mode == COMPLETE else "a row again whenever it has changed"
         raise PipelineError(
             f"table {options.table.resource}:{options.table.table}: output mode {mode.lower()} gives {which}; name the "
-            "columns that tell rows apart by the option key, or use another mode"
+            "columns that identify a row by the option key, or use another mode"
         )
 
 

@@ -56,7 +56,9 @@ def layout(options: SinkOptions, rows: Mapping[str, str], *, table: PostgresTabl
                     f"format xa, option columns: the query has no column {name!r}; it has {_list(rows)}"
                 )
         if not columns:
-            raise PipelineError("format xa: every column of the query is a message's; name the table's by columns")
+            raise PipelineError(
+                "format xa: every column of the query belongs to the message; set the option columns for the table"
+            )
         table = table or look_up(options.table, options.settings.url(options.table.resource))
         check_rows(options.table, table, {name: rows[name] for name in columns})
     return Layout(options.table, columns, options.address)
@@ -65,7 +67,7 @@ def layout(options: SinkOptions, rows: Mapping[str, str], *, table: PostgresTabl
 def _check_messages(target: AddressTarget, rows: Mapping[str, str], *, alone: bool) -> None:
     where = f"address {target.resource}:{target.address}"
     if "body" not in rows:
-        raise PipelineError(f"{where}: the query has no column body, which would be the messages' ({_list(rows)})")
+        raise PipelineError(f"{where}: the query has no column body for the messages (it has {_list(rows)})")
     for name, type_ in rows.items():
         if name not in COLUMNS:
             if alone:
@@ -141,7 +143,7 @@ class TaskWriter:
             except BatchRefused as error:
                 if not error.outage or not rows.again() or not backoff.wait():
                     raise
-                logger.warning("partition %d is written again: %s", attempt.partition, error)
+                logger.warning("writing partition %d again: %s", attempt.partition, error)
 
     def _write(self, task: SinkTask, batch: pa.RecordBatch) -> None:
         if self.layout.table is not None:

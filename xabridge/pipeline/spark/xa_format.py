@@ -63,7 +63,7 @@ class XaSink(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> XaBatchWriter:
         if overwrite:
-            raise PipelineError("format xa: a table is never emptied; write with mode('append')")
+            raise PipelineError("format xa: it can't empty a table; write with mode('append')")
         return XaBatchWriter(sink_options(self.options), schema)
 
 
@@ -105,7 +105,7 @@ class _PlannedWriter:
     def run(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         """One attempt of one task."""
         if self._tasks is None:
-            raise PipelineError("format xa: Spark asked a writer to write that it did not plan")
+            raise PipelineError("format xa: Spark used a writer without a plan for it")
         context = TaskContext.get()
         if context is None:
             raise PipelineError("format xa: this is not a task of Spark")
@@ -151,7 +151,7 @@ def decide(writer: SinkCoordinator, messages: Sequence[WriterCommitMessage | Non
     """Decides what the tasks have written. BatchRefused: it is not decided."""
     written = [message for message in messages if isinstance(message, TaskReport)]
     if not written:
-        raise BatchRefused("no task has reported anything: nothing was decided, and the query has to run again")
+        raise BatchRefused("no task has reported, so nothing was decided: run the query again")
     first = written[0]
     writer.commit(first.plan, _batch(first, number), [one.report for one in written])
 

@@ -81,7 +81,7 @@ class TestAsynchrony(Contract):
             client.in_doubt()
 
     def test_branches_overlap(self, client: Client) -> None:
-        """Every prepare is sent before a vote is heard; the votes are heard in another order."""
+        """Every prepare is sent before a vote is read; the votes are read in another order."""
         keys = {client.ended(key): key for key in (new_key() for _ in range(5))}
         for verb in ("prepare", "commit"):
             handles = [client.send(verb, xid) for xid in keys]
@@ -190,7 +190,7 @@ class TestAsynchrony(Contract):
         client.rollback(xid)
 
     def test_a_connection_that_is_cut_before_the_vote_is_heard(self, harness: Harness, client: Client) -> None:
-        """The vote was heard already, or XAER_RMFAIL is told, not raised; then recovery finds what became of it."""
+        """The vote was read already, or XAER_RMFAIL is returned, not raised; then recovery finds the outcome."""
         xid = client.ended(key := new_key())
         handle = client.send("prepare", xid)
         harness.disconnect(client.rm)

@@ -127,7 +127,7 @@ class Client:
         return plain(self.rm.open(self.harness.open_string, RMID))
 
     def reopen(self) -> None:
-        """What a thread of control does that heard XAER_RMFAIL, or that wants to be sure."""
+        """Opens again, as a thread of control does after XAER_RMFAIL, or to be sure."""
         assert self.open() is Code.XA_OK
 
     def start(self, xid: Xid, flags: int = TMNOFLAGS) -> None:

@@ -90,7 +90,7 @@ class TestFailures(Contract):
 
     @staticmethod
     def work_and_end(client: Client, xid: Xid) -> None:
-        """The client hears of the cut in one or the other."""
+        """The client notices the cut in one or the other."""
         client.write(new_key())
         client.end(xid)
 

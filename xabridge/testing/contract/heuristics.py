@@ -1,4 +1,5 @@
-"""Branches that an operator completed: remembered, told, and forgotten only on request."""
+"""These tests cover branches that an operator completed: they are remembered, reported, and forgotten only on
+request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""in_doubt and diagnose: what an operator is told, by those resource managers that offer it."""
+"""These tests cover in_doubt and diagnose, the reports for operators, of resource managers that offer them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def of(xid: Xid, found: list[InDoubtBranch]) -> InDoubtBranch:
 
 
 class TestHoldings(Contract):
-    """What is told of branches in doubt, and of the resource itself."""
+    """Reports of branches in doubt, and of the resource itself."""
 
     def test_tells_of_the_branches_that_recover_lists(self, client: Client) -> None:
         assert isinstance(reported(client), list)

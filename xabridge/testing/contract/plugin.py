@@ -1,4 +1,4 @@
-"""A pytest plugin, for whoever runs the contract suite in a project of his own. In the project's conftest.py:
+"""This pytest plugin is for a project that runs the contract suite. In the project's conftest.py:
 
     pytest_plugins = ["xabridge.testing.contract.plugin"]
 

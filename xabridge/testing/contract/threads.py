@@ -69,7 +69,7 @@ class TestThreads(Contract):
         assert key in client.harness.committed()
 
     def test_two_threads_race_to_complete_a_branch(self, client: Client) -> None:
-        """One of them does, the other hears that it is gone; what is told is what happened."""
+        """One of them does, and the other gets an error that it has ended; the reported outcome is what happened."""
         for _ in range(ROUNDS):
             xid = client.prepared(key := new_key())
             barrier = Barrier(2)

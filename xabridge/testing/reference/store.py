@@ -65,7 +65,7 @@ class ReferenceStore(Server):
         with self.lock:
             return {key: branch.xid for key, branch in self.key_locks.items()}
 
-    # --- what an operator is told -----------------------------------------------------------------------
+    # --- reports for operators ---------------------------------------------------------------------------
     def reports(self) -> list[InDoubtBranch]:
         """What `in_doubt` lists. Called with `lock` held."""
         now = self.clock()
@@ -92,7 +92,7 @@ class ReferenceStore(Server):
         self.doom(branch, Code.XA_RBTIMEOUT)
 
     def complete_heuristically(self, xid: Xid, outcome: Code) -> None:
-        """An operator completes a prepared branch: `outcome` is the XA_HEUR* that the manager will hear.
+        """An operator completes a prepared branch: `outcome` is the XA_HEUR* that the manager will get.
 
         XA_HEURMIX commits every other write, XA_HEURHAZ none."""
         if outcome not in HEURISTIC_CODES:

@@ -1,4 +1,4 @@
-"""An environment for each test."""
+"""This fixture gives each test an environment."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The environment of the core in tests: the embedded broker, PostgreSQL, a decision log, and what Spark would do with
-the core."""
+"""This is the environment of the core in tests: the embedded broker, PostgreSQL, a decision log, and the calls that
+Spark would make.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whole micro-batches over a real broker, PostgreSQL and decision log: every input once in table and output."""
+"""These tests run whole micro-batches over a real broker, PostgreSQL and decision log: every input must be once in
+table and output.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Delivery counts: a batch that failed is not its messages' fault, whoever gives them back, and however."""
+"""These tests check delivery counts: a failed batch must not raise the count of its messages, whichever process returns
+them, and in whichever way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Poison rows, bad messages and outages: what is read next, what is counted, what goes to the dead letters."""
+"""These tests run poison rows, bad messages and outages, and check what the next batch reads, what is counted, and what
+becomes a dead letter.
+"""
 
 from __future__ import annotations
 

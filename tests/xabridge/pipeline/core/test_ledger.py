@@ -1,5 +1,5 @@
 # mypy: disable-error-code="func-returns-value"
-"""The ledger in SQLite and PostgreSQL, beside the model of it that the simulation uses."""
+"""These tests compare the ledger in SQLite and PostgreSQL with the model of it that the simulation uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches with many more write tasks than a driver may have connections to the database."""
+"""These tests run batches with many more write tasks than a driver may have connections to the database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as columns: what proton wrote is read, and what is written proton reads."""
+"""These tests check messages as columns: our code reads what proton wrote, and proton reads what our code writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts at one source partition, over the embedded broker."""
+"""These tests run attempts at one source partition over the embedded broker."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_partition_of_an_epoch_that_was_given_up_is_refused(env: CoreEnvironme
     (partition,) = _planned(env)
     plan = env.writer().plan()
     env.writer().abort(plan, None, [])
-    with pytest.raises(BatchRefused, match="given up"):
+    with pytest.raises(BatchRefused, match="epoch was aborted"):
         env.rows(partition)
     assert env.prepared() == []
     assert env.queued() == ROWS

@@ -1,4 +1,4 @@
-"""Outages of a few seconds: nobody hears of them but the log."""
+"""These tests cause outages of a few seconds: only the log may mention them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline is doing, as people see it."""
+"""These tests check what a pipeline reports about its state to users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`xabridge pipeline status`, and what `xabridge recover` says of a pipeline's branches."""
+"""These tests run `xabridge pipeline status`, and check what `xabridge recover` prints about a pipeline's branches."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def test_recover_shows_a_pipelines_branches_as_such(env: CoreEnvironment, capsys
     (name,) = (line for line in _run("recover", "list", "--names", "--config", str(config), capsys=capsys).splitlines())
     details = " ".join(_run("recover", "show", name, "--config", str(config), capsys=capsys).split())
     assert "made by pipeline orders, epoch 1" in details
-    assert "what source partition 0 took" in details
-    assert "what task 7 wrote as partition 0" in details
+    assert "messages that source partition 0 took" in details
+    assert "rows and messages that task 7 wrote as partition 0" in details
     assert "xabridge pipeline status orders" in details
     assert "left alone: belongs to node orders" in _run("recover", "run", "--config", str(config), capsys=capsys)
     assert len(told(env, capsys)["epochs"][0]["prepared"]["broker"]) == 2, "left alone"

@@ -1,4 +1,4 @@
-"""Rows into tables, under a branch of PostgreSQL."""
+"""These tests write rows into tables, under a branch of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_staged_rows_that_a_crash_of_the_server_took_away_refuse_the_batch(env: 
         report = task.prepare()
     with psycopg.connect(env.database) as connection:
         connection.execute("DELETE FROM xabridge_staged WHERE number = 1")
-    with pytest.raises(BatchRefused, match="2 rows were staged, and 1 are there"):
+    with pytest.raises(BatchRefused, match="2 rows were staged, but only 1 are there"):
         env.writer().commit(plan, None, [report])
     env.writer().abort(plan, None, [report])
     assert env.prepared() == []

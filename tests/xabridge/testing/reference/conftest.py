@@ -1,4 +1,4 @@
-"""A store and an opened client of it."""
+"""These fixtures give a test a store and an opened client of it."""
 
 from __future__ import annotations
 

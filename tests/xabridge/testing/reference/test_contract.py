@@ -1,4 +1,4 @@
-"""The contract suite over the reference resource manager, in each of its variants."""
+"""This module runs the contract suite over the reference resource manager, in each of its variants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The deciding variant: what the contract suite can't bring about from outside."""
+"""These tests cover the deciding variant, for cases that the contract suite can't cause from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract suite for deciders over the reference one."""
+"""This module runs the contract suite for deciders over the reference one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference resource manager in another process: served, used, and its client killed."""
+"""These tests run the reference resource manager in another process: they serve it, use it, and kill its client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Scripted outcomes: every code at every verb has the effect that the tables say, and every fate the one it names."""
+"""These tests script outcomes: every code at every verb must have the effect that the tables say, and every fate the
+one that it names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: data, locks, crashes, partitions; and what is strict or bounded in its clients."""
+"""These tests cover the store: data, locks, crashes and partitions; and what its clients are strict about or limit."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class BlockingBranches:
         try:
             call_resource(fenced, "fence", lambda: rm.fence(gtrid, fenced.rmid))
         except XaError as error:
-            logger.warning("%s: no fence could be put up: %s", resource, error)
+            logger.warning("%s: the fence could not be set: %s", resource, error)
             return error
         return None
 
@@ -158,4 +158,4 @@ def pipeline_errors() -> Iterator[None]:
     except TakenOver as error:
         raise PipelineTaken(str(error)) from error
     except LogError as error:
-        raise PipelineError(f"the decision log: {error}") from error
+        raise PipelineError(f"the decision log failed: {error}") from error

@@ -47,7 +47,7 @@ def bind(
                 return
             if bound.run != query.run and runs(bound.query, bound.run):
                 raise PipelineTaken(
-                    f"pipeline {settings.pipeline!r} is read by another query of this driver ({bound.query}): stop "
+                    f"pipeline {settings.pipeline!r} is read by another query of this driver ({bound.query}). Stop "
                     "that query first, or give this one a pipeline of its own"
                 )
         ownership.check(settings.pipeline, query, known)

@@ -102,18 +102,22 @@ class SinkCoordinator:
                 call_resource(resource, "open", lambda: None)
             except XaError as error:
                 raise PipelineError(f"{name} can't be reached: {error}") from error
-            told = f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, and what they leave over"
+            told = (
+                f"{name}: max_prepared_transactions is {rm.max_prepared}; {tasks} tasks, with the branches that failed "
+                "attempts leave,"
+            )
             if rm.max_prepared < tasks:
                 raise PipelineError(
-                    f"{told}, need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
-                    "(coalesce, spark.sql.shuffle.partitions) or by key, which needs one for all of them"
+                    f"{told} need {2 * tasks}: raise it and start PostgreSQL again, or write with fewer tasks "
+                    "(coalesce, spark.sql.shuffle.partitions), or by key, which needs one for all tasks"
                 )
             if rm.max_prepared < 2 * tasks:
-                logger.warning("%s, may need %d", told, 2 * tasks)
+                logger.warning("%s may need %d", told, 2 * tasks)
 
     def commit(self, plan: SinkPlan, batch: Batch | None, reports: Sequence[SinkReport | None]) -> BatchResult:
         """Decides the micro-batch, and finishes its sinks. BatchRefused: it is not decided. After the decision nothing
-        is raised: what can't be finished now is left to recovery. `batch` is None for a job without streaming."""
+        is raised: recovery finishes the branches that can't be finished now. `batch` is None for a job without
+        streaming."""
         began = time.perf_counter()
         told = [report for report in reports if report is not None]
         with pipeline_errors():
@@ -137,12 +141,14 @@ class SinkCoordinator:
         """Rolls the micro-batch back, unless it is decided. Spark calls this also right after a commit that raised. A
         task that failed has reported None. Only then may a message be to blame here, because a commit notes that
         itself."""
-        del batch  # what matters stands in the log and at the resource managers
+        del batch  # the log and the resource managers have all that is needed
         written = bool(reports) and None not in reports
         with pipeline_errors():
             pipeline = self._opened(plan.incarnation)
             if not drive(batch_decision.abort(pipeline.ports, plan, pipeline.names, written=written)):
-                logger.warning("epoch %d of pipeline %s is decided: it is not rolled back", plan.epoch, plan.pipeline)
+                logger.warning(
+                    "epoch %d of pipeline %s is not rolled back, because it is decided", plan.epoch, plan.pipeline
+                )
 
     def close(self) -> None:
         """Closes the ledger."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("xabridge.pipeline")
 
 PAUSES_S: Final = (0.1, 0.5, 2.0)
-"""How long to wait before each further try, where somebody else's transaction was in the way."""
+"""How long to wait before each further try, if another transaction blocks the rows."""
 _IN_THE_WAY: Final = (
     psycopg.errors.LockNotAvailable,
     psycopg.errors.DeadlockDetected,
@@ -53,7 +53,7 @@ def upsert_staged_rows(
         except _IN_THE_WAY as error:
             if pause_s is None:
                 table = ", ".join(sorted({one.target.table for one in staged}))
-                raise BatchRefused(f"{table} is locked, by none of this pipeline's: {error}") from error
+                raise BatchRefused(f"a transaction outside of this pipeline has locked {table}: {error}") from error
             logger.warning("%s: another transaction blocks rows by key: %s", resource.name, error)
             sleep(pause_s)
     raise AssertionError("unreachable: the last pause is None")

@@ -1,1 +1,2 @@
-"""What a pipeline remembers beside the decisions in its log: who has it, its epochs, and each query's last batch."""
+"""The ledger of a pipeline records, beside the decisions in its log, its driver, its epochs, and each query's last
+batch."""

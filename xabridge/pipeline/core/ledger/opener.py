@@ -1,8 +1,8 @@
 """LedgerOpener: opens the ledger of a pipeline, by taking the pipeline or by joining the driver that has it.
 
-Who takes a pipeline takes the node of its log, and thereby fences off the driver that had it. A driver takes the
-pipeline when it starts a streaming query. Its other processes join it by the driver's name. A process of a driver that
-was fenced off is refused, and the message says who has the pipeline now. A job without streaming is not started by
+A driver that takes a pipeline takes the node of its log, and thereby fences off the driver that had it. A driver takes
+the pipeline when it starts a streaming query. Its other processes join it by the driver's name. A process of a driver
+that was fenced off is refused, and the message says who has the pipeline now. A job without streaming is not started by
 anybody, so a driver that never had the pipeline takes it with its first process that joins.
 """
 
@@ -73,14 +73,14 @@ class LedgerOpener:
                 if row is None and not takes:
                     raise PipelineTaken(not_bound(self._pipeline))
                 if not takes or incarnation is not None or _has_had(database, self._pipeline, driver):
-                    raise PipelineTaken(taken(self._pipeline, row, f"this is driver {driver}"))
+                    raise PipelineTaken(taken(self._pipeline, row, f"this process belongs to driver {driver}"))
                 return self._take(database, driver)
             if incarnation is not None and row.incarnation != incarnation:
-                raise PipelineTaken(taken(self._pipeline, row, f"this is of incarnation {incarnation}"))
+                raise PipelineTaken(taken(self._pipeline, row, f"this process belongs to incarnation {incarnation}"))
             try:
                 log = SqlLog(database, self._pipeline, epoch=row.incarnation, sleep=self._sleep)
             except LogLocked as error:
-                raise PipelineTaken(f"pipeline {self._pipeline!r} is being taken by another driver: {error}") from error
+                raise PipelineTaken(f"another driver is just taking pipeline {self._pipeline!r}: {error}") from error
             return SqlLedger(database, log, self._sleep)
 
         return self._open(enter, joins=True)

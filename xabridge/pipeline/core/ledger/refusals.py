@@ -1,4 +1,4 @@
-"""The messages for whoever can't have a pipeline, or has lost it."""
+"""These are the messages for a driver, source or sink that can't have a pipeline, or has lost it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 def not_bound(pipeline: str) -> str:
     """For a source or a sink of a query that the pipeline was not bound to."""
     return (
-        f"pipeline {pipeline!r} is not bound to this start of a query: its driver has not said which sources and which "
-        "sink belong together. Call pipeline.register(spark) in the driver, with the session that starts the query, "
-        "before it is started"
+        f"pipeline {pipeline!r} is not bound to this start of a query, because its driver has not said which sources "
+        "and which sink belong together. In the driver, call pipeline.register(spark) with the session that starts the "
+        "query, before you start it"
     )
 
 
 def read_by_another(pipeline: str, query: str, what: str) -> str:
     """For a source that is not the one that the pipeline is bound to."""
     return (
-        f"pipeline {pipeline!r} is read by another query of this driver ({query}), which {what}: stop that query "
+        f"pipeline {pipeline!r} is read by another query of this driver ({query}), which {what}. Stop that query "
         "first, or give this one a pipeline of its own"
     )
 
@@ -32,6 +32,7 @@ def taken(pipeline: str, row: PipelineRow | None, why: str) -> str:
         return f"pipeline {pipeline!r} was removed from its log"
     at = datetime.fromtimestamp(row.taken_at, UTC).isoformat(sep=" ", timespec="seconds")
     return (
-        f"pipeline {pipeline!r} was taken by driver {row.driver} at {at} (incarnation {row.incarnation}); {why}: it "
-        "decides nothing any more. Run one driver for a pipeline: stop the other one, or give this one another name"
+        f"pipeline {pipeline!r} was taken by driver {row.driver} at {at} (incarnation {row.incarnation}); {why}, which "
+        "can't decide anything any more. Run one driver for a pipeline: stop the other one, or give this one another "
+        "name"
     )

@@ -1,4 +1,4 @@
-"""What the ledger answers: its rows as values, and what follows from several of them."""
+"""This module has the rows of the ledger as values, and the conclusions from several of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """A pipeline, as `xabridge.pipeline.core.ledger.schema` says."""
+    """A pipeline; the fields are those of `xabridge.pipeline.core.ledger.schema`."""
 
     pipeline: str
     incarnation: int
@@ -26,7 +26,7 @@ class PipelineRow:
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """An epoch, as `xabridge.pipeline.core.ledger.schema` says."""
+    """An epoch; the fields are those of `xabridge.pipeline.core.ledger.schema`."""
 
     epoch: int
     gtrid: bytes

@@ -62,7 +62,7 @@ class SqlLedger:
     async def row(self) -> PipelineRow:
         row = self._read(lambda: read_pipeline(self._database, self.pipeline))
         if row is None or row.incarnation != self.log.epoch:
-            raise TakenOver(taken(self.pipeline, row, f"this is incarnation {self.log.epoch}"))
+            raise TakenOver(taken(self.pipeline, row, f"this process belongs to incarnation {self.log.epoch}"))
         return row
 
     async def epoch(self, epoch: int) -> EpochRow | None:
@@ -287,13 +287,15 @@ def changing(database: Database, pipeline: str, incarnation: int) -> Iterator[Co
 
 
 def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
-    """Locks the pipeline, so that nobody takes it until the transaction is over. TakenOver: somebody has."""
+    """Locks the pipeline, so that no process takes it until the transaction is over. TakenOver: another process has
+    it."""
     held = select(NODE.c.epoch, NODE.c.holder).where(NODE.c.node == pipeline).with_for_update(read=True)
     row = connection.execute(held).one_or_none()
     if row is None or row.epoch != incarnation:
         raise TakenOver(
             f"pipeline {pipeline!r} was taken by {row.holder if row else 'nobody'} as incarnation "
-            f"{row.epoch if row else 0}, this one is {incarnation}: it decides nothing any more; stop it"
+            f"{row.epoch if row else 0}; this process belongs to incarnation {incarnation}, which can't decide "
+            "anything any more: stop it"
         )
 
 

@@ -1,4 +1,4 @@
-"""The status of a pipeline, for people. Reading it changes nothing and disturbs nobody."""
+"""This module reads the status of a pipeline for users. Reading it changes nothing and disturbs no other process."""
 
 from __future__ import annotations
 

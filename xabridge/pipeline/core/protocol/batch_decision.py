@@ -94,7 +94,7 @@ async def _commit(
 ) -> Outcome:
     if batch is not None and batch.query != plan.query:
         raise PipelineError(
-            f"{_batch_name(plan, batch)} was planned for query {plan.query}, and query {batch.query} wrote it"
+            f"{_batch_name(plan, batch)} was planned for query {plan.query}, but query {batch.query} wrote it"
         )
     before = await _decided_before(ports, plan, batch)
     if before is not None:
@@ -125,7 +125,9 @@ async def _commit(
         await _finish(ports, plan, planned, outcome, resources, logged=batch is None or not planned.sources)
     except LogError as error:
         logger.warning(
-            "%s is decided; what could not be finished is left to recovery: %s", _batch_name(plan, batch), error
+            "%s is decided; recovery will finish the branches that could not be finished now: %s",
+            _batch_name(plan, batch),
+            error,
         )
     return outcome
 
@@ -137,8 +139,8 @@ async def _decided_before(ports: Ports, plan: SinkPlan, batch: Batch | None) -> 
         bound = await ports.ledger.last_batch(batch.query)
         if bound is not None and bound.batch > batch.number:
             raise EpochGone(
-                f"batch {batch.number} of query {batch.query} was decided long ago (the last one is {bound.batch}): "
-                f"{OLDER}"
+                f"batch {batch.number} of query {batch.query} was decided long ago (the last decided batch is "
+                f"{bound.batch}): {OLDER}"
             )
         if bound is None or bound.batch != batch.number:
             return None
@@ -160,23 +162,23 @@ async def _check_same(ports: Ports, plan: SinkPlan, batch: Batch, decision: Deci
     planned = await ports.ledger.planned(plan.gtrid)
     ours = planned.sources or any(is_source(branch.xid) for branch in decision.branches)
     if ours or (offsets and batch.offsets and offsets != batch.offsets):
-        raise EpochGone(
-            f"batch {batch.number} of query {batch.query} was decided, with other messages than now: {OLDER}"
-        )
+        raise EpochGone(f"batch {batch.number} of query {batch.query} was already decided with other messages: {OLDER}")
 
 
 def _refusal(plan: SinkPlan, batch: Batch | None, entry: Entry | None, standing: PipelineRow) -> PipelineError:
     name = _batch_name(plan, batch)
     if plan.decided:
         return PipelineError(
-            f"{name}: epoch {plan.epoch} was decided, and not as this batch: the checkpoint was copied, or another "
-            "sink had it. Start with a new checkpoint"
+            f"{name}: epoch {plan.epoch} was decided as another batch, because the checkpoint was copied, or another "
+            "sink used it. Start with a new checkpoint"
         )
     if entry is not None and entry.state is GtridState.ABORTED:
-        return BatchRefused(f"{name} was given up: it is rolled back, and has to be run again")
+        return BatchRefused(f"{name} was aborted: its branches are rolled back, and it has to be run again")
     if standing.gtrid != plan.gtrid:
-        return BatchRefused(f"{name}: another batch of the pipeline was planned since; it has to be run again")
-    return BatchRefused(f"{name}: its global transaction is {entry.state.value if entry else 'unknown'}")
+        return BatchRefused(f"{name} has to be run again, because another batch of the pipeline was planned since")
+    return BatchRefused(
+        f"{name} can't be decided: its global transaction is {entry.state.value if entry else 'unknown'}"
+    )
 
 
 async def _reset_unproven_isolation(ports: Ports, gtrid: bytes, branches: Sequence[Branch]) -> None:
@@ -201,7 +203,7 @@ async def _upsert_staged(
     for name in sorted({one.target.resource for one in staged}):
         _check_configured(name, resources)
     if any(report.staged and report.gtrid != plan.gtrid for report in reports):
-        raise BatchRefused("rows by key are of another attempt: the batch has to be run again")
+        raise BatchRefused("the rows by key belong to another attempt: the batch has to be run again")
     answer = await retried(ports, partial(ports.branches.upsert, plan.gtrid, staged), plan.outage_s)
     if isinstance(answer, BatchRefused):
         raise answer
@@ -222,14 +224,14 @@ async def _branches_to_decide(
         _check_configured(resource, resources)
         told = await retried(ports, partial(ports.branches.prepared, resource), plan.outage_s)
         if isinstance(told, XaError):
-            raise BatchRefused(f"{resource} can't be asked what is prepared: {told.message}")
+            raise BatchRefused(f"can't read the prepared branches of {resource}: {told.message}")
         prepared[resource] = told
     strange = [branch for branch in reported if branch.xid.gtrid != plan.gtrid]
     missing = [branch for branch in reported if branch.xid not in prepared[branch.resource]]
     if strange or missing:
-        what = "of another attempt" if strange else "not prepared any more"
+        what = "belong to another attempt" if strange else "are not prepared any more"
         names = ", ".join(f"{branch.xid} on {branch.resource}" for branch in (strange or missing)[:3])
-        raise BatchRefused(f"{len(strange or missing)} branches are {what} ({names}): the batch has to be run again")
+        raise BatchRefused(f"{len(strange or missing)} branches {what} ({names}): the batch has to be run again")
     sources = [
         Branch(resource, xid)
         for resource in planned.sources

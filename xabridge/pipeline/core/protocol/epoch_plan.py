@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("xabridge.pipeline")
 
 OLDER: Final = (
-    "the checkpoint is older than what was decided (a backup?). Bring the newest checkpoint back; where there is none, "
-    "start with a new checkpoint, and adopt the pipeline with it"
+    "the checkpoint is older than what was decided (a backup?). Restore the newest checkpoint. If it is lost, start "
+    "with a new checkpoint and the option adopt"
 )
 
 
@@ -68,8 +68,8 @@ async def allotted(ports: Ports, epoch: int) -> PipelineRow:
     row = await ports.ledger.row()
     if epoch > row.epoch:
         raise PipelineError(
-            f"the checkpoint names epoch {epoch}, and pipeline {row.pipeline!r} has given {row.epoch} so far: the "
-            "checkpoint belongs to another decision log. Bring that log back, or start with a new checkpoint"
+            f"the checkpoint names epoch {epoch}, but the last epoch of pipeline {row.pipeline!r} is {row.epoch}: the "
+            "checkpoint belongs to another decision log. Restore that log, or start with a new checkpoint"
         )
     return row
 
@@ -120,7 +120,7 @@ async def _decide_without_sink(
     for resource in planned.sources:
         told = await ports.branches.prepared(resource)
         if isinstance(told, XaError):
-            raise PipelineError(f"{resource} can't be asked what epoch {planned.epoch} took: {told.message}")
+            raise PipelineError(f"can't ask {resource} which messages epoch {planned.epoch} took: {told.message}")
         ours = sorted((xid for xid in told if xid.gtrid == gtrid), key=lambda xid: xid.bqual)
         prepared += [Branch(resource, xid) for xid in ours]
     decision = Decision(gtrid, tuple(branch for branch in prepared if is_source(branch.xid)))
@@ -154,7 +154,7 @@ async def check_newest(ports: Ports, origin: Origin, start: int, end: int | None
         entry = await ports.log.entry(row.gtrid)
         if row.logged or (entry is not None and entry.state in DECIDED):
             await ports.ledger.row()  # a driver that has lost the pipeline is told that instead
-            raise _too_old(row.epoch, f"the checkpoint's last one is {start}")
+            raise _too_old(row.epoch, f"the last epoch of the checkpoint is {start}")
 
 
 async def latest(
@@ -214,7 +214,7 @@ async def plan(
             await fence(ports, row.gtrid, resources)
     state = state_of(row, entry)
     if EPOCH.refusal(state, EpochVerb.PLAN) is not None:
-        raise _too_old(end, "its messages are gone")
+        raise _too_old(end, "its messages do not exist any more")
     shared = await _shared_gtrid(ports, own, origin, standing)
     swept = await resolve(ports, own, resources, shared)
     if state is EpochState.DECIDED and row is not None and entry is not None and entry.decision is not None:
@@ -264,18 +264,18 @@ async def _next_isolation(ports: Ports, gtrid: bytes, resources: Collection[str]
     if following.suspects and not (decided or await _is_over(ports, before.gtrid, resources)):
         swept.left += 1
     if following.suspects and (swept.left or swept.unreachable):
-        logger.warning("an earlier batch may still hold messages: the search for those that make batches fail restarts")
+        logger.warning(
+            "the search for messages that make batches fail starts again, because an earlier batch may still hold some"
+        )
         following = Isolation(gtrid, place=before.place)
     if following.aside:
-        logger.warning(
-            "the first %d of the messages that wait failed alone: the next batch sets them aside", following.aside
-        )
+        logger.warning("the first %d waiting messages failed alone: the next batch sets them aside", following.aside)
     elif following.suspects > 1:
         logger.warning(
-            "one of %d messages may be what makes batches fail: the next batch reads half of them", following.suspects
+            "one of %d messages may make batches fail: the next batch reads half of them", following.suspects
         )
     elif following.suspects:
-        logger.warning("the first of the messages that wait may be what makes batches fail: it is read alone")
+        logger.warning("the first waiting message may make batches fail: the next batch reads it alone")
     if following.suspects or before.suspects:
         await ports.ledger.set_isolation(following)
     return following
@@ -304,7 +304,7 @@ async def _shared_gtrid(ports: Ports, own: Incarnation, origin: Origin, standing
 async def _begin(ports: Ports, gtrid: bytes) -> None:
     refused = await ports.log.begin(gtrid)
     if refused is not None:
-        raise PipelineError(f"no global transaction can be begun: {refused}") from refused
+        raise PipelineError(f"the log can't begin a global transaction: {refused}") from refused
 
 
 async def _replayed_xids(ports: Ports, row: EpochRow, decision: Decision, resource: str, outage_s: float) -> list[Xid]:
@@ -314,14 +314,14 @@ async def _replayed_xids(ports: Ports, row: EpochRow, decision: Decision, resour
     elsewhere = {branch.resource for branch in sources} - {resource}
     if elsewhere:
         raise PipelineError(
-            f"epoch {row.epoch} was read from {', '.join(sorted(elsewhere))}, and has to be read from there again: "
-            f"{resource} must not take its place before that"
+            f"epoch {row.epoch} was read from {', '.join(sorted(elsewhere))}, and has to be read from there again "
+            f"before the source is changed to {resource}"
         )
     told = await retried(ports, partial(ports.branches.prepared, resource), outage_s)
     if isinstance(told, XaError):
-        raise PipelineError(f"{resource} can't be asked what epoch {row.epoch} holds: {told.message}")
+        raise PipelineError(f"can't ask {resource} which messages epoch {row.epoch} holds: {told.message}")
     if not {branch.xid for branch in sources} <= told:
-        raise _too_old(row.epoch, "its messages are gone")
+        raise _too_old(row.epoch, "its messages do not exist any more")
     await ports.ledger.plan_replay(row.gtrid)
     return [branch.xid for branch in sources]
 
@@ -332,8 +332,8 @@ def _too_old(epoch: int, why: str) -> EpochGone:
 
 def _not_one_batch(epoch: int) -> EpochGone:
     return EpochGone(
-        f"epoch {epoch} is not of the same micro-batch as what the query's other sources read: the checkpoint was not "
-        f"written as one, so {OLDER}"
+        f"epoch {epoch} does not belong to the same micro-batch as the epochs of the query's other sources: the "
+        f"checkpoint has parts of different batches, so {OLDER}"
     )
 
 
@@ -377,20 +377,21 @@ async def check_one_gtrid(ports: Ports, own: Incarnation, query: str, gtrid: byt
     astray = [row for row in waiting if row.gtrid != gtrid and own.planned(row.gtrid)]
     if astray:
         names = ", ".join(f"{row.epoch} ({row.source})" for row in astray[:3])
-        raise BatchRefused(f"epoch {names} is not part of what the sink would decide: the batch has to be run again")
+        raise BatchRefused(f"the sink's decision would not contain epoch {names}: the batch has to be run again")
 
 
 def _check_sources(planned: PlannedEpochs, resources: Collection[str]) -> None:
     missing = [source for source in planned.sources if source not in resources]
     if missing:
         raise PipelineError(
-            f"the query reads resource {missing[0]!r}, which the sink does not know: whoever decides asks it what was "
-            f"taken. Configure it for the sink as well, under the same name"
+            f"the query reads resource {missing[0]!r}, which the sink does not know. The sink needs it, because before "
+            "the decision it asks there which messages were taken. Configure it for the sink as well, under the same "
+            "name"
         )
 
 
 def decision_error(what: str, error: LogError) -> PipelineError:
     """The error for a decision that the log did not accept."""
     if isinstance(error, LogStopped):
-        return PipelineError(f"{what}: whether it is decided is unknown until the log can be reached: {error}")
+        return PipelineError(f"it is unknown whether {what} is decided, until the log can be reached: {error}")
     return BatchRefused(f"{what} can't be decided: {error}")

@@ -39,20 +39,20 @@ def check(pipeline: str, query: Query, known: PipelineOwnership) -> None:
     if owner not in {None, query.id, query.adopt or None}:
         raise PipelineError(
             f"pipeline {pipeline!r} belongs to query {owner}, which has another checkpoint than this one ({query.id}). "
-            "Use that checkpoint. Where it is lost, or older than what was decided, start with this new one and the "
-            f'option adopt = "{owner}": nothing is read twice, and the state of a stateful query begins anew. For '
+            "Use that checkpoint. If it is lost, or older than what was decided, start with this new one and the "
+            f'option adopt = "{owner}": nothing is read twice, and the state of a stateful query starts empty. For '
             "another query, use a pipeline of its own"
         )
     if known.elsewhere:
         raise PipelineError(
-            f"query {query.id} has pipeline {known.elsewhere[0]!r}, and its checkpoint names what that one has read "
-            f"and decided: start it as that pipeline again. Pipeline {pipeline!r} needs a checkpoint of its own"
+            f"query {query.id} has pipeline {known.elsewhere[0]!r}, and its checkpoint names the epochs of that one: "
+            f"start it as that pipeline again. Pipeline {pipeline!r} needs a checkpoint of its own"
         )
     last = known.decided.get(query.id)
     if last is not None and last.batch > query.planned:
         raise EpochGone(
-            f"pipeline {pipeline!r}: batch {last.batch} of query {query.id} is decided, and the checkpoint has none "
-            f"behind {query.planned}: {OLDER}"
+            f"pipeline {pipeline!r}: batch {last.batch} of query {query.id} is decided, but the checkpoint ends with "
+            f"batch {query.planned}: {OLDER}"
         )
 
 

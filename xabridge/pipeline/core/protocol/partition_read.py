@@ -72,7 +72,7 @@ class PartitionPort(Protocol):
 
     async def adopt(self, xid: Xid) -> Code | XaError:
         """Prepares a branch that another attempt began, once nobody is associated with it any more. XA_RB*: it was
-        rolled back. XAER_PROTO: somebody is associated with it, or it is prepared."""
+        rolled back. XAER_PROTO: a caller is associated with it, or it is prepared."""
         ...
 
     async def pause(self, seconds: float) -> None:
@@ -91,7 +91,7 @@ async def take(
     port: PartitionPort, xid: Xid, queues: Sequence[str], share: int, waits: int = WAITS
 ) -> TakenMessages | None:
     """What the branch took and yields, once it is prepared; None: it was prepared before, and is to be read.
-    BatchRefused: the epoch was given up."""
+    BatchRefused: the epoch was aborted."""
     last: XaError | None = None
     for _ in range(waits):
         if share:
@@ -113,7 +113,7 @@ async def take(
             return None
         last = held
         if held.code is Code.XAER_NOTA and not share:
-            raise BatchRefused(f"what {xid} held can't be read again: it was finished meanwhile")
+            raise BatchRefused(f"the messages of {xid} can't be read again, because the branch was finished meanwhile")
         if held.code is Code.XAER_PROTO and share:
             answer = await port.adopt(xid)
             if not isinstance(answer, XaError):
@@ -170,4 +170,4 @@ def _fitting(taken: int, octets: int) -> int:
 
 def _check_given_up(error: XaError) -> None:
     if error.code is Code.XA_RBOTHER:
-        raise BatchRefused(f"the epoch was given up, or decided without this attempt: {error}") from error
+        raise BatchRefused(f"the epoch was aborted, or decided without this attempt: {error}") from error

@@ -1,4 +1,4 @@
-"""The ports of the pipeline's algorithms: everything that the driver's side asks of the world.
+"""The ports of the pipeline's algorithms: all calls of the driver's side to its environment.
 
 The algorithms (which query has the pipeline, what a micro-batch reads, its commit and abort, recovery) are coroutines
 without I/O. They await the methods of these ports and nothing else:
@@ -6,7 +6,7 @@ without I/O. They await the methods of these ports and nothing else:
 - in a driver the ports block (`xabridge.pipeline.core.driver.open_pipeline`), so that a coroutine never suspends, and
   `drive` runs it to its end on the caller's thread;
 - in a simulation each port call suspends the coroutine. So every call is a point where the process may die, and where
-  somebody else may act (`tests/simulation/pipeline`).
+another process may act (`tests/simulation/pipeline`).
 
 An error that an algorithm goes on with is an answer, in the type of the method. The ledger and the log raise LogError
 when nothing can go on: TakenOver, once another driver has the pipeline, and LogStopped, while the database can't be

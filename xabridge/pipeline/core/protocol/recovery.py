@@ -1,4 +1,4 @@
-"""Recovery: phase two of what is decided, and the rollback of what nobody decided.
+"""Recovery carries out phase two of decided batches, and rolls back undecided ones.
 
 1. Every decision that has not ended is carried out: its sinks at once, its sources when Spark has logged the batch.
 2. Every resource manager is asked for its prepared branches of this log.

@@ -34,6 +34,6 @@ def excuse(urls: Iterable[tuple[str, str]], gtrid: bytes, resources: Resources) 
             rm.end(xid, resource.rmid, TMSUCCESS)
             rm.prepare_kept(xid, resource.rmid)
         except (XaError, PipelineError) as error:
-            logger.warning("%s: can't record there that no message is to blame: %s", name, error)
+            logger.warning("can't record at %s that the failure was not caused by a message: %s", name, error)
         else:
             return

@@ -215,11 +215,11 @@ def _map_into(name: str) -> Callable[[bytes, int, _Columns], int]:
 def _long_section(octets: bytes, at: int) -> tuple[int, int]:
     """Where the value of a section begins whose descriptor is not in its short form, and its code."""
     if octets[at]:
-        raise DecodeError(f"a section is a described value; at {at} is none")
+        raise DecodeError(f"a section has to be a described value; there is none at {at}")
     descriptor, start = decode_from(octets, at + 1)
     if isinstance(descriptor, int):
         return start, int(descriptor)
-    raise DecodeError(f"at {at} is no section of a message")
+    raise DecodeError(f"there is no section of a message at {at}")
 
 
 def _binary(octets: bytes, at: int) -> tuple[int, int]:
@@ -231,7 +231,7 @@ def _binary(octets: bytes, at: int) -> tuple[int, int]:
         start = at + 5
         end = start + int.from_bytes(octets[at + 1 : start], "big")
     else:
-        raise DecodeError(f"a data section is binary; at {at} is none")
+        raise DecodeError(f"a data section has to be binary; there is none at {at}")
     if end > len(octets):
         raise DecodeError(f"a value at {at} is cut off")
     return start, end
@@ -267,7 +267,7 @@ def _properties(octets: bytes, at: int, columns: _Columns) -> int:
         if field is not None:
             columns.put(field, _property(field, value))
     if at != end or end > len(octets):
-        raise DecodeError("the properties don't end where they say")
+        raise DecodeError("the properties don't end where their size says")
     return end
 
 

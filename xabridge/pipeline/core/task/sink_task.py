@@ -125,8 +125,8 @@ class SinkTask:
         self._messages += len(messages)
 
     def prepare(self) -> SinkReport:
-        """Prepares every branch, durably. BatchRefused: the batch was given up in the meantime, or what was written
-        can't be prepared."""
+        """Prepares every branch, durably. BatchRefused: the batch was aborted in the meantime, or the work can't be
+        prepared."""
         began = time.perf_counter()
         branches = tuple(Branch(name, self._xid) for name in self._used)
         try:
@@ -189,7 +189,7 @@ class SinkTask:
 
     @staticmethod
     def _ended_error() -> PipelineError:
-        return PipelineError("the attempt is prepared, or rolled back: nothing is written any more")
+        return PipelineError("the attempt can't write any more, because it is prepared or rolled back")
 
     def _refusal(self, name: str, error: XaError) -> BatchRefused:
         if name in self._used:
@@ -209,6 +209,6 @@ class SinkTask:
             if xid.gtrid == gtrid and xid.bqual.startswith(mine) and xid != self._xid
         ]
         if orphans:
-            logger.warning("%d branches of earlier attempts at %s are rolled back", len(orphans), self._xid)
+            logger.warning("rolling back %d branches of earlier attempts at %s", len(orphans), self._xid)
             ask_branches({resource.name: resource}, Verb.ROLLBACK, orphans)
         return len(orphans)

@@ -44,7 +44,7 @@ def read(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Messages]:
     """The messages of the partition, at most `chunk` at a time: the same ones in the same order in every attempt. They
-    are prepared, durably, before the first one is yielded. BatchRefused: the epoch was given up in the meantime."""
+    are prepared, durably, before the first one is yielded. BatchRefused: the epoch was aborted in the meantime."""
     try:
         resource = resources.get(partition.resource, partition.url)
         taker = BlockingPartition(resource, partition, sleep, chunk)
@@ -71,7 +71,7 @@ def _read_again(resource: Resource, partition: SourcePartition, chunk: int) -> I
             break
         yield messages
     if sorting.bad:
-        raise BatchRefused(f"{partition.xid} tells messages that are bad now: {next(iter(sorting.bad.values()))}")
+        raise BatchRefused(f"{partition.xid} holds messages that are bad now: {next(iter(sorting.bad.values()))}")
 
 
 def _sorting(partition: SourcePartition) -> Sorting:
@@ -86,7 +86,7 @@ def _held_messages(resource: Resource, partition: SourcePartition) -> Iterator[t
                 yield None, octets
     except XaError as error:
         resource.failed(error)
-        raise BatchRefused(f"what {partition.xid} holds can't be read: {error}") from error
+        raise BatchRefused(f"the messages that {partition.xid} holds can't be read: {error}") from error
 
 
 class BlockingPartition:
@@ -133,11 +133,11 @@ class BlockingPartition:
         sorting = _sorting(self._partition)
         self.rows = list(decode_messages(_with_queues(taken), self._chunk, sorting))
         for place, why in sorting.bad.items():
-            logger.warning("%s: message %d is bad, and given back: %s", self._partition.xid, place, why)
+            logger.warning("%s: message %d is bad and goes back to its queue: %s", self._partition.xid, place, why)
         count = sum(len(messages) for _, messages in taken)
         judged = partition_read.judge(self._partition.aside, sorting.bad, count, sum(map(len, self.rows)))
         if self._partition.aside:
-            told = "others are read without them" if self.rows else "there are no others"
+            told = "the batch reads the others without them" if self.rows else "there are no others"
             logger.warning("%s: the first of %d messages failed alone: %s", self._partition.xid, count, told)
         return judged
 

@@ -53,7 +53,7 @@ _LOCK: Final = 0x78616272
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """What an attempt has staged for one target: so many rows with these columns."""
+    """The rows that an attempt has staged for one target: so many rows with these columns."""
 
     target: TableTarget
     columns: tuple[str, ...]
@@ -116,7 +116,7 @@ class StagingTable:
         )
 
     def close(self) -> None:
-        """Closes the connection. What is not committed is gone."""
+        """Closes the connection. Uncommitted work is lost."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(psycopg.Error):
@@ -141,7 +141,7 @@ def is_connection_loss(error: Exception) -> bool:
 
 
 class RowsGone(Exception):
-    """Rows that were reported are not staged any more: the server has crashed, or the batch was given up."""
+    """Rows that were reported are not staged any more: the server has crashed, or the batch was aborted."""
 
 
 def upsert(connection: Any, gtrid: bytes, staged: Sequence[StagedRows], pipeline: bytes) -> None:
@@ -205,7 +205,7 @@ class _Upsert:
         self._cursor.execute(sql.SQL("SELECT count(*) FROM {} WHERE {}").format(sql.Identifier(NAME), self._where))
         (found,) = self._cursor.fetchone()
         if found != self._rows:
-            raise RowsGone(f"{self._target.table}: {self._rows} rows were staged, and {found} are there")
+            raise RowsGone(f"{self._target.table}: {self._rows} rows were staged, but only {found} are there")
 
     def _row_by_row(self, types: Sequence[str]) -> None:
         values = sql.SQL(", ").join(

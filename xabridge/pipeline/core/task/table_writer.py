@@ -82,7 +82,7 @@ class TableWriter:
             self._execute("ROLLBACK TO SAVEPOINT xabridge")
             if not self._orphans():
                 raise BatchRefused(
-                    f"{self._target.table} is locked, and by no earlier attempt at this task: {error}"
+                    f"a transaction other than an earlier attempt of this task has locked {self._target.table}: {error}"
                 ) from error
             write(self._connection.cursor())
         self._execute("RELEASE SAVEPOINT xabridge")

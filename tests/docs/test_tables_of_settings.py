@@ -1,0 +1,97 @@
+"""The tables of settings in the guides name every setting, with the default that holds, and no other."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from dtx.broker.access.permissions import Rule
+from dtx.broker.config import BrokerConfig
+from dtx.broker.settings import MEGABYTE, Limits, QueueSettings, Settings
+from tests.docs.guide import ROOT
+from tm import Configuration, ConfigurationError, ConsumerSettings, configuration_from
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+QUEUES: Final = "`[broker.queue_defaults]` and `[broker.queues.NAME]`"
+SHOWN: Final = re.compile(r"[\d,.]+(?: MiB)?|true|false")
+"""A default that can be compared; others are words."""
+
+
+def rows(page: str, head: str) -> list[tuple[list[str], str]]:
+    """The names and the default of each row of the table whose first heading is `head`."""
+    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(f"| {head} |")) + 2
+    found = []
+    for line in lines[first:]:
+        if not line.startswith("|"):
+            break
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        found.append((re.findall(r"`(\w+)`", cells[0]), cells[-1]))
+    return found
+
+
+def names(made: type[Any]) -> set[str]:
+    return {field.name for field in fields(made)}
+
+
+@pytest.mark.parametrize(
+    ("page", "head", "known"),
+    [
+        ("consumers.md", "parameter", names(ConsumerSettings) - {"queue"}),
+        (
+            "broker.md",
+            "`[broker]`",
+            (names(BrokerConfig) | names(Settings)) - {"settings", "permissions", "limits", "queues", "queue_defaults"},
+        ),
+        ("broker.md", QUEUES, names(QueueSettings)),
+        ("broker.md", "`[broker.permissions.NAME]`", names(Rule)),
+        ("broker.md", "`[broker.limits]`", names(Limits)),
+    ],
+)
+def test_every_setting_is_named_once(page: str, head: str, known: set[str]) -> None:
+    assert sorted(name for row, _ in rows(page, head) for name in row) == sorted(known)
+
+
+def test_every_key_of_the_configuration_is_named_once(tmp_path: Path) -> None:
+    file = tmp_path / "xabridge.toml"
+    file.write_text("no_such_key = 1\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="known are") as refused:
+        configuration_from(file)
+    known = re.search(r"known are ([\w, ]+)", str(refused.value))
+    assert known is not None
+    assert sorted(name for row, _ in rows("operations.md", "key") for name in row) == known[1].split(", ")
+
+
+@pytest.mark.parametrize(
+    ("page", "head", "made"),
+    [
+        ("operations.md", "key", Configuration),
+        ("consumers.md", "parameter", ConsumerSettings),
+        ("broker.md", "`[broker]`", Settings),
+        ("broker.md", QUEUES, QueueSettings),
+        ("broker.md", "`[broker.limits]`", Limits),
+    ],
+)
+def test_the_defaults_hold(page: str, head: str, made: type[Any]) -> None:
+    held = {field.name: field.default for field in fields(made)}
+    shown = {
+        name: default
+        for row, cell in rows(page, head)
+        for name, default in zip(row, re.split(r", ", cell), strict=False)
+        if name in held and SHOWN.fullmatch(default)
+    }
+    assert len(shown) > 2
+    assert {name: value(default) for name, default in shown.items()} == {name: held[name] for name in shown}
+
+
+def value(text: str) -> float | bool:
+    """What a cell shows, in octets where it has a unit."""
+    if text in ("true", "false"):
+        return text == "true"
+    number, _, unit = text.partition(" ")
+    return float(number.replace(",", "")) * (MEGABYTE if unit else 1)
