@@ -1,0 +1,774 @@
+"""Message selectors of JMS: conditions by which a consumer takes some of a queue's messages and leaves the others.
+
+`Selector.parse("color = 'red' AND weight > 10")` gives a selector or raises SelectorError; `selector.matches(octets)`
+says whether it holds for a message. The language is that of Jakarta Messaging (JMS 2.0), section 3.8.1.1:
+
+  selector   = or                                            or     = and {OR and}
+  and        = not {AND not}                                 not    = NOT not | predicate
+  predicate  = sum [comparison sum | [NOT] BETWEEN sum AND sum]
+             | identifier (IS [NOT] NULL | [NOT] LIKE string [ESCAPE string] | [NOT] IN "(" string {"," string} ")")
+  comparison = "=" | "<>" | "<" | "<=" | ">" | ">="
+  sum        = product {("+" | "-") product}                 product = unary {("*" | "/") unary}
+  unary      = ("+" | "-") unary | literal | identifier | "(" or ")"
+
+A condition is TRUE, FALSE or UNKNOWN (here: True, False, None), and only TRUE is a match. NULL is the value of an
+identifier that the message has no value for. These rules decide between the readings that JMS leaves open:
+
+  - A comparison or arithmetic with NULL is UNKNOWN, and so is arithmetic with something that is no number, a
+    division by zero, an exact result that has more than 64 bits, and a value as a condition that is no boolean.
+  - A comparison of two types is FALSE, with <> too; exact and approximate numbers are one type, and are compared as
+    doubles where they are mixed. Exact division drops the fraction, as in Java.
+  - NOT BETWEEN is "less than or greater than", so it is FALSE for a string. NOT IN and NOT LIKE are the opposites of
+    IN and LIKE, so they are TRUE for a number.
+  - Literals are those of Java: 10, 10L, 0x1F, 017, 1.5, .5, 7., 7E3, 1.5F, 2D. Hexadecimal and octal ones are positive.
+
+Identifiers are the keys of the application properties, with AMQP's types as the filter's registration maps them (a
+symbol or char is a string, a decimal a double; binary and UUID can't be compared), and these headers, with their values
+from the AMQP JMS Mapping. JMS lets a selector name no other header. The names `amqp.…` of the filter's registration are
+no identifiers of JMS, and are refused; Qpid JMS sends the names of JMS.
+
+  JMSDeliveryMode   'PERSISTENT' or 'NON_PERSISTENT', by durable    JMSXGroupID        group-id
+  JMSPriority       priority, at most 9; 4 without one              JMSXGroupSeq       group-sequence, as an int of Java
+  JMSMessageID      message-id as a string, see `_id_as_string`     JMSXUserID         user-id, read as UTF-8
+  JMSCorrelationID  correlation-id, likewise                        JMSXDeliveryCount  delivery-count + 1
+  JMSTimestamp      creation-time; 0 without one                    JMSType            subject
+
+The text is compiled once, into closures. Matching decodes a section when an identifier needs it, and takes time in
+proportion to the selector and these sections; for LIKE, at most in proportion to pattern times string.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import struct
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from unicodedata import category
+from uuid import UUID
+
+from dtx.amqp.composites import WireError
+from dtx.amqp.decoding import DecodeError, decode_from, skip
+from dtx.amqp.messages import APPLICATION_PROPERTIES, FOOTER, PROPERTIES, Header, read_header, read_section
+from dtx.amqp.values import (
+    Byte,
+    Char,
+    Decimal,
+    Described,
+    Float,
+    Int,
+    Long,
+    Short,
+    Symbol,
+    Timestamp,
+    Ubyte,
+    Uint,
+    Ulong,
+    Ushort,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_LENGTH: Final = 8192
+"""Characters of a selector."""
+MAX_DEPTH: Final = 32
+"""Parentheses, NOTs and signs inside each other."""
+MAX_DIGITS: Final = 32
+"""Of an exact number; 64 bits have fewer in any notation."""
+MAX_SECTION: Final = 64 << 10
+"""Octets of a section that is read."""
+
+FILTER_NAME: Final = Symbol("apache.org:selector-filter:string")
+FILTER_CODE: Final = Ulong(0x0000_468C_0000_0004)
+
+Value: TypeAlias = str | bool | int | float | bytes | None
+"""What an expression gives, always of exactly one of these types; bytes stand for what can't be compared."""
+Evaluate: TypeAlias = "Callable[[_Message], Value]"
+
+
+class SelectorError(ValueError):
+    """The text is no selector: `reason` says why, and `position` at which character, counted from 0."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"at {position}: {reason}")
+        self.position = position
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A selector that was parsed; selectors of the same text are equal."""
+
+    text: str
+    _condition: Evaluate = field(repr=False, compare=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Selector:
+        """The selector that `text` is; SelectorError where it is none."""
+        return cls(text, _Parser(text).selector())
+
+    def matches(self, octets: bytes, *, delivery_count: int | None = None) -> bool:
+        """Whether the selector is TRUE for the message. A message does not match when a section that is needed can't
+        be decoded, or is larger than MAX_SECTION. `delivery_count` is how often the message was delivered in vain; by
+        default its header says so."""
+        try:
+            return self._condition(_Message(octets, delivery_count)) is True
+        except (DecodeError, WireError):
+            return False
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def selector_of(filters: Mapping[Any, Any] | None) -> tuple[Selector | None, dict[Any, Any]]:
+    """The selector among the filters of a source, and the filters that are honoured, to be echoed: the selector's
+    own entry. A blank selector selects every message, as JMS has it, and is None. SelectorError where the selector
+    is none. Any other filter, and any further selector, is left out of what is echoed."""
+    for name, described in (filters or {}).items():
+        if not isinstance(described, Described) or not _is_selector(described.descriptor):
+            continue
+        text = described.value
+        if type(text) is not str:
+            raise SelectorError(0, f"a selector is a string, not {type(text).__name__}")
+        return Selector.parse(text) if text.strip(_SPACE) else None, {name: described}
+    return None, {}
+
+
+def _is_selector(descriptor: object) -> bool:
+    if type(descriptor) is Symbol:
+        return descriptor == FILTER_NAME
+    return type(descriptor) is Ulong and descriptor == FILTER_CODE
+
+
+# -- messages
+class _Message:
+    """A message, whose sections are decoded when they are asked for."""
+
+    __slots__ = ("_application", "_code", "_delivery_count", "_header", "_octets", "_properties", "_start", "_starts")
+
+    def __init__(self, octets: bytes, delivery_count: int | None) -> None:
+        self._octets = octets
+        self._delivery_count = delivery_count
+        self._code = 0
+        self._start = 0
+        """The last section that was found, and where its value begins."""
+        self._starts: dict[int, int] = {}
+        self._header: Header | None = None
+        self._properties: list[Any] | None = None
+        self._application: dict[Any, Any] | None = None
+
+    def header(self) -> Header:
+        if self._header is None:
+            self._header = read_header(self._octets)
+        return self._header
+
+    def delivery_count(self) -> int:
+        return self.header().delivery_count if self._delivery_count is None else self._delivery_count
+
+    def field(self, index: int, *types: type) -> Any:
+        """A field of the properties; None where it is not set."""
+        if self._properties is None:
+            self._properties = self._section(PROPERTIES, list)
+        value = self._properties[index] if index < len(self._properties) else None
+        if value is not None and type(value) not in types:
+            raise DecodeError(f"field {index} of the properties has a wrong type")
+        return value
+
+    def application_property(self, name: str) -> Any:
+        if self._application is None:
+            self._application = self._section(APPLICATION_PROPERTIES, dict)
+        return self._application.get(name)
+
+    def _section(self, code: int, wanted: type) -> Any:
+        """The value of a section in front of the body; an empty one where there is no such section."""
+        octets = self._octets
+        while self._code < code:
+            at = skip(octets, self._start) if self._code else 0
+            if at and at == len(octets):
+                self._code = FOOTER
+                break
+            found, start = read_section(octets, at)
+            if found <= self._code:
+                raise DecodeError(f"section {found:#x} stands where it must not")
+            self._code = found
+            self._start = self._starts[found] = start
+        if code not in self._starts:
+            return wanted()
+        start = self._starts[code]
+        value, _ = decode_from(octets, start, min(start + MAX_SECTION, len(octets)))
+        if type(value) is not wanted:
+            raise DecodeError(f"section {code:#x} is a {wanted.__name__}")
+        return value
+
+
+_FORMATS: Final = {4: (32, 8, 101), 8: (64, 10, 398), 16: (128, 14, 6176)}
+"""Of decimals, by their octets: bits, bits of the exponent, and its bias."""
+
+
+def _decimal_as_double(decimal: Decimal) -> float:
+    """A decimal of IEEE 754 in binary integer encoding, which is AMQP's: sign, exponent, coefficient. Where the two
+    bits behind the sign are 11, they stand for a coefficient that begins with 100, unless two more ones follow:
+    infinity (11110…) and no number (11111…)."""
+    bits, exponent_bits, bias = _FORMATS[len(decimal.octets)]
+    number = int.from_bytes(decimal.octets, "big")
+    sign = "-" if number >> (bits - 1) else ""
+    coefficient_bits = bits - 1 - exponent_bits
+    if number >> (bits - 3) & 3 != 3:
+        implied = 0
+    elif number >> (bits - 5) & 3 != 3:
+        coefficient_bits -= 2
+        implied = 4 << coefficient_bits
+    else:
+        return float("nan" if number >> (bits - 6) & 1 else sign + "inf")
+    exponent = (number >> coefficient_bits & ((1 << exponent_bits) - 1)) - bias
+    coefficient = implied | number & ((1 << coefficient_bits) - 1)
+    if coefficient >= 10 ** (bits // 32 * 9 - 2):  # more digits than the format has: such a decimal is 0
+        coefficient = 0
+    return float(f"{sign}{coefficient}e{exponent}")
+
+
+_EXACT: Final = (Ubyte, Ushort, Uint, Ulong, Byte, Short, Int, Long, Timestamp)
+_CONVERSIONS: Final[dict[type, Callable[[Any], Value]]] = {
+    type(None): lambda _: None,
+    bool: bool,
+    **dict.fromkeys(_EXACT, int),
+    **dict.fromkeys((float, Float), float),
+    **dict.fromkeys((str, Symbol, Char), str),
+    Decimal: _decimal_as_double,
+}
+
+
+def _application_property(name: str) -> Evaluate:
+    def evaluate(message: _Message) -> Value:
+        value = message.application_property(name)
+        convert = _CONVERSIONS.get(type(value))
+        return convert(value) if convert is not None else b""
+
+    return evaluate
+
+
+_TYPED_ID: Final = tuple(f"ID:AMQP_{kind}:" for kind in ("STRING", "NO_PREFIX", "UUID", "ULONG", "BINARY"))
+
+
+def _id_as_string(value: str | UUID | Ulong | bytes | None, without_prefix: str) -> str | None:
+    """A message-id or correlation-id as JMS shows it. A string is itself; `without_prefix` is put in front of one that
+    does not begin with "ID:", and ID:AMQP_STRING: in front of one that looks like an ID of another type."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if not value.startswith("ID:"):
+            return without_prefix + value
+        return "ID:AMQP_STRING:" + value if value.startswith(_TYPED_ID) else value
+    if isinstance(value, UUID):
+        return f"ID:AMQP_UUID:{value}"
+    if isinstance(value, Ulong):
+        return f"ID:AMQP_ULONG:{value}"
+    return "ID:AMQP_BINARY:" + value.hex().upper()
+
+
+def _message_id(message: _Message) -> Value:
+    return _id_as_string(message.field(0, str, UUID, Ulong, bytes), "ID:AMQP_NO_PREFIX:")
+
+
+def _correlation_id(message: _Message) -> Value:
+    return _id_as_string(message.field(5, str, UUID, Ulong, bytes), "")
+
+
+def _user_id(message: _Message) -> Value:
+    octets: bytes | None = message.field(1, bytes)
+    try:
+        return octets.decode() if octets else None
+    except UnicodeDecodeError:
+        return b""
+
+
+def _group_sequence(message: _Message) -> Value:
+    sequence: Uint | None = message.field(11, Uint)
+    if sequence is None:
+        return None
+    return sequence - (1 << 32) if sequence >> 31 else int(sequence)
+
+
+_HEADERS: Final[dict[str, Evaluate]] = {
+    "JMSDeliveryMode": lambda message: "PERSISTENT" if message.header().durable else "NON_PERSISTENT",
+    "JMSPriority": lambda message: min(message.header().priority, 9),
+    "JMSMessageID": _message_id,
+    "JMSTimestamp": lambda message: int(message.field(9, Timestamp) or 0),
+    "JMSCorrelationID": _correlation_id,
+    "JMSType": lambda message: message.field(3, str),
+    "JMSXUserID": _user_id,
+    "JMSXGroupID": lambda message: message.field(10, str),
+    "JMSXGroupSeq": _group_sequence,
+    "JMSXDeliveryCount": lambda message: message.delivery_count() + 1,
+}
+
+
+# -- operators
+_NUMBERS: Final = frozenset({int, float})
+_EQUATABLE: Final = frozenset({str, bool, int, float})
+_COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+
+
+def _comparison(sign: str, left: Evaluate, right: Evaluate) -> Evaluate:
+    compare = _COMPARISONS[sign]
+    comparable = _EQUATABLE if sign in {"=", "<>"} else _NUMBERS
+
+    def evaluate(message: _Message) -> Value:
+        a = left(message)
+        if a is None:
+            return None
+        b = right(message)
+        if b is None:
+            return None
+        if type(a) is type(b):
+            return type(a) in comparable and compare(a, b)
+        return type(a) in _NUMBERS and type(b) in _NUMBERS and compare(float(a), float(b))
+
+    return evaluate
+
+
+def _operation(calculate: Callable[[Any, Any], Any]) -> Callable[[Value, Value], Value]:
+    def operate(a: Value, b: Value) -> Value:
+        if a is None or b is None or type(a) not in _NUMBERS or type(b) not in _NUMBERS:
+            return None
+        try:
+            result: int | float = calculate(a, b) if type(a) is type(b) else calculate(float(a), float(b))
+        except ZeroDivisionError:
+            return None
+        return result if type(result) is float or _LEAST <= result <= _MOST else None
+
+    return operate
+
+
+def _quotient(a: float, b: float) -> float:
+    if type(a) is float:
+        return a / b
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+_OPERATIONS: Final = {
+    "+": _operation(operator.add),
+    "-": _operation(operator.sub),
+    "*": _operation(operator.mul),
+    "/": _operation(_quotient),
+}
+
+
+def _chain(first: Evaluate, rest: list[tuple[str, Evaluate]]) -> Evaluate:
+    """Operators of one precedence, from left to right."""
+    steps = tuple((_OPERATIONS[sign], operand) for sign, operand in rest)
+
+    def evaluate(message: _Message) -> Value:
+        value = first(message)
+        for operate, operand in steps:
+            if value is None:
+                return None
+            value = operate(value, operand(message))
+        return value
+
+    return evaluate
+
+
+def _signed(sign: str, operand: Evaluate) -> Evaluate:
+    operate = _OPERATIONS["*"]
+    factor = 1 if sign == "+" else -1
+    return lambda message: operate(operand(message), factor)
+
+
+def _all(conditions: list[Evaluate]) -> Evaluate:
+    def evaluate(message: _Message) -> Value:
+        result: bool | None = True
+        for condition in conditions:
+            value = condition(message)
+            if value is False:
+                return False
+            if value is None:
+                result = None
+        return result
+
+    return evaluate
+
+
+def _any(conditions: list[Evaluate]) -> Evaluate:
+    def evaluate(message: _Message) -> Value:
+        result: bool | None = False
+        for condition in conditions:
+            value = condition(message)
+            if value is True:
+                return True
+            if value is None:
+                result = None
+        return result
+
+    return evaluate
+
+
+def _not(condition: Evaluate) -> Evaluate:
+    def evaluate(message: _Message) -> Value:
+        value = condition(message)
+        return None if value is None else value is False
+
+    return evaluate
+
+
+def _truth(operand: Evaluate) -> Evaluate:
+    """An identifier as a condition."""
+
+    def evaluate(message: _Message) -> Value:
+        value = operand(message)
+        return value if type(value) is bool else None
+
+    return evaluate
+
+
+def _of_string(operand: Evaluate, test: Callable[[str], object]) -> Evaluate:
+    def evaluate(message: _Message) -> Value:
+        value = operand(message)
+        return None if value is None else isinstance(value, str) and bool(test(value))
+
+    return evaluate
+
+
+# -- LIKE
+def _pattern(pattern: str, escape: str | None) -> Callable[[str], object] | None:
+    """The test whether a string is LIKE the pattern; None for a pattern that ends with the escape character.
+
+    Between two % stands a piece of fixed width. The first occurrence of a piece behind the piece before it is the
+    right one, so each is an atomic group, and the expression never goes back to try another occurrence.
+    """
+    pieces = [""]
+    characters = iter(pattern)
+    for character in characters:
+        if character == escape:
+            escaped = next(characters, None)
+            if escaped is None:
+                return None
+            pieces[-1] += re.escape(escaped)
+        elif character == "%":
+            pieces.append("")
+        else:
+            pieces[-1] += "." if character == "_" else re.escape(character)
+    first, *others = pieces
+    if others:
+        *between, last = others
+        first += "".join(f"(?>.*?{piece})" for piece in between if piece) + ".*" + last
+    return re.compile(first, re.DOTALL).fullmatch
+
+
+# -- the text
+_SPACE: Final = " \t\n\r\f"
+_SEPARATORS: Final = frozenset(_SPACE + "'<>=+-*/(),")
+_TOKEN: Final = re.compile(
+    r"""(?P<space>[ \t\n\r\f]+)
+    | (?P<string>'(?:[^']++|'')*+')
+    | (?P<approximate>(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?|[0-9]+(?:[eE][+-]?[0-9]+[fFdD]?|[fFdD]))
+    | (?P<exact>(?:0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)[lL]?)
+    | (?P<sign><>|<=|>=|[=<>+\-*/(),])
+    | (?P<word>[^ \t\n\r\f'<>=+\-*/(),.0-9][^ \t\n\r\f'<>=+\-*/(),.]*+)""",
+    re.VERBOSE,
+)
+_KEYWORDS: Final = frozenset({"NOT", "AND", "OR", "BETWEEN", "LIKE", "IN", "IS", "ESCAPE", "NULL", "TRUE", "FALSE"})
+_IDENTIFIER_START: Final = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Nl", "Sc", "Pc"})
+"""General categories of Unicode, as Java's Character.isJavaIdentifierStart has them."""
+_IDENTIFIER_PART: Final = _IDENTIFIER_START | {"Nd", "Mn", "Mc", "Cf"}
+
+
+class _Token(NamedTuple):
+    """`kind` is string, approximate, exact, identifier, end, or what a sign or keyword is itself."""
+
+    kind: str
+    text: str
+    position: int
+
+    def __str__(self) -> str:
+        return "the end" if self.kind == "end" else self.text if len(self.text) <= 40 else self.text[:40] + "…"
+
+
+def _tokens(text: str) -> list[_Token]:
+    tokens = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            if text[at] == "'":
+                raise SelectorError(at, "a string does not end")
+            raise _misplaced(text, at)
+        start, at = at, match.end()
+        kind, token = match.lastgroup or "", match.group()
+        if kind == "word":
+            kind = _word(text, start, at)
+        elif kind == "sign":
+            kind = token
+        elif kind in {"exact", "approximate"} and at < len(text) and text[at] not in _SEPARATORS:
+            raise SelectorError(start, f"{token + text[at]} begins no number")
+        if kind != "space":
+            tokens.append(_Token(kind, token, start))
+    tokens.append(_Token("end", "", len(text)))
+    return tokens
+
+
+def _word(text: str, start: int, end: int) -> str:
+    """The keyword, or identifier."""
+    word = text[start:end]
+    if word.isascii() and word.upper() in _KEYWORDS:
+        return word.upper()
+    for at in range(start, end):
+        if category(text[at]) not in (_IDENTIFIER_PART if at > start else _IDENTIFIER_START):
+            raise _misplaced(text, at)
+    return "identifier"
+
+
+def _misplaced(text: str, at: int) -> SelectorError:
+    return SelectorError(at, f"{text[at]!r} belongs to no identifier or operator")
+
+
+class _Kind(Enum):
+    """What is known of an expression before there is a message."""
+
+    CONDITION = "a condition"
+    NUMBER = "a number"
+    STRING = "a string"
+    IDENTIFIER = "an identifier"
+
+
+class _Expression(NamedTuple):
+    kind: _Kind
+    evaluate: Evaluate
+    position: int
+
+
+class _Parser:
+    """Reads one selector by recursive descent; the methods are the rules of the grammar."""
+
+    def __init__(self, text: str) -> None:
+        if len(text) > MAX_LENGTH:
+            raise SelectorError(MAX_LENGTH, f"a selector has at most {MAX_LENGTH} characters, not {len(text)}")
+        self._tokens = _tokens(text)
+        self._next = 0
+        self._depth = 0
+
+    def selector(self) -> Evaluate:
+        condition = self._condition(self._or())
+        if self._kind() != "end":
+            raise self._unexpected("AND, OR or the end")
+        return condition
+
+    # -- tokens
+    def _kind(self, ahead: int = 0) -> str:
+        return self._tokens[min(self._next + ahead, len(self._tokens) - 1)].kind
+
+    def _take(self, *kinds: str) -> _Token | None:
+        """The next token, if it is of one of these kinds."""
+        token = self._tokens[self._next]
+        if token.kind not in kinds:
+            return None
+        self._next += 1
+        return token
+
+    def _expect(self, kind: str, name: str) -> _Token:
+        token = self._take(kind)
+        if token is None:
+            raise self._unexpected(name)
+        return token
+
+    def _unexpected(self, wanted: str) -> SelectorError:
+        token = self._tokens[self._next]
+        return SelectorError(token.position, f"{wanted} is expected, not {token}")
+
+    def _nested(self, position: int, rule: Callable[[], _Expression]) -> _Expression:
+        if self._depth == MAX_DEPTH:
+            raise SelectorError(position, f"expressions are nested deeper than {MAX_DEPTH}")
+        self._depth += 1
+        expression = rule()
+        self._depth -= 1
+        return expression
+
+    # -- conditions
+    def _condition(self, expression: _Expression) -> Evaluate:
+        if expression.kind is _Kind.IDENTIFIER:
+            return _truth(expression.evaluate)
+        if expression.kind is not _Kind.CONDITION:
+            raise SelectorError(expression.position, f"a condition is expected, not {expression.kind.value}")
+        return expression.evaluate
+
+    def _or(self) -> _Expression:
+        return self._joined("OR", self._and, _any)
+
+    def _and(self) -> _Expression:
+        return self._joined("AND", self._not, _all)
+
+    def _joined(
+        self, keyword: str, rule: Callable[[], _Expression], join: Callable[[list[Evaluate]], Evaluate]
+    ) -> _Expression:
+        first = rule()
+        if self._kind() != keyword:
+            return first
+        conditions = [self._condition(first)]
+        while self._take(keyword):
+            conditions.append(self._condition(rule()))
+        return _Expression(_Kind.CONDITION, join(conditions), first.position)
+
+    def _not(self) -> _Expression:
+        token = self._take("NOT")
+        if token is None:
+            return self._predicate()
+        condition = self._condition(self._nested(token.position, self._not))
+        return _Expression(_Kind.CONDITION, _not(condition), token.position)
+
+    def _predicate(self) -> _Expression:
+        left = self._sum()
+        token = self._take(*_COMPARISONS)
+        if token is not None:
+            right = self._sum()
+            if token.kind not in {"=", "<>"}:
+                self._number(left)
+                self._number(right)
+            return _Expression(_Kind.CONDITION, _comparison(token.kind, left.evaluate, right.evaluate), left.position)
+        negated = self._kind() == "NOT"
+        rule = {"BETWEEN": self._between, "LIKE": self._like, "IN": self._in}.get(self._kind(1 if negated else 0))
+        if rule is not None:
+            self._next += 2 if negated else 1
+            return _Expression(_Kind.CONDITION, rule(left, negated), left.position)
+        if self._take("IS"):
+            return _Expression(_Kind.CONDITION, self._is(left), left.position)
+        return left
+
+    def _between(self, left: _Expression, negated: bool) -> Evaluate:
+        value = self._number(left)
+        low = self._number(self._sum())
+        self._expect("AND", "AND")
+        high = self._number(self._sum())
+        if negated:
+            return _any([_comparison("<", value, low), _comparison(">", value, high)])
+        return _all([_comparison(">=", value, low), _comparison("<=", value, high)])
+
+    def _like(self, left: _Expression, negated: bool) -> Evaluate:
+        operand = self._identifier(left, "LIKE")
+        pattern = self._expect("string", "a pattern")
+        escape = None
+        if self._take("ESCAPE"):
+            token = self._expect("string", "an escape character")
+            escape = _string(token)
+            if len(escape) != 1:
+                raise SelectorError(token.position, f"an escape is one character, not {token}")
+        test = _pattern(_string(pattern), escape)
+        if test is None:
+            raise SelectorError(pattern.position, "nothing follows the escape character at the pattern's end")
+        condition = _of_string(operand, test)
+        return _not(condition) if negated else condition
+
+    def _in(self, left: _Expression, negated: bool) -> Evaluate:
+        operand = self._identifier(left, "IN")
+        self._expect("(", "(")
+        strings = {_string(self._expect("string", "a string"))}
+        while self._take(","):
+            strings.add(_string(self._expect("string", "a string")))
+        self._expect(")", ", or )")
+        condition = _of_string(operand, frozenset(strings).__contains__)
+        return _not(condition) if negated else condition
+
+    def _is(self, left: _Expression) -> Evaluate:
+        operand = self._identifier(left, "IS")
+        negated = self._take("NOT") is not None
+        self._expect("NULL", "NULL" if negated else "NULL or NOT NULL")
+        return lambda message: (operand(message) is None) is not negated
+
+    def _identifier(self, expression: _Expression, keyword: str) -> Evaluate:
+        if expression.kind is not _Kind.IDENTIFIER:
+            reason = f"an identifier is expected in front of {keyword}, not {expression.kind.value}"
+            raise SelectorError(expression.position, reason)
+        return expression.evaluate
+
+    # -- numbers
+    def _number(self, expression: _Expression) -> Evaluate:
+        if expression.kind not in {_Kind.NUMBER, _Kind.IDENTIFIER}:
+            raise SelectorError(expression.position, f"a number is expected, not {expression.kind.value}")
+        return expression.evaluate
+
+    def _sum(self) -> _Expression:
+        return self._calculated(("+", "-"), self._product)
+
+    def _product(self) -> _Expression:
+        return self._calculated(("*", "/"), self._unary)
+
+    def _calculated(self, signs: tuple[str, str], rule: Callable[[], _Expression]) -> _Expression:
+        first = rule()
+        rest = []
+        while token := self._take(*signs):
+            rest.append((token.kind, self._number(rule())))
+        if not rest:
+            return first
+        return _Expression(_Kind.NUMBER, _chain(self._number(first), rest), first.position)
+
+    def _unary(self) -> _Expression:
+        token = self._take("+", "-")
+        if token is None:
+            return self._primary()
+        operand = self._number(self._nested(token.position, self._unary))
+        return _Expression(_Kind.NUMBER, _signed(token.kind, operand), token.position)
+
+    def _primary(self) -> _Expression:
+        token = self._take("(", "identifier", "string", "exact", "approximate", "TRUE", "FALSE")
+        if token is None:
+            raise self._unexpected("a value")
+        if token.kind == "(":
+            inner = self._nested(token.position, self._or)
+            self._expect(")", ")")
+            return inner
+        if token.kind == "identifier":
+            return _Expression(_Kind.IDENTIFIER, _named(token), token.position)
+        if token.kind in {"TRUE", "FALSE"}:
+            return _Expression(_Kind.CONDITION, _constant(token.kind == "TRUE"), token.position)
+        if token.kind == "string":
+            return _Expression(_Kind.STRING, _constant(_string(token)), token.position)
+        number = _exact(token) if token.kind == "exact" else _approximate(token)
+        return _Expression(_Kind.NUMBER, _constant(number), token.position)
+
+
+def _constant(value: Value) -> Evaluate:
+    return lambda _: value
+
+
+def _named(token: _Token) -> Evaluate:
+    name = token.text
+    if name in _HEADERS:
+        return _HEADERS[name]
+    if name.startswith("JMS") and not name.startswith(("JMSX", "JMS_")):
+        headers = ", ".join(known for known in _HEADERS if not known.startswith("JMSX"))
+        raise SelectorError(token.position, f"{token} is no header that selectors know; they know {headers}")
+    return _application_property(name)
+
+
+def _string(token: _Token) -> str:
+    return token.text[1:-1].replace("''", "'")
+
+
+def _exact(token: _Token) -> int:
+    digits = token.text.rstrip("lL")
+    base = 16 if digits[:2] in {"0x", "0X"} else 8 if digits[0] == "0" else 10
+    if len(digits) <= MAX_DIGITS and (number := int(digits, base)) <= _MOST:
+        return number
+    raise SelectorError(token.position, f"{token} has more than 64 bits")
+
+
+def _approximate(token: _Token) -> float:
+    number = float(token.text.rstrip("fFdD"))
+    if token.text[-1] in "fF":
+        try:
+            number = struct.unpack(">f", struct.pack(">f", number))[0]
+        except OverflowError:
+            number = float("inf")
+    if number == float("inf"):
+        raise SelectorError(token.position, f"{token} is too large")
+    return number
