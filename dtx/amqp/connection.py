@@ -16,7 +16,7 @@ Either end may open. The one that accepts connections waits for the peer's heade
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.errors import ProtocolError, Scope
@@ -181,14 +181,24 @@ class Connection:
         self._disposing[session] = None
 
     # -- what the caller does
-    def open(self) -> None:
+    def open(self, offered: tuple[str, ...] = (), properties: dict[Any, Any] | None = None) -> None:
         """Opens the connection, or answers the peer's open."""
         if self.state in {ConnectionState.START, ConnectionState.HDR_RCVD}:
             self._send_header()
         self.state = advance(CONNECTION, self.state, ConnectionVerb.SEND_OPEN)
         # Half of the time is announced, as the specification suggests: a late heartbeat ends nothing.
         idle_ms = self._idle_timeout_ms // 2 or None
-        self._send(Open(self.container, self.hostname, self.max_frame_size, self.channel_max, idle_ms))
+        self._send(
+            Open(
+                self.container,
+                self.hostname,
+                self.max_frame_size,
+                self.channel_max,
+                idle_ms,
+                offered_capabilities=offered,
+                properties=properties,
+            )
+        )
 
     def begin(self) -> Session:
         """Begins a session of ours."""

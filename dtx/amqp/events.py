@@ -82,11 +82,12 @@ class Transferred:
 @dataclass(slots=True)
 class Disposed:
     """The peer told the state of deliveries, which are not settled here. `state` is encoded; `settled` says whether the
-    peer has settled them."""
+    peer has settled them; `unknown` says whether it named others as well, which are settled or gone with their link."""
 
     deliveries: list[IncomingDelivery | OutgoingDelivery]
     state: bytes | None
     settled: bool
+    unknown: bool
 
 
 Event = (

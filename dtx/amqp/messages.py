@@ -222,6 +222,16 @@ def _value(octets: bytes, found: dict[int, tuple[int, int]], code: int, wanted: 
     return value
 
 
+def read_to(octets: bytes) -> str | None:
+    """The address in the properties of a message, None where it has none; WireError for what is no message."""
+    found = _sections_of(octets)
+    properties = _value(octets, found, PROPERTIES, list)
+    to = properties[2] if len(properties) > 2 else None
+    if to is not None and type(to) is not str:
+        raise WireError(Condition.INVALID_FIELD, "to is a string")
+    return to
+
+
 def value_message(value: bytes) -> bytes:
     """A message that is one amqp-value section; `value` is encoded already."""
     return _VALUE + value

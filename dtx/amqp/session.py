@@ -369,8 +369,9 @@ class Session:
         if disposition.settled:
             for delivery in found:
                 settled_by_peer(delivery)
-        if found:
-            events.append(Disposed(found, disposition.state, disposition.settled))
+        unknown = len(found) <= span
+        if found or (unknown and disposition.state is not None):
+            events.append(Disposed(found, disposition.state, disposition.settled, unknown))
 
     def _link(self, handle: int) -> Link:
         link = self.links.get(handle)

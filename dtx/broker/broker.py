@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger("xabridge.broker")
 GOODBYE_S: Final = 5.0
 MAX_EARLY: Final = 64 * 1024
+EVENTS_PER_TURN: Final = 250
+"""What is carried out for one peer before the others have their turn: some milliseconds."""
 MANY_PEERS: Final = 4
 """From so many on it is worth a further turn of the loop to gather what a turn has for the store and for them."""
 
@@ -81,6 +83,7 @@ class Broker:
         self.open_peers: set[PeerProtocol] = set()
         self._paused: set[PeerProtocol] = set()
         self._flushing = False
+        self._continuing = False
         settings = config.settings
         self.connection_limits = ConnectionLimits(
             self.container.limits, permissions, clock.monotonic, settings.wrong_password_s
@@ -188,6 +191,9 @@ class Broker:
             for peer in self._paused:
                 peer.resume_reading()
             self._paused.clear()
+        if self.container.continues and not self._continuing:
+            self._continuing = True
+            self._loop.call_soon(self._go_on)
 
     def pause(self, peer: PeerProtocol) -> None:
         """Too much waits for the store: reads nothing more from this peer until less does."""
@@ -207,8 +213,25 @@ class Broker:
             for connection in tuple(self.peers):
                 if connection.tick(now_ms):
                     self.container.touch(connection)
+            self._drop_stalled()
             self.flush()
             self._timer = self._loop.call_later(max(delay, 0.01), self._tick)
+
+    def _drop_stalled(self) -> None:
+        """Drops peers that have taken nothing of what they were sent for as long as a peer may be silent. Heartbeats are no
+        excuse: what such a peer holds, others wait for."""
+        patience_s = self.config.settings.idle_timeout_s
+        now = self._loop.time()
+        for peer in tuple(self.open_peers):
+            if patience_s and peer.stalled_at is not None and now - peer.stalled_at > patience_s:
+                self.lines.warn("%s: dropped, it has read nothing for %s s", peer.address, patience_s)
+                peer.abort()
+
+    def _go_on(self) -> None:
+        """Another turn for what was too much for one."""
+        self._continuing = False
+        self.container.go_on()
+        self.flush_soon()
 
 
 class PeerProtocol(asyncio.Protocol):
@@ -228,6 +251,10 @@ class PeerProtocol(asyncio.Protocol):
         self._handshake: asyncio.TimerHandle | None = None
         self.address = ""
         self._reading = True
+        self._busy = False
+        """Whether there is more of what the peer sent to be carried out."""
+        self.stalled_at: float | None = None
+        """Since when the peer takes nothing of what it is sent."""
 
     # -- asyncio
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -285,13 +312,9 @@ class PeerProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._connection is not None:
-            self._connection.received(data)
-            if not self._is_in and self._connection.opened:
-                self._come_in(self._connection)
-            self._broker.flush_soon()
-            if self._broker.container.overloaded and self._reading:
-                self.pause_reading()
-                self._broker.pause(self)
+            self._connection.feed(data)
+            if not self._busy:
+                self._carry_out(self._connection)
         elif self._sasl is not None:
             if not self._sasl.failed:
                 self._sasl.feed(data)
@@ -300,6 +323,21 @@ class PeerProtocol(asyncio.Protocol):
             self._early += data
             if len(self._early) > MAX_EARLY:
                 self.abort()
+
+    def _carry_out(self, connection: BrokerConnection) -> None:
+        """Carries out what the peer sent, one turn's worth: the others have their turn before the next one."""
+        self._busy = connection.go_on(EVENTS_PER_TURN)
+        if not self._is_in and connection.opened:
+            self._come_in(connection)
+        self._broker.flush_soon()
+        if self._busy:
+            self.pause_reading()
+            asyncio.get_running_loop().call_soon(self._carry_out, connection)
+        elif self._broker.container.overloaded:
+            self.pause_reading()
+            self._broker.pause(self)
+        else:
+            self.resume_reading()
 
     def _come_in(self, connection: BrokerConnection) -> None:
         self._is_in = True
@@ -321,9 +359,11 @@ class PeerProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         if self._connection is not None:
             self._connection.writable = False
+            self.stalled_at = asyncio.get_running_loop().time()
 
     def resume_writing(self) -> None:
         if self._connection is not None:
+            self.stalled_at = None
             self._connection.resume()
             self._broker.flush_soon()
 
@@ -395,7 +435,7 @@ class PeerProtocol(asyncio.Protocol):
 
     def resume_reading(self) -> None:
         """Reads on."""
-        if self._transport is not None and not self._reading and not self._transport.is_closing():
+        if self._transport is not None and not (self._reading or self._busy or self._transport.is_closing()):
             self._reading = True
             with contextlib.suppress(RuntimeError):  # it was closed at this moment
                 self._transport.resume_reading()

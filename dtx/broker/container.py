@@ -6,23 +6,40 @@ and after every call sends what the connections in `take_touched` have to say.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from dtx.amqp.conditions import Condition
 from dtx.broker.transactional_resource import TransactionalResource
 from dtx.broker.transactions.branches import Registry
 from dtx.broker.transactions.contexts import NoTransaction
 from dtx.broker.transactions.coordination import DtxCoordination
 from dtx.broker.transactions.fences import Fences
 from dtx.broker.transactions.two_phase_commit import TwoPhaseCommit
+from dtx.protocol.conditions import Refusal
+from xa import Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.broker.access.permissions import Permissions
     from dtx.broker.endpoint.connection import BrokerConnection
+    from dtx.broker.endpoint.link import Link
     from dtx.broker.settings import Settings
     from dtx.broker.transactional_resource import Clock
     from dtx.store.contract import MessageStore, StoreError
+
+
+LinkKey: TypeAlias = tuple[str, str, str, bool]
+"""A user, its container, the name of a link, and whether we receive."""
+
+
+class Continuing(Protocol):
+    """Something that takes more than one turn."""
+
+    def go_on(self) -> None:
+        """Does one turn's worth of it."""
+        ...
 
 
 class Container:
@@ -35,8 +52,10 @@ class Container:
         settings: Settings,
         permissions: Permissions,
         stopped: Callable[[StoreError], None],
+        nonce: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.settings = settings
+        self.nonce = nonce
         self.limits = settings.limits
         self.permissions = permissions
         self.resource = TransactionalResource(store, clock, settings, stopped)
@@ -47,6 +66,8 @@ class Container:
         self.outside = NoTransaction(self.resource)
         self.connections: dict[int, BrokerConnection] = {}
         self._touched: dict[BrokerConnection, None] = {}
+        self._links: dict[LinkKey, Link] = {}
+        self._continuing: dict[Continuing, None] = {}
 
     def open(self) -> None:
         """Opens the store and restores everything that it holds."""
@@ -55,6 +76,39 @@ class Container:
         self.fences.restore(restored)
         self.resource.make_configured()
         self.resource.settle()
+
+    # -- links
+    def claim(self, key: LinkKey, link: Link) -> None:
+        """A user attached a link. The same link on another connection of that user's container is taken from it (2.6.1)."""
+        before = self._links.get(key)
+        self._links[key] = link
+        if before is not None and before is not link:
+            told = f"the link {link.name!r} was attached again, on the connection from {link.connection.peer}"
+            before.detach(Refusal(Condition.STOLEN, told, Code.XAER_PROTO))
+
+    def disclaim(self, key: LinkKey, link: Link) -> None:
+        """A link is gone."""
+        if self._links.get(key) is link:
+            del self._links[key]
+
+    # -- turns
+    def continue_later(self, one: Continuing) -> None:
+        """Has `one` go on in another turn: it has done as much as one turn allows."""
+        self._continuing[one] = None
+
+    @property
+    def continues(self) -> bool:
+        """Whether `go_on` has something to do."""
+        return bool(self._continuing)
+
+    def go_on(self) -> bool:
+        """Carries on with what earlier turns have left; whether there was anything."""
+        continuing, self._continuing = self._continuing, {}
+        for one in continuing:
+            one.go_on()
+        if continuing:
+            self.resource.settle()
+        return bool(continuing)
 
     def touch(self, connection: BrokerConnection) -> None:
         """`connection` has something to say."""

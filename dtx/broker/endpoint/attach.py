@@ -7,22 +7,25 @@ name where the peer could not work without it (topics, shared and durable subscr
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.link import ReceiverLink, SenderLink
+from dtx.amqp.messages import read_to
 from dtx.amqp.performatives import Coordinator, Source, Target
+from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.broker.access.permissions import Action
 from dtx.broker.endpoint.browsers import BranchBrowser, DepthLink, QueueBrowser
 from dtx.broker.endpoint.control_link import ALL_CAPABILITIES, PLAIN_CAPABILITIES, ControlLink
-from dtx.broker.endpoint.incoming_link import IncomingLink
+from dtx.broker.endpoint.incoming_link import IncomingLink, RelayLink
 from dtx.broker.endpoint.link import error_of, refusal_of
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
 from dtx.broker.endpoint.request_links import CommandLink, ManagementLink
 from dtx.broker.queues.outcomes import read_state
 from dtx.broker.transactions.demarcation import unauthorized
-from dtx.protocol.addresses import COORDINATION, DEPTH, MANAGEMENT, RESERVED, parse_branch_address
+from dtx.protocol.addresses import COORDINATION, DEPTH, DYNAMIC, MANAGEMENT, RESERVED, parse_branch_address
 from dtx.protocol.capabilities import DISTRIBUTED
 from dtx.protocol.conditions import Refusal, RefusedError, refused
 from xa import Code
@@ -44,12 +47,16 @@ MOVE: Final = "move"
 COPY: Final = "copy"
 QUEUE: Final = "queue"
 """The capability of a terminus that is a queue, which all of ours are."""
+TEMPORARY_QUEUE: Final = "temporary-queue"
 UNSUPPORTED: Final = {
+    "temporary-topic": "topics are not supported: every address is a queue",
     "topic": "topics are not supported: every address is a queue",
     "shared": "shared subscriptions are not supported: every address is a queue",
     "global": "shared subscriptions are not supported: every address is a queue",
 }
 TOPIC_SCHEME: Final = "topic://"
+_DELETED_ON_CLOSE: Final = {Symbol("lifetime-policy"): Described(Ulong(0x2B), [])}
+"""How long a dynamic node lives: until its link is closed."""
 NO_ADDRESS: Final = "a {} needs an address"
 
 
@@ -90,8 +97,8 @@ def _not_implemented(told: str) -> RefusedError:
     return refused(Code.XAER_INVAL, told, condition=Condition.NOT_IMPLEMENTED)
 
 
-def _honoured(capabilities: tuple[str, ...]) -> tuple[str, ...]:
-    return (QUEUE,) if QUEUE in capabilities else ()
+def _honoured(capabilities: tuple[str, ...], *, dynamic: bool = False) -> tuple[str, ...]:
+    return tuple(one for one in capabilities if one == QUEUE or (one == TEMPORARY_QUEUE and dynamic))
 
 
 def _receiver(connection: BrokerConnection, session: Session, endpoint: ReceiverLink, remote: Attach) -> Link:
@@ -105,8 +112,25 @@ def _receiver(connection: BrokerConnection, session: Session, endpoint: Receiver
         link = ControlLink(connection, session, endpoint, source.outcomes if source is not None else ())
         endpoint.attach(answered, Coordinator(ALL_CAPABILITIES if select else PLAIN_CAPABILITIES))
         return link
-    if target is None or not target.address or target.dynamic:
+    if target is None:
         raise _not_implemented(NO_ADDRESS.format("target"))
+    limit = connection.container.limits.message_octets
+    if target.dynamic:
+        node = connection.make_reply_queue()
+        link = IncomingLink(connection, session, endpoint, lambda _: node, node)
+        told = Target(
+            node.name,
+            expiry_policy="link-detach",
+            dynamic=True,
+            dynamic_node_properties=_DELETED_ON_CLOSE,
+            capabilities=_honoured(target.capabilities, dynamic=True),
+        )
+        endpoint.attach(answered, told, max_message_size=limit)
+        return link
+    if not target.address:
+        link = RelayLink(connection, session, endpoint, partial(_queue_in, connection))
+        endpoint.attach(answered, Target(), max_message_size=limit)
+        return link
     told = Target(target.address, capabilities=_honoured(target.capabilities))
     service = SERVICES.get(target.address)
     if service is not None:
@@ -114,8 +138,8 @@ def _receiver(connection: BrokerConnection, session: Session, endpoint: Receiver
         endpoint.attach(answered, told)
         return link
     queue = _queue(connection, target.address, Action.PRODUCE)
-    link = IncomingLink(connection, session, endpoint, queue)
-    endpoint.attach(answered, told, max_message_size=connection.container.limits.message_octets)
+    link = IncomingLink(connection, session, endpoint, lambda _: queue)
+    endpoint.attach(answered, told, max_message_size=limit)
     return link
 
 
@@ -129,7 +153,7 @@ def _sender(connection: BrokerConnection, session: Session, endpoint: SenderLink
         expiry_policy="link-detach",  # nothing is kept of a link that is detached
         default_outcome=source.default_outcome,
         outcomes=source.outcomes,
-        capabilities=_honoured(source.capabilities),
+        capabilities=_honoured(source.capabilities, dynamic=source.dynamic),
     )
     answered = None
     if isinstance(target, Target):
@@ -147,6 +171,7 @@ def _sending(
         default = _default_outcome(source)
         queue = connection.make_reply_queue()
         told.dynamic, told.address = True, queue.name
+        told.dynamic_node_properties = _DELETED_ON_CLOSE
         return OutgoingLink(connection, session, endpoint, queue, default=default, dynamic=True)
     address = source.address
     if not address:
@@ -179,8 +204,14 @@ def _sending(
 def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
     """The queue that an address names, made where that is allowed."""
     container = connection.container
-    if address in connection.replies:
-        return connection.replies[address]
+    if address.startswith(DYNAMIC):
+        node = container.resource.queues.get(address)
+        if node is None:
+            raise refused(Code.XAER_NOTA, f"there is no dynamic node {address!r}, or not any more")
+        if action is not Action.PRODUCE and address not in connection.replies:
+            told = "only the connection that made a dynamic node may receive from it"
+            raise refused(Code.XAER_RMERR, told, condition=Condition.NOT_ALLOWED)
+        return node
     if address.startswith(RESERVED):
         raise refused(Code.XAER_NOTA, f"there is no node {address!r}")
     if not container.permissions.may(connection.identity, action, address):
@@ -191,6 +222,15 @@ def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
     ):
         raise refused(Code.XAER_NOTA, f"there is no queue {address!r}, and {connection.identity} may not make it")
     return container.resource.find(address)
+
+
+def _queue_in(connection: BrokerConnection, octets: bytes) -> Queue:
+    """The queue that a message names in `to`."""
+    address = read_to(octets)
+    if not address:
+        told = "a message on a link without an address says in `to` where it goes"
+        raise refused(Code.XAER_INVAL, told, condition=Condition.PRECONDITION_FAILED)
+    return _queue(connection, address, Action.PRODUCE)
 
 
 def _default_outcome(source: Source) -> Outcome | None:

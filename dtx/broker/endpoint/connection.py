@@ -6,8 +6,11 @@ connection live here; what they mean is in the link modules and the resource.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
+from dtx.amqp.composites import WireError
+from dtx.amqp.conditions import Condition
 from dtx.amqp.connection import Connection
 from dtx.amqp.events import (
     ConnectionClosed,
@@ -20,6 +23,7 @@ from dtx.amqp.events import (
     SessionEnded,
     Transferred,
 )
+from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.attach import attach
 from dtx.broker.endpoint.link import error_of
 from dtx.broker.endpoint.txn_ids import TxnIds
@@ -27,6 +31,7 @@ from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.protocol.addresses import DYNAMIC, TXN_ID
 from dtx.protocol.conditions import Refusal
 from dtx.store.contract import CHUNK
+from xa import Code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,13 +39,17 @@ if TYPE_CHECKING:
     from dtx.amqp.link import Link as LinkEndpoint
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.session import Session as SessionEndpoint
-    from dtx.broker.container import Container
+    from dtx.broker.container import Container, LinkKey
     from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import WorkContext
 
 WINDOW: Final = 2048
 """Transfers that a session may have on their way to us."""
+
+
+CAPABILITIES: Final = ("ANONYMOUS-RELAY", "APACHE.ORG:SELECTOR")
+PRODUCT: Final = {Symbol("product"): "xabridge"}
 
 
 class Session:
@@ -201,7 +210,8 @@ class BrokerConnection:
         if self.closed:
             return 0
         due = self._endpoint.tick(now_ms)
-        self.go_on()
+        if self._endpoint.has_input:
+            self.go_on()
         return due
 
     def unloaded(self, octets: int) -> None:
@@ -255,7 +265,7 @@ class BrokerConnection:
     def _on_open(self, event: ConnectionOpened) -> None:
         self.opened = True
         self.peer_container = event.remote.container_id
-        self._endpoint.open()
+        self._endpoint.open(offered=CAPABILITIES, properties=PRODUCT)
 
     def _on_close(self, event: ConnectionClosed) -> None:
         del event
@@ -287,7 +297,7 @@ class BrokerConnection:
         self.sessions.pop(session.endpoint, None)
         for link in sorted(session.links.values(), key=lambda link: not link.controls):
             self.links.pop(link.endpoint, None)
-            link.gone()
+            self._gone(link)
         session.links.clear()
 
     def _end_sessions(self) -> None:
@@ -301,7 +311,23 @@ class BrokerConnection:
         if link is not None:
             self.links[endpoint] = link
             link.session.links[endpoint] = link
+            key = self._key(link)
+            if key is not None:
+                self.container.claim(key, link)
             link.opened()
+
+    def _key(self, link: Link) -> LinkKey | None:
+        """What names a link among all connections; None where nobody said who the peer is: then somebody else may have
+        the same container, and the same names."""
+        if self.identity.is_anonymous:
+            return None
+        return self.identity.name, self.peer_container, link.name, link.endpoint.receives
+
+    def _gone(self, link: Link) -> None:
+        key = self._key(link)
+        if key is not None:
+            self.container.disclaim(key, link)
+        link.gone()
 
     def _on_detach(self, event: LinkDetached) -> None:
         link = self.links.get(event.link)
@@ -327,6 +353,17 @@ class BrokerConnection:
             link = links.get(delivery.link)
             if link is not None:
                 link.disposed(delivery, state, settled=settled)
+        if event.unknown and state is not None:
+            self._on_lost_work(state)
+
+    def _on_lost_work(self, state: bytes) -> None:
+        """The peer gave an outcome to deliveries that are gone, with their link for example, so that the messages are
+        somebody else's by now. A transaction that is to do this can't succeed."""
+        with contextlib.suppress(WireError):
+            context = self.txns.live.get(self.txns.read(state)[0] or b"")
+            if context is not None:
+                told = "an outcome for a delivery that is gone: its link was detached, or it is settled"
+                context.refuse_success(Refusal(Condition.ROLLBACK, told, Code.XA_RBPROTO))
 
     def alive(self, link: Link) -> bool:
         """Whether the link is still there."""
@@ -336,7 +373,7 @@ class BrokerConnection:
         """A link is no longer used: what it held is let go."""
         self.links.pop(link.endpoint, None)
         link.session.links.pop(link.endpoint, None)
-        link.gone()
+        self._gone(link)
 
     def detach(self, link: Link, refusal: Refusal) -> None:
         """Closes a link with an error."""
@@ -353,8 +390,8 @@ class BrokerConnection:
 
     # -- dynamic nodes
     def make_reply_queue(self) -> Queue:
-        """A dynamic node of this connection."""
-        name = f"{DYNAMIC}{self.number:x}/{self.container.resource.number():x}"
+        """A dynamic node of this connection. Its name can't be guessed: who knows it may send there."""
+        name = f"{DYNAMIC}{self.container.nonce(16).hex()}"
         queue = self.container.resource.make_dynamic(name)
         self.replies[name] = queue
         return queue

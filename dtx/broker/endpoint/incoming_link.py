@@ -13,6 +13,8 @@ from dtx.broker.queues.queue import Entry
 from dtx.protocol.conditions import Refusal, RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.link import ReceiverLink
     from dtx.broker.endpoint.connection import BrokerConnection, Session
@@ -21,12 +23,24 @@ if TYPE_CHECKING:
 
 
 class IncomingLink(ReceivingLink):
-    """A link whose messages go to a queue."""
+    """A link whose messages go to queues. `queue_for` gives the queue for the octets of a message; RefusedError or WireError
+    refuse it. A node that is `dynamic` goes with the link."""
 
-    def __init__(self, connection: BrokerConnection, session: Session, endpoint: ReceiverLink, queue: Queue) -> None:
+    relays = False
+    """Whether each message names its queue: then a queue that is not there is no reason to close the link."""
+
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        session: Session,
+        endpoint: ReceiverLink,
+        queue_for: Callable[[bytes], Queue],
+        dynamic: Queue | None = None,
+    ) -> None:
         limits = connection.container.limits
         super().__init__(connection, session, endpoint, credit=limits.credit, limit=limits.message_octets)
-        self._queue = queue
+        self._queue_for = queue_for
+        self._dynamic = dynamic
         self._resource = connection.container.resource
         self._outside = connection.container.outside
 
@@ -46,7 +60,7 @@ class IncomingLink(ReceivingLink):
             self._refused(delivery, context, refusal_of(error), settled=settled)
 
     def _entry(self, octets: bytes) -> Entry:
-        queue = self._queue
+        queue = self._queue_for(octets)
         if queue.deleted:
             raise WireError(Condition.NOT_FOUND, f"the queue {queue.name} is gone")
         if queue.full:
@@ -64,7 +78,7 @@ class IncomingLink(ReceivingLink):
     ) -> None:
         """A message can't be taken: who sent it unsettled hears it, and may still discharge the
         transaction; who sent it settled may not."""
-        fatal = refusal.condition in FATAL
+        fatal = refusal.condition in FATAL and not self.relays
         if not settled:
             rolled_back = refusal.condition in {Condition.ROLLBACK, Condition.TIMEOUT, Condition.UNKNOWN_ID}
             self.refuse(delivery, refusal, None if rolled_back else context)
@@ -73,6 +87,11 @@ class IncomingLink(ReceivingLink):
         if fatal:
             self.detach(refusal)
 
+    def gone(self) -> None:
+        super().gone()
+        if self._dynamic is not None:
+            self.connection.drop_reply_queue(self._dynamic)
+
     def _posted(self, delivery: IncomingDelivery, refusal: Refusal | None) -> None:
         if not self.waits(delivery):
             return
@@ -80,3 +99,10 @@ class IncomingLink(ReceivingLink):
             self.accept(delivery)
         else:
             self._refused(delivery, None, refusal, settled=False)
+
+
+class RelayLink(IncomingLink):
+    """A link to the anonymous terminus: each message says in `to` where it goes. A settled message that can't be passed on
+    is dropped, unless a transaction stands for it."""
+
+    relays = True

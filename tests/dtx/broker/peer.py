@@ -118,6 +118,7 @@ class World:
             moved = False
             for peer in self.peers:
                 moved |= peer.exchange()
+            moved |= self.container.go_on()
             while store and self.jobs:
                 self.jobs.popleft()()
                 moved = True
@@ -188,7 +189,7 @@ class Peer:
         self.world = world
         self.server = world.accept(identity)
         self.connection = Connection()
-        self.connection.container = "peer"
+        self.connection.container = f"peer-{len(world.peers)}"
         self.transport = Transport()
         self.collector = Collector()
         self.connection.collect(self.collector)
