@@ -23,7 +23,9 @@ from dtx.broker.endpoint.incoming_link import IncomingLink, RelayLink
 from dtx.broker.endpoint.link import error_of, refusal_of
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
 from dtx.broker.endpoint.request_links import CommandLink, ManagementLink
+from dtx.broker.endpoint.selecting_link import SelectingLink
 from dtx.broker.queues.outcomes import read_state
+from dtx.broker.queues.selector import SelectorError, selector_of
 from dtx.broker.transactions.demarcation import unauthorized
 from dtx.protocol.addresses import COORDINATION, DEPTH, DYNAMIC, MANAGEMENT, RESERVED, parse_branch_address
 from dtx.protocol.capabilities import DISTRIBUTED
@@ -167,8 +169,12 @@ def _sending(
     connection: BrokerConnection, session: Session, endpoint: SenderLink, source: Source, told: Source
 ) -> Link:
     """The link for a source; `told` is the source in our answer."""
+    try:
+        selector, honoured = selector_of(source.filters)
+    except SelectorError as error:
+        raise refused(Code.XAER_INVAL, f"the selector can't be read: {error}") from None
+    default = _default_outcome(source)
     if source.dynamic:
-        default = _default_outcome(source)
         queue = connection.make_reply_queue()
         told.dynamic, told.address = True, queue.name
         told.dynamic_node_properties = _DELETED_ON_CLOSE
@@ -194,11 +200,14 @@ def _sending(
         counted = _queue(connection, address.removeprefix(DEPTH), Action.CONSUME)
         return DepthLink(connection, session, endpoint, counted)
     queue = _queue(connection, address, Action.CONSUME)
+    told.filters = honoured or None
     if source.distribution_mode == COPY:
         told.distribution_mode = COPY
-        return QueueBrowser(connection, session, endpoint, queue)
+        return QueueBrowser(connection, session, endpoint, queue, selector)
     told.distribution_mode = MOVE
-    return OutgoingLink(connection, session, endpoint, queue, default=_default_outcome(source))
+    if selector is not None:
+        return SelectingLink(connection, session, endpoint, queue, selector, default=default)
+    return OutgoingLink(connection, session, endpoint, queue, default=default)
 
 
 def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:

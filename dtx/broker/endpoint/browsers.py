@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dtx.amqp.link import SenderLink
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.queues.queue import Entry, Queue
+    from dtx.broker.queues.selector import Selector
     from dtx.broker.transactions.branches import Branch
 
 AHEAD = 50
@@ -56,6 +57,14 @@ class BrowsingLink(Link, ABC):
         if entry.count:
             return with_header(payload, header, delivery_count=entry.count, ttl_ms=header.ttl_ms)
         return payload
+
+    def shows(self, entry: Entry, payload: bytes) -> bool:
+        """Whether the message is shown at all."""
+        del entry, payload
+        return True
+
+    def returned(self, entry: Entry) -> None:
+        """A message is available again: who has passed it does not show it twice."""
 
     def missed(self, entry: Entry) -> None:
         """The message went while its payload was on its way here."""
@@ -136,10 +145,10 @@ class BrowsingLink(Link, ABC):
         while self._asked and self._asked[0][1] and self._asked[0][1][-1] == b"":
             entry, pieces = self._asked.popleft()
             payload = b"".join(pieces)
-            if len(payload) == entry.size:
-                self._send(self.shown(entry, payload))
-            else:
+            if len(payload) != entry.size:
                 self.missed(entry)
+            elif self.shows(entry, payload):
+                self._send(self.shown(entry, payload))
 
     def _send(self, octets: bytes) -> None:
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
@@ -161,11 +170,19 @@ class BrowsingLink(Link, ABC):
 
 
 class QueueBrowser(BrowsingLink):
-    """A queue's available messages, and those that come."""
+    """A queue's available messages, and those that come; with a selector those that it matches."""
 
-    def __init__(self, connection: BrokerConnection, session: Session, endpoint: SenderLink, queue: Queue) -> None:
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        session: Session,
+        endpoint: SenderLink,
+        queue: Queue,
+        selector: Selector | None,
+    ) -> None:
         super().__init__(connection, session, endpoint)
         self._queue = queue
+        self._selector = selector
         self._position = 0
         self._ahead: deque[Entry] = deque()
         queue.browsers[self] = None
@@ -182,6 +199,9 @@ class QueueBrowser(BrowsingLink):
                 continue
             if not entry.expires_ms or entry.expires_ms > self._resource.now_ms:
                 return entry
+
+    def shows(self, entry: Entry, payload: bytes) -> bool:
+        return self._selector is None or self._selector.matches(payload, delivery_count=entry.count)
 
     def gone(self) -> None:
         super().gone()
@@ -223,6 +243,14 @@ class BranchBrowser(BrowsingLink):
             Symbol(ORIGIN_WORK): Symbol(self._work.pop(entry.number, "retired")),
         }
         return with_delivery_annotations(super().shown(entry, payload), annotations)
+
+    def shows(self, entry: Entry, payload: bytes) -> bool:
+        """Whether the message is shown at all."""
+        del entry, payload
+        return True
+
+    def returned(self, entry: Entry) -> None:
+        """A message is available again: who has passed it does not show it twice."""
 
     def missed(self, entry: Entry) -> None:
         # The branch was decided meanwhile. Who reads it must not take the rest for the whole.

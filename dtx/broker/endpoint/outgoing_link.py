@@ -100,7 +100,17 @@ class OutgoingLink(Link):
         self._crowded = False
         self.connection.has_room()
 
-    def deliver(self, entry: Entry) -> None:
+    def wake(self) -> None:
+        """The link may take messages again."""
+        self._queue.wake(self)
+
+    @property
+    def searches(self) -> bool:
+        """Whether messages that are in the queue now may still be sent."""
+        return False
+
+    def deliver(self, entry: Entry, payload: bytes | None = None) -> None:
+        """Takes a message, which is HELD from now on; `payload` where it is at hand."""
         self._credit -= 1
         sent = OutgoingDelivery(self, entry, self._default)
         if self.settles and self._context is self._outside:
@@ -111,7 +121,7 @@ class OutgoingLink(Link):
         if fits_one_piece(entry):
             sent.loaded = entry.size
             self.connection.loading += entry.size
-            sent.payload = self.resource.payloads.get(entry)
+            sent.payload = self.resource.payloads.get(entry) if payload is None else payload
             if sent.payload is None:
                 self.resource.payloads.fetch(entry, lambda payload: self._fetched(sent, payload))
         if sent.payload is not None and not waiting and self._streaming is None:
@@ -137,7 +147,7 @@ class OutgoingLink(Link):
             self._drop(sent)
         self._flush()
         if self._credit > 0:
-            self._queue.wake(self)
+            self.wake()
 
     def _drop(self, sent: OutgoingDelivery) -> None:
         sent.gone = True
@@ -215,7 +225,7 @@ class OutgoingLink(Link):
             self._streaming = None
             self._flush()
             if self._credit > 0:
-                self._queue.wake(self)
+                self.wake()
 
     # -- credit
     def flow_event(self) -> None:
@@ -227,13 +237,17 @@ class OutgoingLink(Link):
         if self.endpoint.drain:
             self.connection.draining[self] = None
         if self._credit > 0:
-            self._queue.wake(self)
+            self.wake()
+
+    @property
+    def _has_nothing_to_send(self) -> bool:
+        return not self._waiting and self._streaming is None and not self._crowded and not self.searches
 
     def drain(self) -> None:
         # The queue had its turn.
         if not self.endpoint.drain:
             self.connection.draining.pop(self, None)
-        elif not self._waiting and self._streaming is None and not self._crowded and self.endpoint.idle:
+        elif self._has_nothing_to_send and self.endpoint.idle:
             self.connection.draining.pop(self, None)
             self.endpoint.drained()
             self._credit = 0
@@ -264,7 +278,7 @@ class OutgoingLink(Link):
         if self._context is context:
             self._acquire_for(None)
             if self._credit > 0:
-                self._queue.wake(self)
+                self.wake()
 
     # -- what the peer says of deliveries
     def disposed(self, delivery: IncomingDelivery | Delivery, state: bytes | None, *, settled: bool) -> None:
@@ -336,7 +350,7 @@ class OutgoingLink(Link):
             self._end_stream(sent)
             self.connection.container.touch(self.connection)
             if self._credit > 0:
-                self._queue.wake(self)
+                self.wake()
 
     def finish(self, sent: OutgoingDelivery, outcome: Outcome) -> None:
         """The outcome is in force: it is told, and settled."""

@@ -83,7 +83,11 @@ class Consumer(Protocol):
 
 
 class Browser(Protocol):
-    """Who reads a queue without taking."""
+    """Who reads a queue in its order."""
+
+    def returned(self, entry: Entry) -> None:
+        """A message that was held is available again."""
+        ...
 
     def advance(self) -> None:
         """There may be something new."""
@@ -225,6 +229,15 @@ class Queue:
             return entry
         return None
 
+    def hold(self, entry: Entry) -> None:
+        """Takes an available message out of turn; it is HELD from now on."""
+        entry.state = State.HELD
+        self.held += 1
+
+    def reaches_beyond(self, position: int) -> bool:
+        """Whether there are messages behind `position`."""
+        return next(reversed(self._entries), 0) > position
+
     def upcoming(self, count: int) -> list[Entry]:
         """Messages that will be taken soon: the first `count` that wait, as far as they are available."""
         return [entry for entry in islice(self._ready, count) if entry.state is State.AVAILABLE]
@@ -278,6 +291,8 @@ class Queue:
         entry.state = State.AVAILABLE
         self.held -= 1
         heappush(self._returned, (entry.position, entry))
+        for browser in self.browsers:
+            browser.returned(entry)
         if entry.expires_ms and entry.expires_ms <= self._expired_ms:
             heappush(self._expiring, (entry.expires_ms, entry.number, entry))
         if not self._marked:
@@ -312,6 +327,11 @@ class Queue:
         if not consumer.willing:
             consumer.willing = True
             self._willing.append(consumer)
+        if not self._marked:
+            self._mark()
+
+    def look(self) -> None:
+        """Those who read the queue in its order may go on."""
         if not self._marked:
             self._mark()
 

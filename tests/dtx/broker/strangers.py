@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
 
+NOBODY = Identity("")
+
 
 class Stranger:
     """A connection whose octets are made by hand."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, identity: Identity = NOBODY) -> None:
         self.world = world
-        self.server = BrokerConnection(world.container, Identity(""), "stranger")
+        self.server = BrokerConnection(world.container, identity, "stranger")
         self.heard = b""
 
     def say(self, octets: bytes) -> None:
@@ -38,6 +40,7 @@ class Stranger:
             while said := self.server.output():
                 self.heard += said
                 moved = True
+            moved |= self.world.container.go_on()
             while self.world.jobs:
                 self.world.jobs.popleft()()
                 moved = True

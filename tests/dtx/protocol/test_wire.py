@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from dtx.amqp.composites import Composite
 from dtx.protocol.commands import CONTROL, COORDINATION, START, XID_TYPE
 from dtx.protocol.conditions import TABLE
 from dtx.protocol.extension import DOMAIN
@@ -21,6 +21,9 @@ from tests.dtx.protocol.wire_examples import (
     REPLY_EXAMPLES,
     octets,
 )
+
+if TYPE_CHECKING:
+    from dtx.amqp.composites import Composite
 
 PAGE = (Path(__file__).parents[3] / "docs" / "wire.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r'^```wire title="([^"\n]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)

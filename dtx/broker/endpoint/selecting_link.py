@@ -1,0 +1,164 @@
+"""SelectingLink: a consumer that takes only the messages that its selector matches.
+
+It reads the queue in its order, some messages ahead of what it decided about, and takes a message when its selector matches
+and nobody else has taken it meanwhile. A message that does not match is looked at once: again only if it was delivered and
+comes back. A turn looks at no more than LOOKS messages; the rest waits for the next turn, so that a selector that matches
+nothing in a deep queue keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final
+
+from dtx.broker.endpoint.outgoing_link import OutgoingLink
+from dtx.broker.queues.queue import State
+from dtx.broker.transactional_resource import fits_one_piece
+
+if TYPE_CHECKING:
+    from dtx.amqp.link import SenderLink
+    from dtx.broker.endpoint.connection import BrokerConnection, Session
+    from dtx.broker.queues.outcomes import Outcome
+    from dtx.broker.queues.queue import Entry, Queue
+    from dtx.broker.queues.selector import Selector
+
+AHEAD: Final = 50
+"""Messages whose payloads are read at once."""
+LOOKS: Final = 200
+"""Messages that are looked at in one turn: some milliseconds."""
+
+
+class _Examined:
+    """A message whose payload is read; `known` when it is, None for one that is not there any more."""
+
+    __slots__ = ("entry", "known", "payload")
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self.payload: bytes | None = None
+        self.known = False
+
+
+class SelectingLink(OutgoingLink):
+    """A link that consumes what `selector` matches."""
+
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        session: Session,
+        endpoint: SenderLink,
+        queue: Queue,
+        selector: Selector,
+        *,
+        default: Outcome | None,
+    ) -> None:
+        super().__init__(connection, session, endpoint, queue, default=default)
+        self._selector = selector
+        self._position = 0
+        """The position up to which the queue was read."""
+        self._next: deque[Entry] = deque()
+        self._again: list[tuple[int, Entry]] = []
+        """Messages to be looked at before those, by position: they came back, or there was no credit for them."""
+        self._examined: deque[_Examined] = deque()
+        queue.browsers[self] = None
+
+    # -- reading the queue
+    def wake(self) -> None:
+        self._queue.look()
+
+    def returned(self, entry: Entry) -> None:
+        """A message is available again."""
+        if entry.position <= self._position:
+            heappush(self._again, (entry.position, entry))
+
+    def advance(self) -> None:
+        """There may be something to take."""
+        looks = 0
+        while self.open and len(self._examined) < AHEAD and self.wants():
+            if looks == LOOKS:
+                self.connection.container.continue_later(self)
+                return
+            entry = self._following()
+            if entry is None:
+                return
+            looks += 1
+            self._examine(entry)
+
+    def go_on(self) -> None:
+        """Another turn of it."""
+        self.advance()
+        self.connection.container.touch(self.connection)
+
+    @property
+    def searches(self) -> bool:
+        return bool(self._examined or self._again or self._next or self._queue.reaches_beyond(self._position))
+
+    def _following(self) -> Entry | None:
+        """The next message to look at, None when there is none now."""
+        while True:
+            if not self._next:
+                self._next.extend(self._queue.entries_from(self._position))
+                if self._next:
+                    self._position = self._next[-1].position
+            if self._again and (not self._next or self._again[0][0] < self._next[0].position):
+                entry = heappop(self._again)[1]
+            elif self._next:
+                entry = self._next.popleft()
+            else:
+                return None
+            if self._is_available(entry):
+                return entry
+
+    def _is_available(self, entry: Entry) -> bool:
+        return (
+            entry.state is State.AVAILABLE
+            and entry.queue is self._queue
+            and (not entry.expires_ms or entry.expires_ms > self.resource.now_ms)
+        )
+
+    # -- deciding
+    def _examine(self, entry: Entry) -> None:
+        examined = _Examined(entry)
+        self._examined.append(examined)
+        if not fits_one_piece(entry):  # what a selector needs is in front
+            self.resource.fetch_piece(entry, 0, partial(self._read, examined))
+            return
+        payload = self.resource.payloads.get(entry)
+        if payload is None:
+            self.resource.payloads.fetch(entry, partial(self._read, examined))
+        else:
+            examined.payload, examined.known = payload, True
+            self._decide()
+
+    def _read(self, examined: _Examined, payload: bytes | None) -> None:
+        """The store has answered."""
+        examined.payload, examined.known = payload, True
+        if self.open:
+            self._decide()
+            self.advance()
+            self.connection.container.touch(self.connection)
+
+    def _decide(self) -> None:
+        waiting = self._examined
+        while waiting and waiting[0].known:
+            examined = waiting.popleft()
+            entry, payload = examined.entry, examined.payload
+            if payload is None or not self._selector.matches(payload, delivery_count=entry.count):
+                continue
+            if not self._is_available(entry):
+                continue
+            if not self.wants():
+                heappush(self._again, (entry.position, entry))
+                for other in waiting:
+                    heappush(self._again, (other.entry.position, other.entry))
+                waiting.clear()
+                return
+            self._queue.hold(entry)
+            self.deliver(entry, payload if fits_one_piece(entry) else None)
+
+    def gone(self) -> None:
+        self._queue.browsers.pop(self, None)
+        self._examined.clear()
+        super().gone()

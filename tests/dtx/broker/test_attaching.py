@@ -1,0 +1,363 @@
+"""What an attach is answered: what is echoed is honoured, what is not supported is refused by its name, and nodes are
+reached by those who may reach them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dtx.amqp.decoding import decode
+from dtx.amqp.encoding import encode
+from dtx.amqp.frames import AMQP_HEADER
+from dtx.amqp.messages import PROPERTIES, value_message
+from dtx.amqp.sasl.mechanisms import Identity
+from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
+from dtx.broker.access.permissions import Permissions, Rule
+from dtx.broker.settings import Limits, Settings
+from tests.dtx.broker.peer import World, flow, frame
+from tests.dtx.broker.strangers import (
+    ATTACH,
+    BEGIN,
+    DETACH,
+    DISPOSITION,
+    FLOW,
+    OPEN,
+    TRANSFER,
+    Stranger,
+    closed_with,
+    coordinator,
+    node,
+)
+
+Told = list[tuple[int, int, list[Any]]]
+
+
+def connected(world: World, user: str = "", container: str = "") -> Stranger:
+    """A peer with one session."""
+    stranger = Stranger(world, Identity(user))
+    name = container or f"stranger-{id(stranger)}"
+    stranger.say(AMQP_HEADER + frame(OPEN, [name, None, Uint(65_536), None]))
+    stranger.say(frame(BEGIN, [None, Uint(0), Uint(2048), Uint(2048)]))
+    stranger.told()
+    return stranger
+
+
+def source(address: str | None = "q", **fields: Any) -> Described:
+    """A source: `mode`, `filters`, `dynamic`, `capabilities`, `durable`, `expiry`."""
+    values = [
+        address,
+        fields.get("durable"),
+        fields.get("expiry"),
+        None,
+        fields.get("dynamic"),
+        None,
+        fields.get("mode"),
+        fields.get("filters"),
+        None,
+        None,
+        fields.get("capabilities"),
+    ]
+    return Described(Ulong(0x28), values)
+
+
+def attach_answer(told: Told) -> list[Any]:
+    """The fields of the one attach that the broker said, all fourteen."""
+    (fields,) = [fields for _, code, fields in told if code == ATTACH]
+    return [*fields, *[None] * (14 - len(fields))]
+
+
+def terminus(value: Any) -> list[Any]:
+    return [*value.value, *[None] * (11 - len(value.value))]
+
+
+def message(body: str, **properties: Any) -> bytes:
+    """A message with application properties."""
+    return encode(Described(Ulong(0x74), properties)) + value_message(encode(body))
+
+
+def received(stranger: Stranger) -> list[str]:
+    """The bodies of the messages that came, as they stand at the end of their frames."""
+    said, stranger.heard = stranger.heard, b""
+    found, at = [], 0
+    while at < len(said):
+        size = int.from_bytes(said[at : at + 4], "big")
+        one = said[at : at + size]
+        if one[10:11] == b"\x14":
+            found.append(decode(one[one.rindex(b"\x00\x53\x77") + 3 :]))
+        at += size
+    return found
+
+
+# --- what is echoed
+@pytest.mark.parametrize(
+    ("asked", "place"),
+    [
+        ({"filters": {Symbol("x"): Described(Symbol("apache.org:no-local-filter:list"), [])}}, 7),
+        ({"filters": {Symbol("x"): Described(Symbol("somebody:filter"), "a")}}, 7),
+        ({"capabilities": Array([Symbol("queue"), Symbol("something")])}, 10),
+        ({"durable": Uint(2)}, 1),
+    ],
+    ids=["no-local", "a filter that nobody knows", "a capability that nobody knows", "durable"],
+)
+def test_what_is_not_honoured_is_not_echoed(asked: dict[str, Any], place: int) -> None:
+    world = World()
+    stranger = connected(world)
+    stranger.attach(0, source=source(**asked), receiver=True)
+    echoed = terminus(attach_answer(stranger.told())[5])[place]
+    assert echoed is None or echoed == Array([Symbol("queue")])
+
+
+def test_a_selector_is_echoed_and_honoured() -> None:
+    world = World()
+    peer = world.connect()
+    sender = peer.sender("q")
+    for number in range(600):
+        octets = message(f"m{number}", colour="red" if number % 3 == 0 else "blue")
+        peer.send_octets(sender, octets, f"t{number}", settled=True)
+        world.pump()
+    selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = 'red'")}
+    stranger = connected(world)
+    stranger.attach(0, source=source(filters=selector), receiver=True)
+    assert terminus(attach_answer(stranger.told())[5])[7] == selector
+    stranger.say(flow(0, 0, 1000, None))
+    world.pump()
+    stranger.listen()
+    assert received(stranger) == [f"m{number}" for number in range(0, 600, 3)]
+    queue = world.container.resource.queues["q"]
+    assert queue.available == 400, "what does not match stays for others"
+    stranger.leave()  # it settled nothing: all of it comes back
+    world.pump()
+    assert queue.available == 600
+    again = connected(world)
+    again.attach(0, source=source(filters=selector), receiver=True)
+    again.say(flow(0, 0, 5, None))
+    world.pump()
+    again.listen()
+    assert received(again)[:5] == ["m0", "m3", "m6", "m9", "m12"]
+
+
+def test_what_a_selector_passed_over_is_looked_at_again_when_it_comes_back() -> None:
+    world = World()
+    peer = world.connect()
+    sender = peer.sender("q")
+    selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = 'red'")}
+    first = peer.receiver("q", 1)
+    peer.send_octets(sender, message("red", colour="red"), "a", settled=True)
+    world.pump()
+    assert first.current is not None
+    stranger = connected(world)
+    stranger.attach(0, source=source(filters=selector), receiver=True)
+    stranger.say(flow(0, 0, 10, None))
+    peer.send_octets(sender, message("blue", colour="blue"), "b", settled=True)
+    world.pump()
+    stranger.told()
+    first.close()
+    world.pump()
+    stranger.listen()
+    assert received(stranger) == ["red"]
+
+
+def test_a_selector_and_a_drain() -> None:
+    """The credit is given back when every message was looked at, and not before."""
+    world = World()
+    peer = world.connect()
+    sender = peer.sender("q")
+    for number in range(450):
+        peer.send_octets(sender, message(f"m{number}", n=Uint(number)), f"t{number}", settled=True)
+        world.pump()
+    selector = {Symbol("s"): Described(Ulong(0x0000_468C_0000_0004), "n = 449")}
+    stranger = connected(world)
+    stranger.attach(0, source=source(filters=selector), receiver=True)
+    stranger.told()
+    stranger.say(frame(FLOW, [Uint(0), Uint(2048), Uint(0), Uint(2048), Uint(0), Uint(0), Uint(10), None, True]))
+    world.pump()
+    stranger.listen()
+    assert [code for _, code, _ in stranger.told() if code in {TRANSFER, FLOW}] == [TRANSFER, FLOW]
+
+
+def test_a_selector_that_cannot_be_read_is_refused() -> None:
+    world = World()
+    stranger = connected(world)
+    selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = = 'red'")}
+    stranger.attach(0, source=source(filters=selector), receiver=True)
+    assert closed_with(stranger.told(), DETACH) == "amqp:invalid-field"
+
+
+# --- what is refused
+@pytest.mark.parametrize("receiver", [True, False])
+@pytest.mark.parametrize("kind", ["topic", "temporary-topic", "shared", "global", "topic://"])
+def test_topics_and_shared_subscriptions_are_refused_without_a_terminus(kind: str, *, receiver: bool) -> None:
+    """2.6.3: an attach that is refused has no terminus of ours, so that a client sees the refusal at once."""
+    world = World()
+    stranger = connected(world)
+    address = "topic://prices" if kind == "topic://" else "prices"
+    capabilities = None if kind == "topic://" else Symbol(kind)
+    if receiver:
+        stranger.attach(0, source=source(address, capabilities=capabilities), receiver=True)
+    else:
+        fields = [address, None, None, None, None, None, capabilities]
+        stranger.attach(0, target=Described(Ulong(0x29), fields))
+    told = stranger.told()
+    assert attach_answer(told)[5 if receiver else 6] is None
+    assert closed_with(told, DETACH) == "amqp:not-implemented"
+    assert "prices" not in world.container.resource.queues
+
+
+def test_resumed_deliveries_are_refused() -> None:
+    world = World()
+    stranger = connected(world)
+    unsettled = {b"tag": Described(Ulong(0x24), [])}
+    stranger.say(frame(ATTACH, ["resumed", Uint(0), True, None, None, source(), node(None), unsettled]))
+    assert closed_with(stranger.told(), DETACH) == "amqp:not-implemented"
+
+
+# --- credit, flows, detaches
+def test_a_drain_without_credit_and_an_echo_of_the_session_are_answered() -> None:
+    world = World()
+    stranger = connected(world)
+    stranger.attach(0, source=source(), receiver=True)
+    stranger.told()
+    session = [Uint(0), Uint(2048), Uint(0), Uint(2048)]
+    stranger.say(frame(FLOW, [*session, Uint(0), Uint(0), Uint(0), None, True]))
+    (drained,) = [fields for _, code, fields in stranger.told() if code == FLOW]
+    assert (drained[6], drained[8]) == (0, True)
+    stranger.say(frame(FLOW, [*session, None, None, None, None, None, True]))
+    (echoed,) = [fields for _, code, fields in stranger.told() if code == FLOW]
+    assert len(echoed) == 4
+
+
+def test_a_detach_is_answered_in_kind() -> None:
+    world = World()
+    stranger = connected(world)
+    for closed in (True, False):
+        stranger.attach(0, source=source(), receiver=True)
+        stranger.told()
+        stranger.say(frame(DETACH, [Uint(0), closed]))
+        (answer,) = [fields for _, code, fields in stranger.told() if code == DETACH]
+        assert (len(answer) > 1 and answer[1]) == closed
+
+
+@pytest.mark.parametrize("frames", [3, 1500])
+def test_nothing_is_sent_for_a_link_that_was_detached_in_the_middle_of_a_message(frames: int) -> None:
+    """However many frames had come: no credit on its handle, no outcome for its delivery."""
+    world = World(Settings(limits=Limits(frame_octets=512)))
+    stranger = connected(world)
+    stranger.attach(0, node("q"))
+    stranger.told()
+    stranger.say(frame(TRANSFER, [Uint(0), Uint(0), b"t", Uint(0), False, True], b"x" * 400))
+    for _ in range(frames):
+        stranger.say(frame(TRANSFER, [Uint(0), None, None, None, None, True], b"x" * 400))
+    stranger.told()
+    stranger.say(frame(DETACH, [Uint(0), True]))
+    assert {code for _, code, _ in stranger.told()} <= {DETACH, FLOW}
+    assert stranger.server.partial_octets == 0
+    stranger.say(frame(DISPOSITION, [False, Uint(0), None, True]))
+    assert not [code for _, code, _ in stranger.told() if code == DISPOSITION]
+    assert not stranger.server.closed
+
+
+def test_an_outcome_for_a_delivery_whose_link_was_detached_refuses_the_discharge() -> None:
+    """The message is somebody else's by then: a transaction that takes it as accepted must not succeed."""
+    world = World()
+    peer = world.connect()
+    peer.post(peer.sender("q"), "x")
+    stranger = connected(world)
+    stranger.attach(0, source=source(), receiver=True)
+    stranger.attach(1, coordinator("amqp:local-transactions"))
+    stranger.say(flow(0, 0, 10, None))
+    stranger.told()
+    stranger.transfer(1, 0, value_message(encode(Described(Ulong(0x31), []))))
+    (declared,) = [fields[4] for _, code, fields in stranger.told() if code == DISPOSITION]
+    txn_id = declared.value[0]
+    stranger.say(frame(DETACH, [Uint(0), False]))
+    accepted = Described(Ulong(0x34), [txn_id, Described(Ulong(0x24), [])])
+    stranger.say(frame(DISPOSITION, [True, Uint(0), None, True, accepted]))
+    stranger.told()
+    stranger.transfer(1, 1, value_message(encode(Described(Ulong(0x32), [txn_id, False]))))
+    (answer,) = [fields[4] for _, code, fields in stranger.told() if code == DISPOSITION]
+    assert answer.descriptor == 0x25, "rejected"
+    assert answer.value[0].value[0] == "amqp:transaction:rollback"
+    assert peer.drained("q") == ["x"]
+
+
+# --- stealing
+def test_a_link_is_stolen_by_the_same_user_only() -> None:
+    world = World()
+    first, other, second = (connected(world, user, "orders") for user in ("ada", "bob", "ada"))
+    for stranger in (first, other):
+        stranger.attach(0, source=source(), receiver=True)
+        stranger.told()
+    second.attach(0, source=source(), receiver=True)
+    first.listen()
+    other.listen()
+    assert closed_with(first.told(), DETACH) == "amqp:link:stolen"
+    assert not closed_with(other.told(), DETACH)
+    assert not closed_with(second.told(), DETACH)
+
+
+def test_nobody_steals_where_nobody_said_who_it_is() -> None:
+    world = World()
+    first, second = connected(world, container="same"), connected(world, container="same")
+    first.attach(0, source=source(), receiver=True)
+    second.attach(0, source=source(), receiver=True)
+    first.listen()
+    assert not closed_with(first.told(), DETACH)
+
+
+# --- dynamic nodes, and no node
+def test_request_and_response_between_two_connections() -> None:
+    """A dynamic node is read by the connection that made it, and written by who knows its name."""
+    world = World()
+    asks, answers = connected(world), connected(world)
+    asks.attach(0, source=source(None, dynamic=True), receiver=True)
+    address = terminus(attach_answer(asks.told())[5])[0]
+    asks.say(flow(0, 0, 10, None))
+    answers.attach(0, node(address))
+    answers.transfer(0, 0, message("the answer"))
+    assert not closed_with(answers.told(), DETACH)
+    asks.listen()
+    assert received(asks) == ["the answer"]
+    answers.attach(1, source=source(address), receiver=True)
+    assert closed_with(answers.told(), DETACH) == "amqp:not-allowed"
+    asks.leave()
+    answers.attach(2, node(address))
+    assert closed_with(answers.told(), DETACH) == "amqp:not-found"
+
+
+def test_a_dynamic_target_is_read_by_its_own_connection() -> None:
+    """That is how JMS makes a temporary queue."""
+    world = World()
+    stranger = connected(world)
+    capabilities = Array([Symbol("temporary-queue")])
+    stranger.attach(0, target=Described(Ulong(0x29), [None, None, None, None, True, None, capabilities]))
+    fields = [*attach_answer(stranger.told())[6].value, None, None]
+    assert fields[4] is True
+    stranger.attach(1, source=source(fields[0]), receiver=True)
+    stranger.say(flow(1, 0, 10, None))
+    stranger.transfer(0, 0, message("to myself"))
+    assert "to myself" in received(stranger)
+    stranger.say(frame(DETACH, [Uint(0), True]))
+    assert fields[0] not in world.container.resource.queues
+
+
+def test_a_link_without_an_address_relays_by_the_address_in_each_message() -> None:
+    rules = {"anonymous": Rule(("*",), ("may.*",), ("*",))}
+    world = World(permissions=Permissions(rules))
+    stranger = connected(world)
+    stranger.attach(0, node(None))
+    assert attach_answer(stranger.told())[6] is not None
+    for number, to in enumerate(("may.one", "may.two", "must-not", "$dtx", None)):
+        properties = encode(Described(Ulong(PROPERTIES), [None, None, to]))
+        stranger.transfer(0, number, properties + value_message(encode("x")))
+    told = stranger.told()
+    said = [(int(fields[1]), fields[4]) for _, code, fields in told if code == DISPOSITION]
+    refused = {number: outcome.value[0].value[0] for number, outcome in said if outcome.value}
+    assert refused == {
+        2: "amqp:unauthorized-access",
+        3: "amqp:not-found",
+        4: "amqp:precondition-failed",
+    }
+    assert not closed_with(told, DETACH), "other messages may go elsewhere"
+    queues = world.container.resource.queues
+    assert (queues["may.one"].depth, queues["may.two"].depth) == (1, 1)
