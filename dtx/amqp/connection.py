@@ -224,8 +224,8 @@ class Connection:
         self._events.clear()
 
     def tick(self, now_ms: int) -> int:
-        """Says a word where the peer expects one, and ends the connection where the peer has said none for too long. When
-        to call again, 0 for never."""
+        """Sends a heartbeat where the peer expects one, and ends the connection where the peer was silent for too long.
+        Returns when to call again, 0 for never."""
         due = []
         if self._idle_timeout_ms and self.state not in CLOSED:
             if self._heard:
@@ -271,9 +271,12 @@ class Connection:
             if session.state is SessionState.MAPPED:
                 self._events.append(SessionEnded(session, performative.error, by_peer=True))
             session.received_end()
-            return
-        if session.state is not SessionState.MAPPED:  # we have ended it, and the peer did not know
-            return
+        elif session.state is SessionState.MAPPED:
+            self._received_inside(session, performative, octets)
+        # otherwise we have ended it, and the peer did not know
+
+    def _received_inside(self, session: Session, performative: Performative, octets: bytes) -> None:
+        """A frame of a session that both sides have begun."""
         try:
             if type(performative) is Transfer:
                 session.received_transfer(performative, octets, self._events)

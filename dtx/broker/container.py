@@ -79,7 +79,7 @@ class Container:
 
     # -- links
     def claim(self, key: LinkKey, link: Link) -> None:
-        """A user attached a link. The same link on another connection of that user's container is taken from it (2.6.1)."""
+        """A user attached a link. The same link on another connection of the user's container is detached (2.6.1)."""
         before = self._links.get(key)
         self._links[key] = link
         if before is not None and before is not link:

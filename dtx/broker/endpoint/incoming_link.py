@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class IncomingLink(ReceivingLink):
-    """A link whose messages go to queues. `queue_for` gives the queue for the octets of a message; RefusedError or WireError
-    refuse it. A node that is `dynamic` goes with the link."""
+    """A link whose messages go to queues. `queue_for` gives the queue for the octets of a message; RefusedError or
+    WireError refuse it. A node that is `dynamic` is deleted with the link."""
 
     relays = False
     """Whether each message names its queue: then a queue that is not there is no reason to close the link."""
@@ -102,7 +102,7 @@ class IncomingLink(ReceivingLink):
 
 
 class RelayLink(IncomingLink):
-    """A link to the anonymous terminus: each message says in `to` where it goes. A settled message that can't be passed on
-    is dropped, unless a transaction stands for it."""
+    """A link to the anonymous terminus: each message says in `to` where it goes. A message that was sent settled and can't
+    be passed on is dropped; if it belongs to a transaction, the transaction can't succeed any more."""
 
     relays = True
