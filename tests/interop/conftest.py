@@ -22,7 +22,24 @@ RHEA = Path(__file__).with_name("rhea")
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker that is open to this machine; at the end it must still run, and stop when it is told."""
-    process = BrokerProcess(tmp_path_factory.mktemp("broker"))
+    yield from _running(BrokerProcess(tmp_path_factory.mktemp("broker")))
+
+
+@pytest.fixture(scope="module")
+def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """The same where nobody may do anything but at `allowed.*`, and where the queue `allowed.full` takes 10 messages."""
+    folder = tmp_path_factory.mktemp("restricted")
+    config = folder / "broker.toml"
+    config.write_text(
+        '[broker]\nanonymous = true\nlisten = ["127.0.0.1:0"]\n'
+        "[broker.queues.'allowed.full']\nmax_depth = 10\n"
+        '[broker.permissions.anonymous]\nproduce = ["allowed.*"]\nconsume = ["allowed.*"]\ncreate = ["allowed.*"]\n'
+        "manage = true\n"
+    )
+    yield from _running(BrokerProcess(folder, "--config", str(config)))
+
+
+def _running(process: BrokerProcess) -> Iterator[BrokerProcess]:
     process.start()
     try:
         yield process
