@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RHEA = Path(__file__).with_name("rhea")
+JMS = Path(__file__).with_name("jms")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module")
 def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """The same where nobody may do anything but at `allowed.*`, and where the queue `allowed.full` takes 10 messages."""
+    """The same, but nobody may do anything but at `allowed.*`, and the queue `allowed.full` takes 10 messages."""
     folder = tmp_path_factory.mktemp("restricted")
     config = folder / "broker.toml"
     config.write_text(
@@ -60,6 +61,29 @@ def rhea() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _install()
     return RHEA
+
+
+@pytest.fixture(scope="session")
+def jms(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that runs a use of Qpid JMS: `jms/*.java`, compiled here. Maven fetches the jars the first time."""
+    for program in ("java", "javac", "mvn"):
+        if shutil.which(program) is None:
+            pytest.skip(f"Qpid JMS needs {program}, which is not installed")
+    lib = JMS / "lib"
+    with (JMS / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not lib.exists() or lib.stat().st_mtime < (JMS / "pom.xml").stat().st_mtime:
+            fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
+            done = subprocess.run(fetch, cwd=JMS, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"Qpid JMS can't be fetched: {done.stdout.splitlines()[:1]}")
+            os.utime(lib)
+    classes = tmp_path_factory.mktemp("jms")
+    compile_all = ["javac", "-Xlint:-options", "-d", str(classes), "-cp", f"{lib}/*", *map(str, JMS.glob("*.java"))]
+    done = subprocess.run(compile_all, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"javac failed:\n{done.stderr}")
+    return ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{classes}:{lib}/*", "Main"]
 
 
 def _install() -> None:
