@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RHEA = Path(__file__).with_name("rhea")
 JMS = Path(__file__).with_name("jms")
+GO = Path(__file__).with_name("go")
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,25 @@ def jms(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     if done.returncode:
         pytest.fail(f"javac failed:\n{done.stderr}")
     return ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{classes}:{lib}/*", "Main"]
+
+
+@pytest.fixture(scope="session")
+def go_amqp(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The program of go-amqp: `go/main.go`, built here. Go fetches the module the first time."""
+    if shutil.which("go") is None:
+        pytest.skip("go-amqp needs go, which is not installed")
+    environment = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly"}
+    done = subprocess.run(
+        ["go", "mod", "download"], cwd=GO, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"go-amqp can't be fetched: {done.stderr.strip()}")
+    program = tmp_path_factory.mktemp("go") / "user"
+    build = ["go", "build", "-o", str(program), "."]
+    done = subprocess.run(build, cwd=GO, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"go build failed:\n{done.stderr}")
+    return [str(program)]
 
 
 def _install() -> None:
