@@ -106,7 +106,7 @@ NO_TOPICS: Final = {"amqp:not-implemented", "amqp:not-found", "amqp:not-allowed"
     ids=lambda value: " ".join(value) + " " + " ".join(value.values()) if isinstance(value, dict) else "",
 )
 def test_a_link_is_refused_at_once(
-    go_amqp: list[str], restricted: BrokerProcess, link: dict[str, str], conditions: set[str]
+    go_amqp: list[str], restricted: BrokerProcess, link: dict[str, Any], conditions: set[str]
 ) -> None:
     condition, after = run(go_amqp, restricted.port, "refusal", **link)
     assert condition in conditions

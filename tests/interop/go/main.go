@@ -273,7 +273,7 @@ var scenarios = map[string]scenario{
 		}
 		check(receiver.Close(u.ctx))
 		wrong := amqp.NewSelectorFilter("number >=")
-		_, err := u.session.NewReceiver(u.ctx, "go.selected", &amqp.ReceiverOptions{Filters: []amqp.LinkFilter{wrong}})
+		_, err := u.connect(nil).session.NewReceiver(u.ctx, "go.selected", &amqp.ReceiverOptions{Filters: []amqp.LinkFilter{wrong}})
 		return map[string]any{
 			"found":   texts(found),
 			"inForce": receiver.LinkSourceFilterValue("apache.org:selector-filter:string"),
