@@ -71,14 +71,15 @@ def jms(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         if shutil.which(program) is None:
             pytest.skip(f"Qpid JMS needs {program}, which is not installed")
     lib = JMS / "lib"
+    fetched = lib / ".fetched"
     with (JMS / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not lib.exists() or lib.stat().st_mtime < (JMS / "pom.xml").stat().st_mtime:
+        if not fetched.exists() or fetched.stat().st_mtime < (JMS / "pom.xml").stat().st_mtime:
             fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
             done = subprocess.run(fetch, cwd=JMS, capture_output=True, text=True, check=False)
             if done.returncode:
                 pytest.skip(f"Qpid JMS can't be fetched: {done.stdout.splitlines()[:1]}")
-            os.utime(lib)
+            fetched.touch()
     classes = tmp_path_factory.mktemp("jms")
     compile_all = ["javac", "-Xlint:-options", "-d", str(classes), "-cp", f"{lib}/*", *map(str, JMS.glob("*.java"))]
     done = subprocess.run(compile_all, capture_output=True, text=True, check=False)

@@ -14,6 +14,7 @@ from tests.interop.programs import run
 if TYPE_CHECKING:
     from xabridge.testing.broker import BrokerProcess
 
+pytestmark = [pytest.mark.slow]
 NUMBERS: Final = [str(number) for number in range(300)]
 
 

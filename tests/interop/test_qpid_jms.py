@@ -16,6 +16,8 @@ from tests.interop.programs import run
 if TYPE_CHECKING:
     from xabridge.testing.broker import BrokerProcess
 
+pytestmark = [pytest.mark.slow]
+
 
 def queues(broker: BrokerProcess) -> set[str]:
     """The names of the broker's queues."""

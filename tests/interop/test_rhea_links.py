@@ -85,6 +85,13 @@ def test_a_filter_that_is_not_in_force_is_not_in_the_answer(rhea: Path, broker: 
     assert told["filters"] == [], "what is echoed is promised"
 
 
+def test_a_source_does_not_promise_what_it_does_not_keep(rhea: Path, broker: BrokerProcess) -> None:
+    told = run(rhea, broker.port, "promises")
+    if told["condition"] is None:
+        assert (told["durable"], told["lasts"]) == (0, False), "the broker keeps no state of links that are gone"
+        assert told["capabilities"] == []
+
+
 NOT_ALLOWED: Final = {"amqp:unauthorized-access"}
 NO_TOPICS: Final = {"amqp:not-implemented", "amqp:not-found", "amqp:not-allowed", "amqp:invalid-field"}
 

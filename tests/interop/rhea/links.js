@@ -86,6 +86,19 @@ scenarios.filter = async connection => {
     return {condition: condition, filters: answered};
 };
 
+// What the answer says of a source that should outlive its link and have a capability that nobody knows.
+scenarios.promises = async connection => {
+    const wanted = {address: 'promised', durable: 2, expiry_policy: 'never', timeout: 60, capabilities: ['example:nothing']};
+    const link = connection.open_receiver({source: wanted, credit_window: 0});
+    let condition = null;
+    link.on('receiver_error', () => { condition = link.error.condition; });
+    await new Promise(resolve => { link.on('receiver_open', resolve); });
+    await browsed(connection, 'promised');
+    const answer = link.source || {};
+    return {condition: condition, durable: answer.durable || 0, lasts: answer.expiry_policy === 'never',
+        capabilities: [].concat(answer.capabilities || []).map(String)};
+};
+
 scenarios.drain = async connection => {
     const out = await sender(connection, 'drained'), back = await receiver(connection, 'drained');
     const counts = [];
