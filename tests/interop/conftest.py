@@ -17,12 +17,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 RHEA = Path(__file__).with_name("rhea")
+JMS = Path(__file__).with_name("jms")
+GO = Path(__file__).with_name("go")
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A broker that is open to this machine; at the end it must still run, and stop when it is told."""
-    process = BrokerProcess(tmp_path_factory.mktemp("broker"))
+    yield from _running(BrokerProcess(tmp_path_factory.mktemp("broker")))
+
+
+@pytest.fixture(scope="module")
+def restricted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """The same, but nobody may do anything but at `allowed.*`, and the queue `allowed.full` takes 10 messages."""
+    folder = tmp_path_factory.mktemp("restricted")
+    config = folder / "broker.toml"
+    config.write_text(
+        '[broker]\nanonymous = true\nlisten = ["127.0.0.1:0"]\n'
+        "[broker.queues.'allowed.full']\nmax_depth = 10\n"
+        '[broker.permissions.anonymous]\nproduce = ["allowed.*"]\nconsume = ["allowed.*"]\ncreate = ["allowed.*"]\n'
+        "manage = true\n"
+    )
+    yield from _running(BrokerProcess(folder, "--config", str(config)))
+
+
+def _running(process: BrokerProcess) -> Iterator[BrokerProcess]:
     process.start()
     try:
         yield process
@@ -43,6 +62,49 @@ def rhea() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _install()
     return RHEA
+
+
+@pytest.fixture(scope="session")
+def jms(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command that runs a use of Qpid JMS: `jms/*.java`, compiled here. Maven fetches the jars the first time."""
+    for program in ("java", "javac", "mvn"):
+        if shutil.which(program) is None:
+            pytest.skip(f"Qpid JMS needs {program}, which is not installed")
+    lib = JMS / "lib"
+    fetched = lib / ".fetched"
+    with (JMS / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not fetched.exists() or fetched.stat().st_mtime < (JMS / "pom.xml").stat().st_mtime:
+            fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={lib}"]
+            done = subprocess.run(fetch, cwd=JMS, capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"Qpid JMS can't be fetched: {done.stdout.splitlines()[:1]}")
+            fetched.touch()
+    classes = tmp_path_factory.mktemp("jms")
+    compile_all = ["javac", "-Xlint:-options", "-d", str(classes), "-cp", f"{lib}/*", *map(str, JMS.glob("*.java"))]
+    done = subprocess.run(compile_all, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"javac failed:\n{done.stderr}")
+    return ["java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{classes}:{lib}/*", "Main"]
+
+
+@pytest.fixture(scope="session")
+def go_amqp(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The program of go-amqp: `go/main.go`, built here. Go fetches the module the first time."""
+    if shutil.which("go") is None:
+        pytest.skip("go-amqp needs go, which is not installed")
+    environment = {**os.environ, "GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly"}
+    done = subprocess.run(
+        ["go", "mod", "download"], cwd=GO, env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"go-amqp can't be fetched: {done.stderr.strip()}")
+    program = tmp_path_factory.mktemp("go") / "user"
+    build = ["go", "build", "-o", str(program), "."]
+    done = subprocess.run(build, cwd=GO, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"go build failed:\n{done.stderr}")
+    return [str(program)]
 
 
 def _install() -> None:

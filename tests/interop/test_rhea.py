@@ -6,14 +6,13 @@ The checks from the side of rhea's user are in rhea/client.js; these tests check
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from dtx.broker.access.credentials import set_password
+from tests.interop import programs
 from xabridge.testing.broker import BrokerProcess
 
 OPEN_SESAME: Final = "open sesame"
@@ -22,10 +21,7 @@ CERTIFICATES: Final = Path(__file__).with_name("certificates")
 
 def run(rhea: Path, port: int, scenario: str, **options: Any) -> Any:
     """The result of a scenario."""
-    command = ["node", "client.js", str(port), scenario, json.dumps(options)]
-    done = subprocess.run(command, cwd=rhea, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return programs.run(["node", "client.js"], port, scenario, folder=rhea, **options)
 
 
 @pytest.mark.parametrize(

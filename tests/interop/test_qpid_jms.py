@@ -1,0 +1,124 @@
+"""Qpid JMS against the embedded broker: sessions, queues and messages as JMS has them.
+
+Each use is a class in jms/, which checks from the side of JMS' user; here is what each ends with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from proton import Message
+from proton.utils import BlockingConnection, SyncRequestResponse
+
+from tests.interop.programs import run
+
+if TYPE_CHECKING:
+    from xabridge.testing.broker import BrokerProcess
+
+pytestmark = [pytest.mark.slow]
+
+
+def queues(broker: BrokerProcess) -> set[str]:
+    """The names of the broker's queues."""
+    connection = BlockingConnection(f"amqp://127.0.0.1:{broker.port}", timeout=30)
+    try:
+        answer: Any = SyncRequestResponse(connection, "$management").call(Message(properties={"operation": "queues"}))
+        return {queue["name"] for queue in answer.body}
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("use", "result"),
+    [
+        (
+            "Transactions",
+            {
+                "early": [],
+                "first": [["a", False, 1], ["b", False, 1]],
+                "again": [["a", True, 2], ["b", True, 2]],
+                "before": [],
+                "answers": ["answer"],
+                "left": [],
+            },
+        ),
+        ("Abandoned", {"seen": "one", "left": ["one", "two"]}),
+        (
+            "Selectors",
+            {
+                "browsed": ["1", "5", "7", "11"],
+                "colour = 'red' AND number BETWEEN 2 AND 8": ["3", "6"],
+                "JMSPriority > 4": ["8"],
+                "JMSType = 'seven'": ["7"],
+                "JMSCorrelationID LIKE 'c1%'": ["1", "10", "11"],
+                "number * 2 = 4 OR nothing = 1": ["2"],
+                "left": ["0", "4", "5", "9"],
+            },
+        ),
+        ("Browsers", {"empty": [], "all": True, "taken": ["0", "1"], "left": 300}),
+        ("Large", 40 << 20),
+        (
+            "Prefetch",
+            {"first": "0", "others": 9, "nothing": [None, None], "later": "later", "last": ["still later"]},
+        ),
+        (
+            "Acknowledgement",
+            {"again": [["d", True, 2], ["e", True, 2]], "closed": ["d", True, "e"], "left": []},
+        ),
+        ("Closes", {"before": 0, "allBack": True, "left": []}),
+        (
+            "Messages",
+            {
+                "map": [1, 2],
+                "stream": [1 << 40, "text"],
+                "bytes": "utf",
+                "object": "[a, 2]",
+                "properties": ["täxt", 0.5],
+                "fields": [7, True, True, True],
+                "left": [],
+            },
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_use(jms: list[str], broker: BrokerProcess, use: str, result: Any) -> None:
+    assert run(jms, broker.port, use) == result
+
+
+def test_requests_and_replies_over_two_connections(jms: list[str], broker: BrokerProcess) -> None:
+    told = run(jms, broker.port, "TemporaryQueues")
+    assert (told["one"], told["two"]) == ("to one", "to two")
+    for when in ("late", "gone"):
+        assert "not-found" in told[when], "a temporary queue lasts until it is deleted, or its connection is closed"
+
+
+def test_a_message_that_is_too_large(jms: list[str], broker: BrokerProcess) -> None:
+    refusal, after = run(jms, broker.port, "Excessive")
+    assert "message-size-exceeded" in refusal or "max message size" in refusal.lower()
+    assert after == ["small"]
+
+
+def test_sends_that_do_not_wait(jms: list[str], restricted: BrokerProcess) -> None:
+    told = run(jms, restricted.port, "AsynchronousSends")
+    assert told["completed"] == told["taken"] == [str(number) for number in range(10)]
+    assert told["failed"] == [f"{number} ResourceAllocationException" for number in range(10, 15)]
+
+
+def test_topics_are_refused_at_once(jms: list[str], broker: BrokerProcess) -> None:
+    told = run(jms, broker.port, "Topics")
+    assert told.pop("after") == ["still useful"]
+    assert [what for what, refusal in told.items() if refusal is None] == [], "accepted, though there are no topics"
+    assert "jms.topic" not in queues(broker), "a topic that becomes a queue gives each message to one reader only"
+
+
+def test_a_producer_without_a_destination(jms: list[str], restricted: BrokerProcess) -> None:
+    told = run(jms, restricted.port, "AnonymousProducers")
+    assert "unauthorized-access" in told["refusal"]
+    assert told["one"] == ["first", "fourth"]
+    assert told["two"] == ["second"]
+
+
+def test_a_delivery_delay_is_kept_or_refused(jms: list[str], broker: BrokerProcess) -> None:
+    told = run(jms, broker.port, "Delays")
+    assert told.get("kept") or (told["refusal"] and told["left"] == []), "the message came early"
