@@ -194,8 +194,14 @@ class SenderLink(Link):
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was sent is transferred."""
-        return not self.queued and self.current is None
+        """Whether everything that was sent is transferred, but for what the peer has given credit and taken it back
+        meanwhile: that waits for credit."""
+        return self.current is None and (not self.queued or not self.session.transferring(self))
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the first transfer of a delivery may be made."""
+        return ahead(self._limit, self.delivery_count) > 0
 
     def send(
         self, tag: bytes, octets: bytes, state: bytes | None = None, *, settled: bool = False, more: bool = False

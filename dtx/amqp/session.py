@@ -195,7 +195,7 @@ class Session:
     def push(self, delivery: OutgoingDelivery, octets: int) -> None:
         """A delivery has more to transfer."""
         self.waiting_octets += octets
-        if not delivery.more:
+        if not delivery.more and delivery.link.current is delivery:  # an earlier one may be aborted
             delivery.link.current = None
         if not delivery.queued and (delivery.size or not delivery.more):
             delivery.queued = True
@@ -231,11 +231,19 @@ class Session:
             return
         if self._disposition is not None:
             self._write_disposition()
+        held: list[OutgoingDelivery] = []
         while waiting and self._remote_window > 0:
             delivery = waiting[0]
-            if self._transfer_part(delivery):
+            if delivery.progress is WAITING and not delivery.link.may_begin:
+                held.append(waiting.popleft())
+            elif self._transfer_part(delivery):
                 waiting.popleft()
                 self._dequeued(delivery)
+        waiting.extendleft(reversed(held))
+
+    def transferring(self, link: SenderLink) -> bool:
+        """Whether deliveries of a link are to be transferred when the peer's window is open."""
+        return any(one.link is link and (link.may_begin or one.progress is not WAITING) for one in self._waiting)
 
     def _dequeued(self, delivery: OutgoingDelivery) -> None:
         delivery.queued = False
