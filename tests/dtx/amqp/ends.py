@@ -49,7 +49,7 @@ class Application:
         self.messages: dict[str, list[bytes]] = defaultdict(list)
         """By the names of links, what came whole."""
         self._written = b""
-        self.partial: dict[str, bytes] = {}
+        self.partial: dict[str, list[bytes]] = {}
         self.incoming: list[IncomingDelivery] = []
         self.outgoing: list[OutgoingDelivery] = []
         self.events: list[Event] = []
@@ -130,9 +130,9 @@ class Application:
         if delivery.aborted:
             self.partial.pop(name, None)
             return
-        self.partial[name] = self.partial.get(name, b"") + event.octets
+        self.partial.setdefault(name, []).append(event.octets)
         if delivery.complete:
-            self.messages[name].append(self.partial.pop(name))
+            self.messages[name].append(b"".join(self.partial.pop(name)))
             if not delivery.sent_settled:
                 self.incoming.append(delivery)
 

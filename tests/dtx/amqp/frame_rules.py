@@ -258,7 +258,8 @@ class FrameRules:
     # -- what the end receives
     def pieces(self, octets: bytes) -> list[bytes]:
         """What has arrived, cut behind each frame that it completes."""
-        found, at, have = [], 0, len(self._received.octets)
+        found: list[bytes] = []
+        at, have = 0, len(self._received.octets)
         while at < len(octets):
             ahead = bytes(self._received.octets[:4]) if not at else b""
             size = 8
