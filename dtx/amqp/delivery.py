@@ -131,7 +131,7 @@ class OutgoingDelivery:
 class IncomingDelivery:
     """A message that the peer sends."""
 
-    __slots__ = ("aborted", "format", "id", "link", "progress", "sent_settled", "tag")
+    __slots__ = ("aborted", "format", "id", "link", "progress", "sent_settled", "settles_second", "tag")
 
     def __init__(self, link: ReceiverLink, number: int, tag: bytes, message_format: int) -> None:
         self.link = link
@@ -141,6 +141,8 @@ class IncomingDelivery:
         self.progress = WAITING
         self.sent_settled = False
         """Whether it was sent settled: then nothing can be told of it."""
+        self.settles_second = False
+        """Whether the receiver is to settle only when the sender has: the link's mode, or what the sender asks for."""
         self.aborted = False
 
     @property

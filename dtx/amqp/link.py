@@ -328,14 +328,17 @@ class ReceiverLink(Link):
             raise self._error(Condition.INVALID_FIELD, "the first transfer of a delivery needs a delivery-id")
         if transfer.delivery_tag is None:
             raise self._error(Condition.INVALID_FIELD, "the first transfer of a delivery needs a delivery-tag")
-        if transfer.rcv_settle_mode == RECEIVER_SECOND and self.rcv_settle_mode == RECEIVER_FIRST:
+        second = RECEIVER_SECOND in {transfer.rcv_settle_mode, self.rcv_settle_mode}
+        if second and self.rcv_settle_mode == RECEIVER_FIRST and not transfer.settled:
             raise self._error(Condition.INVALID_FIELD, "a delivery to be settled second on a link that settles first")
         if self.credit <= 0:
             raise self._error(Condition.TRANSFER_LIMIT, "a delivery was sent, and there is no credit for it")
         self.session.received_delivery_id(transfer.delivery_id)
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & MAX_UINT
-        return IncomingDelivery(self, transfer.delivery_id, transfer.delivery_tag, transfer.message_format or 0)
+        delivery = IncomingDelivery(self, transfer.delivery_id, transfer.delivery_tag, transfer.message_format or 0)
+        delivery.settles_second = second and transfer.rcv_settle_mode != RECEIVER_FIRST
+        return delivery
 
     def _check_continuation(self, delivery: IncomingDelivery, transfer: Transfer) -> None:
         if transfer.delivery_id is not None and transfer.delivery_id != delivery.id:

@@ -317,7 +317,7 @@ class Session:
             told = f"an attach with handle {attach.handle}; the last one is {self.connection.handle_max}"
             raise ProtocolError(Scope.CONNECTION, Condition.FRAMING_ERROR, told)
         if attach.handle in self.links:
-            raise ProtocolError(Scope.SESSION, Condition.HANDLE_IN_USE, f"the handle {attach.handle} is in use")
+            raise ProtocolError(Scope.CONNECTION, Condition.HANDLE_IN_USE, f"the handle {attach.handle} is in use")
         key = (attach.name, not attach.receiver)
         link = self._unanswered.pop(key, None)
         if link is not None:
@@ -363,6 +363,7 @@ class Session:
         counted = 0 if flow.next_incoming_id is None else flow.next_incoming_id
         window = counted + min(flow.incoming_window, HALF - 1)
         self._remote_window = max(0, ahead(window & MAX_UINT, self._next_outgoing_id))
+        self._next_incoming_id = flow.next_outgoing_id
         if flow.handle is not None:
             link = self._link(flow.handle)
             if link.attached:

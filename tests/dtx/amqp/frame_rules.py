@@ -309,6 +309,7 @@ class FrameRules:
             if one[1] is not None:
                 session.received_deliveries.add(one[1])
         elif one.code == FLOW:
+            session.next_incoming = one[2]
             if one[0] is not None:
                 session.window_end = one[0] + one[1]
             link_of = session.received_handles.get(one[4]) if one[4] is not None else None

@@ -286,6 +286,7 @@ class Conversation:
         """Answers that are owed to it."""
         self.names = 0
         self.numbers: Counter[int] = Counter()
+        self.transfers: Counter[int] = Counter()
         self.credit: dict[tuple[int, int], int] = {}
         self.theirs: dict[tuple[int, int], tuple[int, int]] = {}
         """The application's channels and handles → the stranger's."""
@@ -319,7 +320,7 @@ class Conversation:
         channel = self.random.randrange(20)
         if channel not in self.links:
             self.links[channel] = {}
-            self.numbers[channel] = 0
+            self.numbers[channel] = self.transfers[channel] = 0
             self.say(channel, Begin(None, 0, WINDOW, WINDOW))
             self.waiting["Begin"] += 1
 
@@ -349,17 +350,18 @@ class Conversation:
             receives = self.links[channel][handle]
             drain = receives and self.random.random() < 0.5
             counted = {"delivery_count": 0, "link_credit": 0} if receives else {}
-            told = flow(self.numbers[channel], handle=handle, echo=self.random.random() < 0.5, drain=drain, **counted)
+            told = flow(self.transfers[channel], handle=handle, echo=self.random.random() < 0.5, drain=drain, **counted)
             self.say(channel, told)
         else:
             for channel in self.links:
-                self.say(channel, flow(self.numbers[channel], echo=True))
+                self.say(channel, flow(self.transfers[channel], echo=True))
 
     def transfer(self) -> None:
         able = [key for key, credit in self.credit.items() if credit > 0 or key in self.partial]
         if not able:
             return
         channel, handle = key = self.random.choice(able)
+        self.transfers[channel] += 1
         more, aborted = self.random.random() < 0.3, False
         if key in self.partial:
             aborted = self.random.random() < 0.2
