@@ -32,6 +32,10 @@ MACHINES: Final = (
     ("tm.resources.states", "RESOURCE", "design: a resource manager under its name in the configuration"),
     ("tm.tx.states", "TX", "TX specification, table 7-1"),
     ("tm.consumer.states", "CONSUMER", "design: a handler with its workers"),
+    ("dtx.amqp.states", "CONNECTION", "AMQP 1.0, transport: one end of a connection"),
+    ("dtx.amqp.states", "SESSION", "AMQP 1.0, transport: one end of a session"),
+    ("dtx.amqp.states", "LINK", "AMQP 1.0, transport: one end of a link"),
+    ("dtx.amqp.states", "DELIVERY", "AMQP 1.0, transport: a message on a link, at either end"),
     ("dtx.broker.transactions.state_tables", "CHANNEL", "the slides' dtx grammar, for one transactional channel"),
     ("dtx.broker.transactions.state_tables", "LOCAL", "AMQP 1.0, transactions: a local transaction"),
     ("tm.log.sql.states", "GTRID", "design: a transaction in the decision log that is a table"),
@@ -48,9 +52,9 @@ page.
 
 A diagram shows what leads from one state to another. The table under it has every entry, also those that don't
 change the state, and the source of each entry. "6-2" is a table of the X/Open XA specification (C193, chapter 6),
-"text" is the description of a routine in its chapter 5, "7-1" is the table of the X/Open TX specification (C504), and
-"design" is our own design. What has no entry is refused with the code in the second table, and leaves the state as it
-was.
+"text" is the description of a routine in its chapter 5, "7-1" is the table of the X/Open TX specification (C504), a
+number of three parts such as "2.4.6" is a section of the AMQP 1.0 specification, and "design" is our own design. What
+has no entry is refused with the code in the second table, and leaves the state as it was.
 """
 
 

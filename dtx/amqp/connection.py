@@ -10,7 +10,9 @@
 later. What the peer does wrong is answered here, as the specification says: the link, the session or the connection is
 ended with the error, and an event says that. After `ConnectionClosed` nothing more is read.
 
-Either end may open. The one that accepts connections waits for the peer's header, and answers what the events say.
+Either end may open. The one that accepts connections waits for the peer's header, and answers what the events say. An
+open, a begin and an attach of the peer have to be answered before the next event is asked for: what the peer sent
+behind them may need the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from dtx.amqp.frames import (
     HEARTBEAT,
     MIN_MAX_FRAME_SIZE,
     FrameReader,
-    performative_frame,
+    body_within,
+    frame,
 )
 from dtx.amqp.performatives import (
     Attach,
@@ -53,7 +56,9 @@ if TYPE_CHECKING:
 LARGEST_FRAME: Final = 1 << 18
 """Octets of the largest frame that we make, whatever the peer takes."""
 OPENED: Final = ConnectionState.OPENED
-CLOSED: Final = frozenset({ConnectionState.END, ConnectionState.DISCARDING})
+_DEAF: Final = frozenset({ConnectionState.CLOSE_RCVD, ConnectionState.END})
+"""Where nothing of the peer is read any more."""
+_MAY_BEGIN: Final = frozenset({ConnectionState.OPEN_PIPE, ConnectionState.OPEN_SENT, OPENED})
 _BEFORE_OPEN: Final = frozenset(
     {ConnectionState.START, ConnectionState.HDR_RCVD, ConnectionState.HDR_SENT, ConnectionState.HDR_EXCH}
 )
@@ -106,14 +111,14 @@ class Connection:
     def feed(self, octets: bytes) -> None:
         """Takes what the peer sent."""
         self._heard = True
-        if self.state not in CLOSED:
+        if self.state not in _DEAF:
             self._reader.feed(octets)
 
     def next_event(self) -> Event | None:
         """The next thing that the peer did; None when there is none until more is fed."""
         events, reader = self._events, self._reader
         while not events:
-            if self.state in CLOSED:
+            if self.state in _DEAF:
                 return None
             try:
                 if not reader.started:
@@ -133,7 +138,7 @@ class Connection:
     @property
     def has_input(self) -> bool:
         """Whether octets are fed that `next_event` has not looked at; they may be part of a frame."""
-        return bool(self._events) or (self._reader.pending > 0 and self.state not in CLOSED)
+        return bool(self._events) or (self._reader.pending > 0 and self.state not in _DEAF)
 
     def output(self) -> bytes:
         """What is to be sent now; it is the caller's from now on."""
@@ -201,7 +206,10 @@ class Connection:
         )
 
     def begin(self) -> Session:
-        """Begins a session of ours."""
+        """Begins a session of ours. ValueError before we have opened the connection, when it is closed, or when the
+        peer takes no more sessions."""
+        if self.state not in _MAY_BEGIN:
+            raise ValueError(f"the connection is: {self.state.value}")
         session = self._new_session()
         session.begin()
         return session
@@ -210,7 +218,7 @@ class Connection:
         """Closes the connection, or answers the peer's close. Without effect when we have closed it."""
         if self.state in _BEFORE_OPEN or self.state is ConnectionState.OPEN_RCVD:
             self.open()
-        if self.state in {ConnectionState.OPEN_SENT, OPENED, ConnectionState.CLOSE_RCVD}:
+        if self.state in {*_MAY_BEGIN, ConnectionState.CLOSE_RCVD}:
             self._lose_sessions()
             verb = ConnectionVerb.SEND_CLOSE if error is None else ConnectionVerb.SEND_ERROR
             self.state = advance(CONNECTION, self.state, verb)
@@ -227,21 +235,24 @@ class Connection:
         """Sends a heartbeat where the peer expects one, and ends the connection where the peer was silent for too long.
         Returns when to call again, 0 for never."""
         due = []
-        if self._idle_timeout_ms and self.state not in CLOSED:
+        if self._idle_timeout_ms and self.state not in _DEAF:
             if self._heard:
                 self._heard = False
                 self._silent_at_ms = now_ms + self._idle_timeout_ms
             elif now_ms >= self._silent_at_ms:
                 told = f"nothing was heard for {self._idle_timeout_ms} ms"
                 self._fail(ProtocolError(Scope.CONNECTION, Condition.RESOURCE_LIMIT, told))
+                return 0
             due.append(self._silent_at_ms)
         if self._remote_idle_ms and self.state is OPENED:
+            # What was said between two calls may have been said just behind the first: a quarter of the peer's time
+            # between the calls makes it half of that time at most in which it hears nothing.
+            if not self._said and now_ms >= self._beat_at_ms:
+                self.write(HEARTBEAT)
+                self._said = True
             if self._said:
                 self._said = False
-                self._beat_at_ms = now_ms + self._remote_idle_ms // 2
-            elif now_ms >= self._beat_at_ms:
-                self.write(HEARTBEAT)
-                self._beat_at_ms = now_ms + self._remote_idle_ms // 2
+                self._beat_at_ms = now_ms + max(1, self._remote_idle_ms // 4)
             due.append(self._beat_at_ms)
         return min(due, default=0)
 
@@ -278,22 +289,26 @@ class Connection:
     def _received_inside(self, session: Session, performative: Performative, octets: bytes) -> None:
         """A frame of a session that both sides have begun."""
         try:
-            if type(performative) is Transfer:
-                session.received_transfer(performative, octets, self._events)
-            elif type(performative) is Disposition:
-                session.received_disposition(performative, self._events)
-            elif type(performative) is Flow:
-                session.received_flow(performative, self._events)
-            elif type(performative) is Attach:
-                session.received_attach(performative, self._events)
-            elif type(performative) is Detach:
-                session.received_detach(performative, self._events)
+            self._received_in(session, performative, octets)
         except ProtocolError as error:
             if error.scope is Scope.CONNECTION:
                 raise
             told_error = Error(error.condition, error.description)
             session.end(told_error)
             self._events.append(SessionEnded(session, told_error, by_peer=False))
+
+    def _received_in(self, session: Session, performative: Performative, octets: bytes) -> None:
+        """A frame of a session that both sides have begun, and neither has ended."""
+        if type(performative) is Transfer:
+            session.received_transfer(performative, octets, self._events)
+        elif type(performative) is Disposition:
+            session.received_disposition(performative, self._events)
+        elif type(performative) is Flow:
+            session.received_flow(performative, self._events)
+        elif type(performative) is Attach:
+            session.received_attach(performative, self._events)
+        elif type(performative) is Detach:
+            session.received_detach(performative, self._events)
 
     def _received_outside(self, channel: int, performative: Performative) -> None:
         """A frame of the connection itself, or one that comes before or behind it."""
@@ -321,7 +336,8 @@ class Connection:
         self.remote = remote
         self.max_body = min(remote.max_frame_size, LARGEST_FRAME) - FRAME_HEADER
         self._remote_idle_ms = remote.idle_timeout_ms or 0
-        self._events.append(ConnectionOpened(remote))
+        if self.state in {OPENED, ConnectionState.OPEN_RCVD}:  # we have not closed it meanwhile
+            self._events.append(ConnectionOpened(remote))
 
     def _received_begin(self, channel: int, begin: Begin) -> None:
         if channel > self.channel_max:
@@ -331,7 +347,10 @@ class Connection:
             told = f"there is a session on channel {channel} already"
             raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, told)
         if begin.remote_channel is None:
-            session = self._new_session()
+            try:
+                session = self._new_session()
+            except ValueError as error:
+                raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, str(error)) from None
         else:
             answered = self._channels.get(begin.remote_channel)
             if answered is None or answered.state is not SessionState.BEGIN_SENT:
@@ -343,17 +362,15 @@ class Connection:
         self._events.append(SessionBegun(session))
 
     def _fail(self, error: ProtocolError) -> None:
-        """Ends the connection because of what the peer did."""
+        """Ends the connection because of what the peer did. It is not listened to any more: whoever can't keep to the
+        protocol may not get to a close either."""
         told = Error(error.condition, error.description)
-        if not self._reader.started:  # who does not speak AMQP 1.0 is told the header that we speak (2.2)
-            if self.state is ConnectionState.START:
-                self._send_header()
-            self._lose_sessions()
-            self.state = advance(CONNECTION, self.state, ConnectionVerb.LOSE)
-        else:
+        if self._reader.started:
             self.close(told)
-            if self.state is not ConnectionState.END:
-                self.state = ConnectionState.DISCARDING
+        elif self.state is ConnectionState.START:  # who does not speak AMQP 1.0 is told the header that we speak (2.2)
+            self._send_header()
+        self._lose_sessions()
+        self.state = advance(CONNECTION, self.state, ConnectionVerb.LOSE)
         self._events.append(ConnectionClosed(told, by_peer=False))
 
     # -- sessions
@@ -361,7 +378,7 @@ class Connection:
         channel = next(number for number in range(len(self._channels) + 1) if number not in self._channels)
         limit = self.remote.channel_max if self.remote is not None else 0
         if channel > limit:
-            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, f"the peer takes no channel above {limit}")
+            raise ValueError(f"the peer takes no channel above {limit}")
         session = Session(self, channel)
         self._channels[channel] = session
         return session
@@ -380,4 +397,11 @@ class Connection:
         self._disposing.clear()
 
     def _send(self, performative: Performative) -> None:
-        self.write(performative_frame(0, performative))
+        body = body_within(performative, self.max_body)
+        if body is None:
+            raise ValueError(f"a frame of the peer's holds {self.max_body} octets; {performative} is larger")
+        self.write(frame(0, body))
+
+    def tell(self, event: Event) -> None:
+        """Adds an event that comes from what the caller did."""
+        self._events.append(event)

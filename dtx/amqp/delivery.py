@@ -25,6 +25,7 @@ SETTLED: Final = DeliveryState.SETTLED
 TRANSFER_PART: Final = DELIVERY.column(DeliveryVerb.TRANSFER_PART)
 TRANSFER: Final = DELIVERY.column(DeliveryVerb.TRANSFER)
 TRANSFER_SETTLED: Final = DELIVERY.column(DeliveryVerb.TRANSFER_SETTLED)
+ABORT: Final = DELIVERY.column(DeliveryVerb.ABORT)
 SETTLE: Final = DELIVERY.column(DeliveryVerb.SETTLE)
 RECEIVE_SETTLED: Final = DELIVERY.column(DeliveryVerb.RECEIVE_SETTLED)
 
@@ -97,7 +98,8 @@ class OutgoingDelivery:
         self.link.session.abort(self)
 
     def update(self, state: bytes | None, *, settled: bool) -> None:
-        """Says the state of the delivery, encoded, and settles it where that is asked for."""
+        """Says the state of the delivery, encoded, and settles it where that is asked for and all of it is transferred;
+        before that, `settle` ends it."""
         self.local_state = state
         if self.progress is UNSETTLED:
             self.link.session.dispose(self.id, state, receiver=False, settled=settled)
@@ -129,7 +131,7 @@ class OutgoingDelivery:
 class IncomingDelivery:
     """A message that the peer sends."""
 
-    __slots__ = ("aborted", "format", "id", "link", "progress", "sent_settled", "tag")
+    __slots__ = ("aborted", "format", "id", "link", "progress", "sent_settled", "settles_second", "tag")
 
     def __init__(self, link: ReceiverLink, number: int, tag: bytes, message_format: int) -> None:
         self.link = link
@@ -139,6 +141,8 @@ class IncomingDelivery:
         self.progress = WAITING
         self.sent_settled = False
         """Whether it was sent settled: then nothing can be told of it."""
+        self.settles_second = False
+        """Whether the receiver is to settle only when the sender has: the link's mode, or what the sender asks for."""
         self.aborted = False
 
     @property
@@ -152,7 +156,8 @@ class IncomingDelivery:
         return self.sent_settled or self.progress is SETTLED_THERE
 
     def update(self, state: bytes | None, *, settled: bool) -> None:
-        """Says the state of the delivery, encoded, and settles it where that is asked for."""
+        """Says the state of the delivery, encoded, and settles it where that is asked for. Without effect before all of
+        it has come, and when it was settled before."""
         if self.progress is UNSETTLED:
             self.link.session.dispose(self.id, state, receiver=True, settled=settled)
         if settled:

@@ -11,13 +11,14 @@ What they write is what the tables in `dtx.amqp.performatives` write, and a test
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import MAX_DEPTH, DecodeError
 from dtx.amqp.errors import ProtocolError, Scope
-from dtx.amqp.performatives import MAX_PERFORMATIVE, PERFORMATIVES, Transfer
+from dtx.amqp.performatives import MAX_PERFORMATIVE, PERFORMATIVES, Close, Detach, End, Error, Transfer
 
 if TYPE_CHECKING:
     from dtx.amqp.performatives import Performative
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 AMQP_HEADER: Final = b"AMQP\x00\x01\x00\x00"
 MIN_MAX_FRAME_SIZE: Final = 512
 FRAME_HEADER: Final = 8
+SHORT_DESCRIPTION: Final = 256
+"""Octets of the description of an error that is too long for the peer's frames."""
 HEARTBEAT: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 
 _FRAME: Final = struct.Struct(">IBBH")
@@ -121,8 +124,19 @@ def frame(channel: int, body: bytes) -> bytes:
 
 
 def performative_frame(channel: int, performative: Performative) -> bytes:
-    """A frame with a performative."""
+    """A frame with a performative, however large."""
     return frame(channel, PERFORMATIVES.encode(performative))
+
+
+def body_within(performative: Performative, room: int) -> bytes | None:
+    """The body of a frame with a performative and nothing else; None where it takes more than `room` octets. An error
+    that is too long is told without its details."""
+    body = PERFORMATIVES.encode(performative)
+    if len(body) > room and isinstance(performative, Detach | End | Close) and performative.error is not None:
+        error = performative.error
+        shortened = error.description.encode()[:SHORT_DESCRIPTION].decode(errors="ignore")
+        body = PERFORMATIVES.encode(replace(performative, error=Error(error.condition, shortened)))
+    return body if len(body) <= room else None
 
 
 def _uint(number: int) -> bytes:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.delivery import (
+    ABORT,
+    PARTIAL,
     RECEIVE_SETTLED,
-    SETTLED,
     TRANSFER,
     TRANSFER_PART,
     TRANSFER_SETTLED,
@@ -22,6 +23,7 @@ from dtx.amqp.delivery import (
 from dtx.amqp.errors import ProtocolError, Scope
 from dtx.amqp.events import Transferred
 from dtx.amqp.performatives import (
+    MAX_TAG,
     MAX_UINT,
     RECEIVER_FIRST,
     RECEIVER_SECOND,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 ATTACHED: Final = LinkState.ATTACHED
 HALF: Final = 2**31
+MAX_STATE: Final = 256
+"""Octets of the state with which a delivery is sent."""
 
 
 def ahead(one: int, other: int) -> int:
@@ -85,8 +89,12 @@ class Link:
         offered: tuple[str, ...] = (),
         properties: dict[Any, Any] | None = None,
     ) -> None:
-        """Attaches the link, or answers the peer's attach."""
+        """Attaches the link, or answers the peer's attach. Without effect when its session is gone."""
+        if self.state is LinkState.GONE:
+            return
         self.state = advance(LINK, self.state, LinkVerb.SEND_ATTACH)
+        if self.state is LinkState.ATTACH_SENT:
+            self.session.expect(self)
         self.session.send(
             Attach(
                 self.name,
@@ -113,13 +121,16 @@ class Link:
         self.detach(error=error)
 
     def detach(self, *, closed: bool = True, error: Error | None = None) -> None:
-        """Detaches the link, or answers the peer's detach. Without effect on a link that we have detached."""
+        """Detaches the link, or answers the peer's detach. Without effect on a link that we have detached. Only an
+        answer may leave the link open, as nothing is kept of a link that is detached."""
         if self.state in {LinkState.GONE, LinkState.DETACH_SENT}:
             return
+        if not closed and self.state is not LinkState.DETACH_RCVD:
+            raise ValueError(f"the link {self.name!r} can only be closed: nothing is kept of it")
         if self.state is LinkState.ATTACH_RCVD:
             self.attach(None, None)
-        self.session.drop_link(self)
         self.state = advance(LINK, self.state, LinkVerb.SEND_DETACH)
+        self.session.drop_link(self)
         self.session.send(Detach(self.handle, closed, error))
         if self.state is LinkState.GONE:
             self.session.free_link(self)
@@ -129,6 +140,10 @@ class Link:
         self.state = advance(LINK, self.state, LinkVerb.RECEIVE_ATTACH)
         self.remote = attach
         self.remote_handle = attach.handle
+        if self.receives:  # each end has the last word about how it settles
+            self.snd_settle_mode = attach.snd_settle_mode
+        else:
+            self.rcv_settle_mode = attach.rcv_settle_mode
 
     def received_detach(self) -> None:
         """The peer detached it."""
@@ -145,9 +160,9 @@ class Link:
     def echo(self) -> None:
         """Tells the peer our state of the link."""
         if self.state is ATTACHED:
-            self._send_flow(drain=False)
+            self._send_flow()
 
-    def _send_flow(self, *, drain: bool) -> None:
+    def _send_flow(self) -> None:
         raise NotImplementedError
 
 
@@ -164,6 +179,8 @@ class SenderLink(Link):
         """The delivery-count when everything is transferred that waits for the window."""
         self.drain = False
         """Whether the peer wants the credit used up, or given back; until `drained`."""
+        self._told_drain = False
+        """What the peer's last flow says of that: ours say the same."""
         self.available = 0
         self.queued = 0
         """Deliveries that have something to transfer when the peer's window is open."""
@@ -177,16 +194,24 @@ class SenderLink(Link):
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was sent is transferred."""
-        return not self.queued and self.current is None
+        """Whether everything that was sent is transferred, but for what the peer has given credit and taken it back
+        meanwhile: that waits for credit."""
+        return self.current is None and (not self.queued or not self.session.transferring(self))
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether the first transfer of a delivery may be made."""
+        return ahead(self._limit, self.delivery_count) > 0
 
     def send(
         self, tag: bytes, octets: bytes, state: bytes | None = None, *, settled: bool = False, more: bool = False
     ) -> OutgoingDelivery:
         """Sends a message, or with `more` its first part. There has to be credit for it, and no other delivery that
-        is incomplete."""
+        is incomplete. Tag and state fit in the smallest frame: they have at most MAX_TAG and MAX_STATE octets."""
         if self.state is not ATTACHED:
             raise ValueError(f"the link {self.name!r} is {self.state.value}")
+        if len(tag) > MAX_TAG or (state is not None and len(state) > MAX_STATE):
+            raise ValueError("the delivery's tag or state is too long")
         if self.current is not None:
             raise ValueError("the link's last delivery is not complete")
         delivery = OutgoingDelivery(self, tag, state, settled=settled)
@@ -207,9 +232,10 @@ class SenderLink(Link):
         """Gives back the credit that is left, and says so, also where there is none. How much it was."""
         left = self.credit
         if self.state is ATTACHED:
-            self.delivery_count = self._given = (self._given + left) & MAX_UINT
+            self._given = (self._given + left) & MAX_UINT
+            self.delivery_count = (self.delivery_count + left) & MAX_UINT
             self.drain = False
-            self._send_flow(drain=True)
+            self._send_flow()
         return left
 
     def received_flow(self, flow: Flow) -> None:
@@ -218,13 +244,13 @@ class SenderLink(Link):
             # No delivery-count means that the receiver has not seen our attach yet.
             counted = flow.delivery_count if flow.delivery_count is not None else 0
             self._limit = (counted + min(credit, HALF - 1)) & MAX_UINT  # serial numbers count no further ahead
-        self.drain = flow.drain
+        self.drain = self._told_drain = flow.drain
 
-    def _send_flow(self, *, drain: bool) -> None:
+    def _send_flow(self) -> None:
         credit = max(0, ahead(self._limit, self.delivery_count))
         flow = self.session.flow()
         flow.handle, flow.delivery_count, flow.link_credit = self.handle, self.delivery_count, credit
-        flow.available, flow.drain, flow.properties = self.available, drain, self.properties
+        flow.available, flow.drain, flow.properties = self.available, self._told_drain, self.properties
         self.session.send(flow)
         self.session.connection.owes_nothing(self)
 
@@ -247,7 +273,7 @@ class ReceiverLink(Link):
         self.credit = credit
         self.drain = drain
         if self.state is ATTACHED:
-            self._send_flow(drain=drain)
+            self._send_flow()
 
     def received_attach(self, attach: Attach) -> None:
         super().received_attach(attach)
@@ -272,7 +298,8 @@ class ReceiverLink(Link):
         if transfer.aborted:
             self.current = None
             delivery.aborted = True
-            delivery.progress = SETTLED
+            delivery.progress = ABORT[delivery.progress]
+            self.session.incoming.pop(delivery.id, None)
             return Transferred(delivery, b"", None)
         if transfer.settled:
             if self.snd_settle_mode == SENDER_UNSETTLED:
@@ -280,10 +307,13 @@ class ReceiverLink(Link):
             delivery.sent_settled = True
         if transfer.more:
             delivery.progress = TRANSFER_PART[delivery.progress]
+            if not delivery.sent_settled:
+                self.session.incoming[delivery.id] = delivery
             return Transferred(delivery, octets, transfer.state)
         self.current = None
         if delivery.sent_settled:
             delivery.progress = TRANSFER_SETTLED[delivery.progress]
+            self.session.incoming.pop(delivery.id, None)
         elif self.snd_settle_mode == SENDER_SETTLED:
             raise self._error(
                 Condition.INVALID_FIELD, "an unsettled transfer on a link whose sender settles everything"
@@ -298,14 +328,17 @@ class ReceiverLink(Link):
             raise self._error(Condition.INVALID_FIELD, "the first transfer of a delivery needs a delivery-id")
         if transfer.delivery_tag is None:
             raise self._error(Condition.INVALID_FIELD, "the first transfer of a delivery needs a delivery-tag")
-        if transfer.rcv_settle_mode == RECEIVER_SECOND and self.rcv_settle_mode == RECEIVER_FIRST:
+        second = RECEIVER_SECOND in {transfer.rcv_settle_mode, self.rcv_settle_mode}
+        if second and self.rcv_settle_mode == RECEIVER_FIRST and not transfer.settled:
             raise self._error(Condition.INVALID_FIELD, "a delivery to be settled second on a link that settles first")
         if self.credit <= 0:
             raise self._error(Condition.TRANSFER_LIMIT, "a delivery was sent, and there is no credit for it")
         self.session.received_delivery_id(transfer.delivery_id)
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & MAX_UINT
-        return IncomingDelivery(self, transfer.delivery_id, transfer.delivery_tag, transfer.message_format or 0)
+        delivery = IncomingDelivery(self, transfer.delivery_id, transfer.delivery_tag, transfer.message_format or 0)
+        delivery.settles_second = second and transfer.rcv_settle_mode != RECEIVER_FIRST
+        return delivery
 
     def _check_continuation(self, delivery: IncomingDelivery, transfer: Transfer) -> None:
         if transfer.delivery_id is not None and transfer.delivery_id != delivery.id:
@@ -319,14 +352,16 @@ class ReceiverLink(Link):
     def _error(self, condition: Condition, description: str) -> ProtocolError:
         return ProtocolError(Scope.LINK, condition, description)
 
-    def _send_flow(self, *, drain: bool) -> None:
+    def _send_flow(self) -> None:
         flow = self.session.flow()
         flow.handle, flow.delivery_count, flow.link_credit = self.handle, self.delivery_count, self.credit
-        flow.drain, flow.properties = drain, self.properties
+        flow.drain, flow.properties = self.drain, self.properties
         self.session.send(flow)
         self.session.connection.owes_nothing(self)
 
 
 def settled_by_peer(delivery: IncomingDelivery | OutgoingDelivery) -> None:
     """The peer has settled a delivery."""
+    if delivery.progress is PARTIAL and isinstance(delivery, IncomingDelivery):
+        delivery.sent_settled = True
     delivery.progress = RECEIVE_SETTLED[delivery.progress]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.conditions import Condition
 from dtx.amqp.delivery import (
+    ABORT,
     PARTIAL,
-    SETTLED,
     TRANSFER,
     TRANSFER_PART,
     TRANSFER_SETTLED,
@@ -21,8 +21,8 @@ from dtx.amqp.delivery import (
     OutgoingDelivery,
 )
 from dtx.amqp.errors import ProtocolError, Scope
-from dtx.amqp.events import Disposed, LinkAttached, LinkDetached, LinkFlow
-from dtx.amqp.frames import continuation_body, disposition_body, frame, performative_frame, transfer_body
+from dtx.amqp.events import Disposed, LinkAttached, LinkDetached, LinkFlow, SessionEnded
+from dtx.amqp.frames import body_within, continuation_body, disposition_body, frame, transfer_body
 from dtx.amqp.link import HALF, Link, ReceiverLink, SenderLink, ahead, settled_by_peer
 from dtx.amqp.performatives import MAX_UINT, Attach, Begin, Detach, Disposition, End, Error, Flow, Transfer
 from dtx.amqp.states import SESSION, LinkState, SessionState, SessionVerb
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dtx.amqp.performatives import Performative
 
 MAPPED: Final = SessionState.MAPPED
+_SENDING: Final = frozenset({SessionState.BEGIN_SENT, MAPPED})
 
 
 class Session:
@@ -55,6 +56,8 @@ class Session:
         self.waiting_octets = 0
         """Octets of deliveries that wait for the peer's window."""
         self._handles: dict[int, Link] = {}
+        self._unanswered: dict[tuple[str, bool], Link] = {}
+        """The links whose attach of ours the peer has not answered, by their names and whether we are the receiver."""
         self._capacity = connection.window
         self._incoming_window = self._capacity
         self._next_incoming_id = 0
@@ -80,29 +83,43 @@ class Session:
         self.send(Begin(answers, self._next_outgoing_id, self._incoming_window, MAX_UINT, self.connection.handle_max))
 
     def end(self, error: Error | None = None) -> None:
-        """Ends the session, or answers the peer's end. Without effect on one that we have ended."""
-        if self.state not in {SessionState.MAPPED, SessionState.END_RCVD}:
+        """Ends the session, or answers the peer's end. Without effect on one that we have ended. One that we have begun
+        is ended once the peer has answered."""
+        self.flush_disposition()
+        if self.state in {SessionState.END_SENT, SessionState.DISCARDING, SessionState.ENDED}:
             return
-        self._lose_links()
         verb = SessionVerb.SEND_END if error is None else SessionVerb.SEND_ERROR
-        self.state = advance(SESSION, self.state, verb)
-        self.send(End(error))
+        after = advance(SESSION, self.state, verb)
+        self._lose_links()
+        self.state = after
+        self._write(End(error))
         if self.state is SessionState.ENDED:
             self.connection.free_session(self)
 
     def sender(self, name: str) -> SenderLink:
-        """A new link on which we send; `attach` it."""
-        link = SenderLink(self, name, self._free_handle())
-        self._handles[link.handle] = link
-        self.connection.links[name, False] = link
+        """A new link on which we send; `attach` it. ValueError when the name is in use, or the peer takes no more."""
+        link = SenderLink(self, name, self._handle_of(name, receives=False))
+        self._add(link)
         return link
 
     def receiver(self, name: str) -> ReceiverLink:
-        """A new link on which the peer sends; `attach` it."""
-        link = ReceiverLink(self, name, self._free_handle())
-        self._handles[link.handle] = link
-        self.connection.links[name, True] = link
+        """A new link on which the peer sends; `attach` it. ValueError when the name is in use, or the peer takes no
+        more."""
+        link = ReceiverLink(self, name, self._handle_of(name, receives=True))
+        self._add(link)
         return link
+
+    def _handle_of(self, name: str, *, receives: bool) -> int:
+        key = (name, receives)
+        if self.state not in _SENDING:
+            raise ValueError(f"the session is: {self.state.value}")
+        if key in self.connection.links or key in self._unanswered:
+            raise ValueError(f"there is a link {name!r} already")
+        return self._free_handle()
+
+    def _add(self, link: Link) -> None:
+        self._handles[link.handle] = link
+        self.connection.links[link.name, link.receives] = link
 
     def _free_handle(self) -> int:
         handle = next(number for number in range(len(self._handles) + 1) if number not in self._handles)
@@ -112,10 +129,30 @@ class Session:
 
     # -- sending
     def send(self, performative: Performative) -> None:
-        """Sends a frame behind everything that was said of deliveries before."""
+        """Sends a frame behind everything that was said of deliveries before. Without effect once we have ended the
+        session."""
         if self._disposition is not None:
             self._write_disposition()
-        self.connection.write(performative_frame(self.channel, performative))
+        if self.state in _SENDING:
+            self._write(performative)
+
+    def _write(self, performative: Performative) -> None:
+        room = self.connection.max_body
+        body = body_within(performative, room)
+        if body is None:
+            self._too_small(f"a frame {type(performative).__name__.lower()} has more than {room} octets")
+        else:
+            self.connection.write(frame(self.channel, body))
+
+    def _too_small(self, told: str) -> None:
+        """The peer's frames are too small for what it has to be told: the session can't go on."""
+        error = Error(Condition.FRAME_SIZE, told)
+        self.end(error)
+        self.connection.tell(SessionEnded(self, error, by_peer=False))
+
+    def expect(self, link: Link) -> None:
+        """The peer is to answer the attach of a link."""
+        self._unanswered[link.name, link.receives] = link
 
     def flow(self) -> Flow:
         """A flow with the state of the session's windows."""
@@ -150,12 +187,15 @@ class Session:
         if pending is not None and self.state is MAPPED:
             first, last, state, receiver, settled = pending
             body = disposition_body(first, last, state, receiver=receiver, settled=settled)
-            self.connection.write(frame(self.channel, body))
+            if len(body) > self.connection.max_body:
+                self._too_small(f"a frame disposition has more than {self.connection.max_body} octets")
+            else:
+                self.connection.write(frame(self.channel, body))
 
     def push(self, delivery: OutgoingDelivery, octets: int) -> None:
         """A delivery has more to transfer."""
         self.waiting_octets += octets
-        if not delivery.more:
+        if not delivery.more and delivery.link.current is delivery:  # an earlier one may be aborted
             delivery.link.current = None
         if not delivery.queued and (delivery.size or not delivery.more):
             delivery.queued = True
@@ -179,7 +219,7 @@ class Session:
                 self._waiting.remove(delivery)
                 self._dequeued(delivery)
             link.taken_back()
-            delivery.progress = SETTLED
+            delivery.progress = ABORT[delivery.progress]
             return
         delivery.aborting = True
         self.push(delivery, 0)
@@ -191,11 +231,19 @@ class Session:
             return
         if self._disposition is not None:
             self._write_disposition()
+        held: list[OutgoingDelivery] = []
         while waiting and self._remote_window > 0:
             delivery = waiting[0]
-            if self._transfer_part(delivery):
+            if delivery.progress is WAITING and not delivery.link.may_begin:
+                held.append(waiting.popleft())
+            elif self._transfer_part(delivery):
                 waiting.popleft()
                 self._dequeued(delivery)
+        waiting.extendleft(reversed(held))
+
+    def transferring(self, link: SenderLink) -> bool:
+        """Whether deliveries of a link are to be transferred when the peer's window is open."""
+        return any(one.link is link and (link.may_begin or one.progress is not WAITING) for one in self._waiting)
 
     def _dequeued(self, delivery: OutgoingDelivery) -> None:
         delivery.queued = False
@@ -233,7 +281,7 @@ class Session:
         self._next_outgoing_id = (self._next_outgoing_id + 1) & MAX_UINT
         self.connection.write(frame(self.channel, body + octets))
         if delivery.aborting:
-            delivery.progress = SETTLED
+            delivery.progress = ABORT[delivery.progress]
             self.outgoing.pop(delivery.id, None)
             return True
         if more:
@@ -269,26 +317,32 @@ class Session:
             told = f"an attach with handle {attach.handle}; the last one is {self.connection.handle_max}"
             raise ProtocolError(Scope.CONNECTION, Condition.FRAMING_ERROR, told)
         if attach.handle in self.links:
-            raise ProtocolError(Scope.SESSION, Condition.HANDLE_IN_USE, f"the handle {attach.handle} is in use")
-        links, key = self.connection.links, (attach.name, not attach.receiver)
-        link = links.get(key)
-        if link is not None and link.remote is None and link.session is self:
+            raise ProtocolError(Scope.CONNECTION, Condition.HANDLE_IN_USE, f"the handle {attach.handle} is in use")
+        key = (attach.name, not attach.receiver)
+        link = self._unanswered.pop(key, None)
+        if link is not None:
+            detached = link.state is LinkState.DETACH_SENT  # by us, before the peer's answer came
             link.received_attach(attach)
             self.links[attach.handle] = link
-            events.append(LinkAttached(link))
+            if not detached:
+                events.append(LinkAttached(link))
             return
+        link = self.connection.links.get(key)
         if link is not None:  # the same link again: the later attach takes it (2.6.1)
             stolen = Error(Condition.STOLEN, f"the link {attach.name!r} was attached again")
             link.detach(error=stolen)
             events.append(LinkDetached(link, stolen, closed=True, by_peer=False))
+        try:
+            handle = self._free_handle()
+        except ValueError as error:
+            raise ProtocolError(Scope.SESSION, Condition.RESOURCE_LIMIT, str(error)) from None
         kind = SenderLink if attach.receiver else ReceiverLink
-        link = kind(self, attach.name, self._free_handle())
+        link = kind(self, attach.name, handle)
         link.snd_settle_mode = attach.snd_settle_mode
         link.rcv_settle_mode = attach.rcv_settle_mode
         link.received_attach(attach)
-        self._handles[link.handle] = link
+        self._add(link)
         self.links[attach.handle] = link
-        links[key] = link
         events.append(LinkAttached(link))
 
     def received_detach(self, detach: Detach, events: deque[Event]) -> None:
@@ -309,6 +363,7 @@ class Session:
         counted = 0 if flow.next_incoming_id is None else flow.next_incoming_id
         window = counted + min(flow.incoming_window, HALF - 1)
         self._remote_window = max(0, ahead(window & MAX_UINT, self._next_outgoing_id))
+        self._next_incoming_id = flow.next_outgoing_id
         if flow.handle is not None:
             link = self._link(flow.handle)
             if link.attached:
@@ -420,6 +475,7 @@ class Session:
             self.drop_link(link)
             link.lose()
         self._handles.clear()
+        self._unanswered.clear()
         self.links.clear()
         self._waiting.clear()
         self.waiting_octets = 0

@@ -1,0 +1,94 @@
+"""Stranger: a peer that says any performatives, one frame after the other, to an application on our endpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dtx.amqp.connection import Connection
+from dtx.amqp.frames import AMQP_HEADER, FrameReader, performative_frame
+from dtx.amqp.performatives import Attach, Begin, Open, Source, Target
+from tests.dtx.amqp.ends import Application
+
+if TYPE_CHECKING:
+    from dtx.amqp.performatives import Performative
+
+T = TypeVar("T")
+
+
+class Stranger:
+    """`heard` has what the application said since it was asked last: channel, performative, payload."""
+
+    def __init__(self, end: Application | None = None, said: Open | None = None) -> None:
+        self.end = end or Application(Connection("server", max_frame_size=65_536), credit=10)
+        self._reader = FrameReader(2**24)
+        self.octets = b""
+        self.said = b""
+        """What it says, and has not sent."""
+        if said is None:
+            said = Open("stranger")
+        self.send(AMQP_HEADER + performative_frame(0, said))
+        self.listen(Open)
+
+    def send(self, octets: bytes) -> None:
+        self.end.receive(octets)
+
+    def say(self, *performatives: Performative, channel: int = 0, payload: bytes = b"") -> None:
+        """Says frames, all at once."""
+        octets = b""
+        for performative in performatives:
+            made = performative_frame(channel, performative) + payload
+            octets += len(made).to_bytes(4, "big") + made[4:]
+        self.send(octets)
+
+    def hear(self) -> list[tuple[int, Performative, bytes]]:
+        """What the application says now."""
+        octets = self.end.output()
+        self._reader.feed(octets)
+        if not self._reader.started and not self._reader.header():
+            return []
+        found = []
+        while (one := self._reader.next()) is not None:
+            channel, performative, payload = one
+            if performative is not None:
+                found.append((channel, performative, payload))
+        return found
+
+    def listen(self, *kinds: type) -> list[Any]:
+        """The performatives that the application says now: exactly of these kinds, in this order."""
+        found = [performative for _, performative, _ in self.hear()]
+        assert [type(one) for one in found] == list(kinds), found
+        return found
+
+    def ask(self, kind: type[T], *performatives: Performative, channel: int = 0) -> T:
+        """Says frames; the one performative of this kind among the answers."""
+        self.say(*performatives, channel=channel)
+        found = [performative for _, performative, _ in self.hear() if isinstance(performative, kind)]
+        assert len(found) == 1, found
+        return found[0]
+
+    def begin(self, channel: int = 0, *, window: int = 2**31 - 1, number: int = 0) -> Begin:
+        """Begins a session."""
+        return self.ask(Begin, Begin(None, number, window, 2**31 - 1), channel=channel)
+
+    def attach(self, name: str, handle: int, *, receiver: bool, channel: int = 0, **more: Any) -> Attach:
+        """Attaches a link."""
+        return self.ask(Attach, attach(name, handle, receiver=receiver, **more), channel=channel)
+
+
+def attach(name: str, handle: int, *, receiver: bool, **more: Any) -> Attach:
+    """An attach with a source and a target."""
+    count = None if receiver else 0
+    return Attach(
+        name, handle, receiver, source=Source("a"), target=Target("b"), **{"initial_delivery_count": count, **more}
+    )
+
+
+def kept(connection: Connection) -> int:
+    """How many things a connection keeps, in all of its tables and queues."""
+    sessions = {*connection.sessions.values(), *connection._channels.values()}
+    found = len(connection.links) + len(connection.sessions) + len(connection._channels) + len(connection._owed)
+    found += len(connection._disposing) + len(connection._events) + len(connection._output)
+    for session in sessions:
+        found += len(session.links) + len(session._handles) + len(session._unanswered)
+        found += len(session.incoming) + len(session.outgoing) + len(session._waiting)
+    return found

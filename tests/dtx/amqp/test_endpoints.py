@@ -1,0 +1,353 @@
+"""Two endpoints that talk with each other, in random walks. Every message arrives whole, in order and once, no frame
+breaks a rule (`frame_rules`), and in the end both know the same: also when either side ends anything at any moment.
+Then the connection is lost between any two octets."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dtx.amqp.connection import Connection
+from dtx.amqp.delivery import PARTIAL, SETTLED_THERE, UNSETTLED, WAITING, OutgoingDelivery
+from dtx.amqp.link import ReceiverLink, SenderLink
+from dtx.amqp.performatives import Error
+from dtx.amqp.states import ConnectionState, DeliveryState, LinkState, SessionState
+from tests.cases import each
+from tests.dtx.amqp.ends import ACCEPTED, RECEIVED, REFUSED, Application, ends
+
+if TYPE_CHECKING:
+    from dtx.amqp.delivery import IncomingDelivery
+    from dtx.amqp.session import Session
+
+SEED = int(os.environ.get("XABRIDGE_SEED", "0"))
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "60"))
+STEPS = 600
+SIZES = (0, 1, 100, 400, 600, 3000, 20_000)
+
+
+class Walk:
+    """A random walk of both ends. `ending` says how often something is ended (0: nothing is)."""
+
+    def __init__(self, seed: int, *, ending: int) -> None:
+        self.random = random.Random(seed)
+        self.ending = ending
+        pick = self.random.choice
+        self.ends = ends(
+            client=Connection("client", max_frame_size=pick((512, 600, 65_536)), window=pick((1, 2, 3, 50))),
+            server=Connection("server", max_frame_size=pick((512, 600, 65_536)), window=pick((1, 2, 3, 50))),
+            credit=pick((0, 1, 5)),
+            count=pick((0, 2**32 - 3, 2**31 - 2)),
+        )
+        self.sent: dict[str, list[bytes]] = defaultdict(list)
+        """By the names of links, what was sent whole and not aborted."""
+        self.open: dict[OutgoingDelivery, bytes] = {}
+        """Deliveries that are not complete, with what they have."""
+        self.whole: dict[OutgoingDelivery, int] = {}
+        """Complete ones that may be aborted still, with their places in `sent`."""
+        self.names = 0
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def step(self) -> None:
+        end = self.random.choice((self.ends.client, self.ends.server))
+        if end.connection.state is not ConnectionState.OPENED:
+            return
+        move = self.random.choice(
+            [self.transport] * 6
+            + [self.send] * 4
+            + [self.credit] * 2
+            + [self.begin, self.attach, self.add, self.abort, self.dispose, self.outgoing, self.echo]
+            + [self.detach, self.end] * self.ending
+        )
+        move(end)
+        end.drain()
+
+    # -- moves
+    def transport(self, end: Application) -> None:
+        if self.random.random() < 0.6:
+            self.ends.send(end)
+        self.ends.arrive(end, self.random.choice((1, 7, 100, 1000, None)))
+
+    def begin(self, end: Application) -> None:
+        if sum(session.mapped for session in end.sessions) < 3:
+            end.begin()
+
+    def attach(self, end: Application) -> None:
+        sessions = [
+            session for session in end.sessions if session.state in {SessionState.MAPPED, SessionState.BEGIN_SENT}
+        ]
+        if sessions and sum(link.attached for link in end.links) < 5:
+            self.names += 1
+            name = f"{end.connection.container} {self.names}" + REFUSED * (self.random.random() < 0.1)
+            end.attach(self.random.choice(sessions), name, receives=self.random.random() < 0.5)
+
+    def credit(self, end: Application) -> None:
+        links = [link for link in end.links if isinstance(link, ReceiverLink) and link.attached]
+        if links:
+            link = self.random.choice(links)
+            link.give_credit(self.random.choice((0, 1, 2, 10)), drain=self.random.random() < 0.2)
+
+    def send(self, end: Application) -> None:
+        links = [link for link in end.links if isinstance(link, SenderLink) and link.attached]
+        links = [link for link in links if link.credit and link.current is None]
+        if not links:
+            return
+        link = self.random.choice(links)
+        octets = self.random.randbytes(self.random.choice(SIZES))
+        more = self.random.random() < 0.2
+        state = self.random.choice((None, None, RECEIVED))
+        tag = len(end.outgoing).to_bytes(4, "big")
+        delivery = link.send(tag, octets, state, settled=self.random.random() < 0.3, more=more)
+        end.outgoing.append(delivery)
+        if more:
+            self.open[delivery] = octets
+        else:
+            self._complete(delivery, octets)
+
+    def _complete(self, delivery: OutgoingDelivery, octets: bytes) -> None:
+        sent = self.sent[delivery.link.name]
+        self.whole[delivery] = len(sent)
+        sent.append(octets)
+
+    def add(self, end: Application) -> None:
+        own = [one for one in self.open if one.link.session.connection is end.connection and one.link.attached]
+        if own:
+            delivery = self.random.choice(own)
+            octets = self.random.randbytes(self.random.choice(SIZES))
+            more = self.random.random() < 0.5
+            delivery.add(octets, more=more)
+            self.open[delivery] += octets
+            if not more:
+                self._complete(delivery, self.open.pop(delivery))
+
+    def abort(self, end: Application) -> None:
+        own = [one for one in (*self.open, *self.whole) if one.link.session.connection is end.connection]
+        own = [one for one in own if one.progress in {WAITING, PARTIAL} and not one.aborting and one.link.attached]
+        if own:
+            delivery = self.random.choice(own)
+            self.random.choice((delivery.abort, delivery.settle))()
+            if self.open.pop(delivery, None) is None:
+                self._take_back(delivery)
+
+    def _take_back(self, delivery: OutgoingDelivery) -> None:
+        place = self.whole.pop(delivery)
+        name = delivery.link.name
+        del self.sent[name][place]
+        for other, at in self.whole.items():
+            if other.link.name == name and at > place:
+                self.whole[other] = at - 1
+
+    def dispose(self, end: Application) -> None:
+        unsettled = [one for one in end.incoming if one.progress in {UNSETTLED, SETTLED_THERE}]
+        at = self.random.randrange(len(unsettled) + 1)
+        for delivery in unsettled[at : at + self.random.choice((1, 3, 10))]:
+            delivery.update(self.random.choice((ACCEPTED, RECEIVED)), settled=self.random.random() < 0.7)
+
+    def outgoing(self, end: Application) -> None:
+        unsettled = [one for one in end.outgoing if one.progress in {UNSETTLED, SETTLED_THERE}]
+        at = self.random.randrange(len(unsettled) + 1)
+        for delivery in unsettled[at : at + self.random.choice((1, 3, 10))]:
+            if self.random.random() < 0.5:
+                delivery.settle()
+            else:
+                delivery.update(RECEIVED, settled=self.random.random() < 0.5)
+
+    def echo(self, end: Application) -> None:
+        sessions = [session for session in end.sessions if session.mapped]
+        if sessions:
+            session = self.random.choice(sessions)
+            flow = session.flow()
+            flow.echo = True
+            links = [link for link in end.links if link.session is session and link.attached]
+            if links and self.random.random() < 0.5:
+                link = self.random.choice(links)
+                flow.handle, flow.delivery_count = link.handle, link.delivery_count
+                if isinstance(link, ReceiverLink):
+                    flow.link_credit, flow.drain = link.credit, link.drain
+                elif isinstance(link, SenderLink):
+                    flow.drain = link._told_drain
+            session.send(flow)
+
+    def detach(self, end: Application) -> None:
+        links = [link for link in end.links if link.state in {LinkState.ATTACHED, LinkState.ATTACH_SENT}]
+        if links:
+            error = self.random.choice((None, Error("amqp:link:detach-forced", "x" * self.random.choice((0, 1000)))))
+            self.random.choice(links).detach(error=error)
+
+    def end(self, end: Application) -> None:
+        sessions = [session for session in end.sessions if session.mapped]
+        if sessions and self.random.random() < 0.5:
+            self.random.choice(sessions).end(self.random.choice((None, Error("amqp:internal-error", "why not"))))
+
+    # -- the end of a walk
+    def finish(self) -> None:
+        """Everything that is begun is completed and gets credit, until nothing is left to be said."""
+        for delivery, octets in tuple(self.open.items()):
+            if delivery.link.attached:
+                delivery.add(b"last", more=False)
+                self._complete(delivery, octets + b"last")
+        self.ends.settle()
+        for end in (self.ends.client, self.ends.server):
+            for link in end.links:
+                if isinstance(link, ReceiverLink):
+                    link.give_credit(100)
+        self.ends.settle()
+
+    def check(self) -> None:
+        client, server = self.ends.client, self.ends.server
+        for end in (client, server):
+            end.rules.check_answers()
+        for end in (client, server):
+            self.check_messages(end)
+        self.check_sessions(client, server)
+        self.check_sessions(server, client)
+
+    def check_messages(self, end: Application) -> None:
+        attached = {link.name for link in end.links if isinstance(link, SenderLink) and link.attached}
+        other = self.ends.other(end)
+        for name in [link.name for link in end.links if isinstance(link, SenderLink)]:
+            came, sent = other.messages[name], self.sent[name]
+            if name in attached:
+                assert came == sent
+            else:
+                assert came == sent[: len(came)]
+        assert len({id(delivery) for delivery in other.incoming}) == len(other.incoming)
+
+    def check_sessions(self, end: Application, other: Application) -> None:
+        """What `end` has sent, and what `other` knows of it."""
+        assert len(end.connection.sessions) == len(other.connection.sessions)
+        for session in end.connection.sessions.values():
+            there = other.connection.sessions[session.channel]
+            assert session.mapped
+            assert there.mapped
+            assert len(session.links) == len(there.links) == len(session._handles)
+            assert not session._waiting
+            assert session.waiting_octets == 0
+            assert session._next_outgoing_id == there._next_incoming_id
+            assert numbers(session, UNSETTLED) == numbers(there, UNSETTLED, incoming=True)
+            assert not numbers(session, SETTLED_THERE) & set(there.incoming)
+            assert not numbers(there, SETTLED_THERE, incoming=True) & set(session.outgoing)
+            for link in session.links.values():
+                if isinstance(link, SenderLink):
+                    peer = there._handles[link.remote_handle]
+                    assert isinstance(peer, ReceiverLink)
+                    assert peer.name == link.name
+                    assert (peer.delivery_count, peer.credit) == (link.delivery_count, link.credit)
+
+    def settle_all(self) -> None:
+        for end in (self.ends.client, self.ends.server):
+            for delivery in deliveries(end):
+                delivery.settle()
+        self.ends.settle()
+        for end in (self.ends.client, self.ends.server):
+            for session in end.connection.sessions.values():
+                assert not session.incoming
+                assert not session.outgoing
+
+
+def numbers(session: Session, state: DeliveryState, *, incoming: bool = False) -> set[int]:
+    found = session.incoming if incoming else session.outgoing
+    return {number for number, one in found.items() if one.progress is state}
+
+
+def deliveries(end: Application) -> list[IncomingDelivery | OutgoingDelivery]:
+    return [*end.incoming, *end.outgoing]
+
+
+def walk(seed: int, *, ending: int) -> Walk:
+    found = Walk(seed, ending=ending)
+    found.run(STEPS)
+    return found
+
+
+@each("seed", range(SEED, SEED + SCHEDULES))
+def test_every_message_arrives_whole_in_order_and_once(seed: int) -> None:
+    found = walk(seed, ending=0)
+    found.finish()
+    found.check()
+    found.settle_all()
+
+
+@each("seed", range(SEED, SEED + SCHEDULES))
+def test_either_side_may_end_anything_at_any_moment(seed: int) -> None:
+    found = walk(seed, ending=1)
+    found.finish()
+    found.check()
+    found.settle_all()
+    for end in (found.ends.client, found.ends.server):
+        for session in tuple(end.connection.sessions.values()):
+            session.end()
+    found.ends.settle()
+    for end in (found.ends.client, found.ends.server):
+        assert_empty(end)
+        end.rules.check_answers()
+
+
+@each("seed", range(SEED, SEED + SCHEDULES))
+def test_either_side_may_close_at_any_moment(seed: int) -> None:
+    found = Walk(seed, ending=1)
+    found.run(found.random.randrange(STEPS))
+    client, server = found.ends.client, found.ends.server
+    error = found.random.choice((None, Error("amqp:connection:forced", "it is late")))
+    for end in found.random.choice(((client,), (server,), (client, server))):
+        end.connection.close(error)
+    found.run(20)
+    found.ends.settle()
+    for end in (client, server):
+        assert end.connection.state is ConnectionState.END
+        assert end.connection.finished
+        end.rules.check_answers()
+        assert_empty(end)
+
+
+@each("seed", range(SEED, SEED + SCHEDULES))
+def test_the_connection_may_be_lost_between_any_two_octets(seed: int) -> None:
+    found = Walk(seed, ending=1)
+    found.run(found.random.randrange(STEPS))
+    for end in (found.ends.client, found.ends.server):
+        found.ends.arrive(end, found.random.randrange(1000))
+        end.connection.lose()
+        assert end.connection.output() == b""
+        assert end.connection.next_event() is None
+        assert end.connection.finished
+        assert_empty(end)
+        for session in end.sessions:
+            assert session.state is SessionState.ENDED
+        for link in end.links:
+            assert link.state is LinkState.GONE
+            link.detach()
+            if isinstance(link, ReceiverLink):
+                link.give_credit(1)
+        for delivery in deliveries(end):
+            delivery.update(ACCEPTED, settled=True)
+            delivery.settle()
+        assert end.connection.output() == b""
+
+
+def assert_empty(end: Application) -> None:
+    """Nothing is kept of what is over."""
+    connection = end.connection
+    for kept in (connection.sessions, connection._channels, connection.links, connection._owed, connection._disposing):
+        assert not kept
+    for session in end.sessions:
+        for left in (session.links, session._handles, session._unanswered, session.incoming, session.outgoing):
+            assert not left
+        assert not session._waiting
+        assert session.waiting_octets == 0
+
+
+@pytest.mark.slow
+def test_long_walks() -> None:
+    for seed in range(SEED + 1000, SEED + 1000 + SCHEDULES // 3):
+        for ending in (0, 1):
+            found = Walk(seed, ending=ending)
+            found.run(20 * STEPS)
+            found.finish()
+            found.check()
+            found.settle_all()

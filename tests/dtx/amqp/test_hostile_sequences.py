@@ -1,0 +1,425 @@
+"""Legal performatives in any order and number, as nobody in their right mind would send them. Whatever asks for an
+answer gets one, nothing is raised, and what is kept is bounded by what there is."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+
+import pytest
+
+from dtx.amqp.conditions import Condition
+from dtx.amqp.connection import Connection
+from dtx.amqp.link import SenderLink
+from dtx.amqp.performatives import (
+    MAX_UINT,
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Open,
+    Transfer,
+)
+from dtx.amqp.states import ConnectionState
+from tests.cases import each
+from tests.dtx.amqp.ends import ACCEPTED, Application
+from tests.dtx.amqp.stranger import Stranger, attach, kept
+
+SEED = int(os.environ.get("XABRIDGE_SEED", "0"))
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "60"))
+WINDOW = 2**31 - 1
+
+
+def flow(number: int = 0, **more: object) -> Flow:
+    return Flow(0, WINDOW, number, WINDOW, **more)  # type: ignore[arg-type]
+
+
+def kinds(stranger: Stranger) -> Counter[str]:
+    return Counter(type(performative).__name__ for _, performative, _ in stranger.hear())
+
+
+def test_seventy_pipelined_sessions() -> None:
+    stranger = Stranger()
+    for _ in range(70):
+        stranger.say(Begin(None, 0, 10, 10), End())
+    assert kinds(stranger) == {"Begin": 70, "End": 70}
+    assert kept(stranger.end.connection) == 0
+    stranger.begin()
+
+
+def test_seventy_sessions_at_once() -> None:
+    stranger = Stranger()
+    for channel in range(70):
+        stranger.say(Begin(None, 0, 10, 10), channel=channel)
+    found = stranger.hear()
+    assert [one.remote_channel for _, one, _ in found if isinstance(one, Begin)] == list(range(70))
+    assert len({channel for channel, _, _ in found}) == 70
+    for channel in reversed(range(70)):
+        stranger.say(End(), channel=channel)
+    assert kinds(stranger) == {"End": 70}
+    assert kept(stranger.end.connection) == 0
+
+
+def test_seventy_pipelined_links() -> None:
+    stranger = Stranger()
+    stranger.begin()
+    for number in range(70):
+        stranger.say(attach("same", 0, receiver=number % 2 == 0), Detach(0, closed=number % 3 == 0))
+    found = kinds(stranger)
+    assert (found["Attach"], found["Detach"]) == (70, 70)
+    assert kept(stranger.end.connection) == 2  # the session by both of its channels
+
+
+def test_links_up_to_the_last_handle_and_one_beyond_it() -> None:
+    stranger = Stranger(Application(Connection("server", handle_max=69)))
+    assert stranger.begin().handle_max == 69
+    for handle in range(70):
+        stranger.attach(f"{handle}", handle, receiver=True)
+    closed = stranger.ask(Close, attach("one more", 70, receiver=True))
+    assert closed.error is not None
+    assert closed.error.condition == Condition.FRAMING_ERROR
+    assert kept(stranger.end.connection) == 0
+
+
+def test_a_session_on_the_last_channel_and_one_beyond_it() -> None:
+    stranger = Stranger(Application(Connection("server", channel_max=3)))
+    stranger.begin(channel=3)
+    closed = stranger.ask(Close, Begin(None, 0, 1, 1), channel=4)
+    assert closed.error is not None
+    assert closed.error.condition == Condition.FRAMING_ERROR
+
+
+def test_who_takes_one_handle_and_attaches_two() -> None:
+    stranger = Stranger()
+    stranger.say(Begin(None, 0, 10, 10, handle_max=0))
+    stranger.listen(Begin)
+    stranger.attach("first", 5, receiver=True)
+    ended = stranger.ask(End, attach("second", 6, receiver=True))
+    assert ended.error is not None
+    assert ended.error.condition == Condition.RESOURCE_LIMIT
+    stranger.say(End())
+    assert kept(stranger.end.connection) == 0
+
+
+def test_who_takes_one_channel_and_begins_two_sessions() -> None:
+    stranger = Stranger(said=Open("stranger", channel_max=0))
+    stranger.begin(channel=0)
+    closed = stranger.ask(Close, Begin(None, 0, 1, 1), channel=1)
+    assert closed.error is not None
+    assert closed.error.condition == Condition.NOT_ALLOWED
+
+
+def test_a_session_is_echoed_and_once_for_all_that_ask_at_once() -> None:
+    stranger = Stranger()
+    stranger.begin()
+    stranger.say(flow(echo=True))
+    (told,) = stranger.listen(Flow)
+    assert (told.handle, told.next_incoming_id, told.incoming_window) == (None, 0, 2048)
+    stranger.say(*[flow(echo=True) for _ in range(1000)])
+    stranger.listen(Flow)
+
+
+@each("receiver", [True, False])
+def test_a_link_is_echoed(*, receiver: bool) -> None:
+    stranger = Stranger()
+    stranger.begin()
+    told = stranger.attach("x", 7, receiver=receiver)
+    counted = {"delivery_count": 0, "link_credit": 3} if receiver else {"delivery_count": 0}
+    stranger.say(*[flow(handle=7, echo=True, **counted) for _ in range(100)])
+    (answer,) = stranger.listen(Flow)
+    assert (answer.handle, answer.delivery_count, answer.link_credit) == (told.handle, 0, 3 if receiver else 10)
+
+
+@each("credit", [0, 1, 100, MAX_UINT])
+def test_a_drain_is_answered_also_where_there_is_no_credit(credit: int) -> None:
+    stranger = Stranger()
+    stranger.begin()
+    stranger.attach("x", 0, receiver=True)
+    stranger.say(flow(handle=0, delivery_count=0, link_credit=credit, drain=True))
+    (answer,) = stranger.listen(Flow)
+    used = min(credit, 2**31 - 1)  # serial numbers count no further
+    assert (answer.delivery_count, answer.link_credit, answer.drain) == (used, 0, True)
+    stranger.say(flow(handle=0, delivery_count=used, link_credit=0, drain=True))  # again
+    stranger.listen(Flow)
+
+
+def test_a_detach_in_the_middle_of_a_large_delivery() -> None:
+    """70 MB in more than a thousand frames, of which nothing is kept when the link is detached."""
+    stranger = Stranger()
+    stranger.begin()
+    stranger.attach("x", 0, receiver=False)
+    stranger.hear()
+    payload = bytes(65_000)
+    frames = 70_000_000 // len(payload) + 1
+    assert frames > 1024
+    stranger.say(Transfer(0, 0, b"0", more=True), payload=payload)
+    for _ in range(frames - 1):
+        stranger.say(Transfer(0, more=True), payload=payload)
+        assert all(isinstance(one, Flow) for _, one, _ in stranger.hear())  # the window is opened again and again
+    assert stranger.end.connection._reader.pending == 0
+    assert sum(map(len, stranger.end.partial["x"])) == frames * len(payload)
+    stranger.say(Detach(0))
+    assert [(one.handle, one.closed) for one in stranger.listen(Detach)] == [(0, False)]
+    assert kept(stranger.end.connection) == 2
+    assert not stranger.end.partial
+    stranger.attach("x", 0, receiver=False)
+
+
+def test_a_disposition_for_everything_there_could_be() -> None:
+    stranger = Stranger()
+    stranger.begin()
+    stranger.attach("out", 0, receiver=True)
+    stranger.attach("in", 1, receiver=False)
+    stranger.say(flow(handle=0, delivery_count=0, link_credit=5))
+    (link,) = (one for one in stranger.end.links if isinstance(one, SenderLink))
+    for number in range(5):
+        stranger.end.outgoing.append(link.send(bytes((number,)), b"x"))
+    assert kinds(stranger)["Transfer"] == 5
+    stranger.say(*[Disposition(receiver=True, first=0, last=2**31 - 1, state=ACCEPTED) for _ in range(100)])
+    stranger.say(*[Disposition(receiver=False, first=0, last=2**31 - 1, settled=True) for _ in range(100)])
+    stranger.say(Disposition(receiver=True, first=3, last=2, settled=True))  # nothing: it ends before it begins
+    ended = [one for _, one, _ in stranger.hear() if isinstance(one, End)]
+    assert ended[0].error is not None
+    assert ended[0].error.condition == Condition.INVALID_FIELD
+
+
+@each("last", [2**31 - 1, 4, 5])
+def test_a_disposition_settles_what_is_in_its_range(last: int) -> None:
+    stranger = Stranger()
+    stranger.begin()
+    stranger.attach("out", 0, receiver=True)
+    stranger.say(flow(handle=0, delivery_count=0, link_credit=5))
+    (link,) = (one for one in stranger.end.links if isinstance(one, SenderLink))
+    sent = [link.send(bytes((number,)), b"x") for number in range(5)]
+    stranger.hear()
+    stranger.say(Disposition(receiver=True, first=0, last=last, settled=True, state=ACCEPTED))
+    assert stranger.hear() == []
+    assert not sent[0].link.session.outgoing
+
+
+def test_a_range_of_all_numbers_is_no_range_of_serial_numbers() -> None:
+    stranger = Stranger()
+    stranger.begin()
+    ended = stranger.ask(End, Disposition(receiver=True, first=0, last=MAX_UINT, settled=True))
+    assert ended.error is not None
+    assert ended.error.condition == Condition.INVALID_FIELD
+
+
+def test_a_delivery_is_not_resumed() -> None:
+    stranger = Stranger()
+    stranger.begin()
+    stranger.attach("x", 0, receiver=False)
+    stranger.hear()
+    detached = stranger.ask(Detach, Transfer(0, 0, b"0", resume=True))
+    assert detached.error is not None
+    assert detached.error.condition == Condition.NOT_IMPLEMENTED
+    stranger.say(Transfer(0, 1, b"1"), Detach(0))  # the peer did not know
+    assert stranger.hear() == []
+    stranger.attach("x", 0, receiver=False)
+
+
+def test_a_link_that_is_detached_is_attached_again() -> None:
+    stranger = Stranger()
+    stranger.begin()
+    for _ in range(3):
+        stranger.attach("x", 0, receiver=False)
+        stranger.say(Detach(0))
+        (detached,) = (one for _, one, _ in stranger.hear() if isinstance(one, Detach))
+        assert not detached.closed
+    assert kept(stranger.end.connection) == 2
+
+
+@each(("first", "second"), [(0, 0), (0, 1)])
+def test_a_link_is_stolen(first: int, second: int) -> None:
+    stranger = Stranger()
+    for channel in {first, second}:
+        stranger.begin(channel)
+    stranger.attach("x", 0, receiver=False, channel=first)
+    stranger.hear()
+    stranger.say(attach("x", 1, receiver=False), channel=second)
+    found = stranger.hear()
+    detached = [(channel, one) for channel, one, _ in found if isinstance(one, Detach)]
+    assert [channel for channel, _ in detached] == [stranger.end.sessions[first].channel]
+    error = detached[0][1].error
+    assert error is not None
+    assert error.condition == Condition.STOLEN
+    assert sum(isinstance(one, Attach) for _, one, _ in found) == 1
+    stranger.say(attach("x", 2, receiver=True), channel=second)  # the other direction is another link
+    assert kinds(stranger) == {"Attach": 1}
+
+
+def test_frames_that_cross_our_end_are_no_errors() -> None:
+    stranger = Stranger()
+    stranger.begin()
+    stranger.attach("x", 0, receiver=False)
+    stranger.end.sessions[0].end(Error(Condition.INTERNAL_ERROR, "it has to end"))
+    stranger.say(Transfer(0, 0, b"0"), flow(handle=0, echo=True), attach("y", 1, receiver=True), Detach(0))
+    stranger.say(Disposition(receiver=False, first=0), flow(echo=True))
+    assert kinds(stranger) == {"End": 1}
+    stranger.say(End())
+    assert stranger.hear() == []
+    stranger.begin()
+
+
+@pytest.mark.timeout(300)
+@each("seed", range(SEED, SEED + SCHEDULES))
+def test_legal_frames_in_any_order(seed: int) -> None:
+    Conversation(seed).run()
+
+
+class Conversation:
+    """A random peer that keeps to the rules: it uses channels and handles once, windows and credit as it was told. It
+    says several frames before it looks at an answer."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.largest = self.random.choice((512, 65_536))
+        self.stranger = Stranger(said=Open("stranger", max_frame_size=self.largest))
+        self.links: dict[int, dict[int, bool]] = {}
+        """By channels and handles, the links that the stranger has attached, and whether it receives on them."""
+        self.waiting: Counter[str] = Counter()
+        """Answers that are owed to it."""
+        self.names = 0
+        self.numbers: Counter[int] = Counter()
+        self.transfers: Counter[int] = Counter()
+        self.credit: dict[tuple[int, int], int] = {}
+        self.theirs: dict[tuple[int, int], tuple[int, int]] = {}
+        """The application's channels and handles → the stranger's."""
+        self.named: dict[str, tuple[int, int]] = {}
+        self.begun: dict[int, int] = {}
+        """The application's channels → the stranger's."""
+        self.ended: Counter[int] = Counter()
+        self.partial: set[tuple[int, int]] = set()
+
+    def run(self) -> None:
+        for _ in range(60):
+            for _ in range(self.random.randrange(1, 12)):
+                self.random.choice(
+                    (self.begin, self.attach, self.attach, self.flow, self.transfer, self.transfer, self.dispose)
+                    + (self.detach, self.end) * (self.random.random() < 0.3)
+                )()
+            self.hear()
+            assert self.stranger.end.connection.state is ConnectionState.OPENED
+            alive = len(self.links) + sum(map(len, self.links.values())) + sum(self.numbers.values())
+            assert kept(self.stranger.end.connection) <= 5 * alive
+        self.stranger.end.rules.check_answers()
+        self.stranger.say(Close())
+        self.hear()
+        assert self.stranger.end.connection.finished
+        assert kept(self.stranger.end.connection) == 0
+
+    def say(self, channel: int, performative: object, payload: bytes = b"") -> None:
+        self.stranger.say(performative, channel=channel, payload=payload)  # type: ignore[arg-type]
+
+    def begin(self) -> None:
+        channel = self.random.randrange(20)
+        if channel not in self.links:
+            self.links[channel] = {}
+            self.numbers[channel] = self.transfers[channel] = 0
+            self.say(channel, Begin(None, 0, WINDOW, WINDOW))
+            self.waiting["Begin"] += 1
+
+    def channel(self) -> int | None:
+        return self.random.choice(list(self.links)) if self.links else None
+
+    def link(self) -> tuple[int, int] | None:
+        every = [(channel, handle) for channel, links in self.links.items() for handle in links]
+        return self.random.choice(every) if every else None
+
+    def attach(self) -> None:
+        channel = self.channel()
+        handle = self.random.randrange(50)
+        if channel is not None and handle not in self.links[channel]:
+            self.names += 1
+            receives = self.random.random() < 0.5
+            name = f"{self.names}"
+            self.links[channel][handle] = receives
+            self.named[name] = (channel, handle)
+            self.say(channel, attach(name, handle, receiver=receives))
+            self.waiting["Attach"] += 1
+
+    def flow(self) -> None:
+        found = self.link()
+        if found is not None and self.random.random() < 0.7:
+            channel, handle = found
+            receives = self.links[channel][handle]
+            drain = receives and self.random.random() < 0.5
+            counted = {"delivery_count": 0, "link_credit": 0} if receives else {}
+            told = flow(self.transfers[channel], handle=handle, echo=self.random.random() < 0.5, drain=drain, **counted)
+            self.say(channel, told)
+        else:
+            for channel in self.links:
+                self.say(channel, flow(self.transfers[channel], echo=True))
+
+    def transfer(self) -> None:
+        able = [key for key, credit in self.credit.items() if credit > 0 or key in self.partial]
+        if not able:
+            return
+        channel, handle = key = self.random.choice(able)
+        self.transfers[channel] += 1
+        more, aborted = self.random.random() < 0.3, False
+        if key in self.partial:
+            aborted = self.random.random() < 0.2
+            said = Transfer(handle, more=more, aborted=aborted)
+        else:
+            self.credit[key] -= 1
+            number = self.numbers[channel]
+            self.numbers[channel] += 1
+            said = Transfer(handle, number, number.to_bytes(4, "big"), settled=self.random.random() < 0.3, more=more)
+        (self.partial.add if more and not aborted else self.partial.discard)(key)
+        self.say(channel, said, self.random.randbytes(self.random.randrange(300)))
+
+    def dispose(self) -> None:
+        channel = self.channel()
+        if channel is not None:
+            receiver, settled = self.random.random() < 0.5, self.random.random() < 0.5
+            first = self.random.randrange(100)
+            self.say(channel, Disposition(receiver, first, first + self.random.randrange(1000), settled, ACCEPTED))
+
+    def detach(self) -> None:
+        found = self.link()
+        if found is not None:
+            channel, handle = found
+            del self.links[channel][handle]
+            self.forget(found)
+            self.say(channel, Detach(handle, closed=self.random.random() < 0.5))
+            self.waiting["Detach"] += 1
+
+    def end(self) -> None:
+        channel = self.channel()
+        if channel is not None:
+            for handle in self.links.pop(channel):
+                self.forget((channel, handle))
+            self.numbers[channel] = 0
+            self.say(channel, End(self.random.choice((None, Error("amqp:internal-error")))))
+            self.waiting["End"] += 1
+
+    def forget(self, key: tuple[int, int]) -> None:
+        self.credit.pop(key, None)
+        self.partial.discard(key)
+        self.named = {name: found for name, found in self.named.items() if found != key}
+
+    def hear(self) -> None:
+        """Takes the answers; everything that was asked has one."""
+        for channel, performative, _ in self.stranger.hear():
+            self.waiting[type(performative).__name__] -= 1
+            if isinstance(performative, Begin):
+                assert performative.remote_channel is not None
+                self.begun[channel] = performative.remote_channel
+            elif isinstance(performative, Attach):
+                self.theirs[channel, performative.handle] = self.named.get(performative.name, (-1, -1))
+            elif isinstance(performative, Flow) and performative.handle is not None:
+                key = self.theirs[channel, performative.handle]
+                if key[1] in self.links.get(key[0], {}) and not self.links[key[0]][key[1]]:
+                    self.credit[key] = performative.link_credit or 0
+        owed = {
+            kind: count
+            for kind, count in self.waiting.items()
+            if count and kind in {"Begin", "Attach", "Detach", "End"}
+        }
+        assert not owed
