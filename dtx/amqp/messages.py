@@ -16,7 +16,7 @@ from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.decoding import DecodeError, decode, decode_from, skip
 from dtx.amqp.encoding import encode, encode_list
-from dtx.amqp.values import Described, Symbol, Ubyte, Uint, Ulong
+from dtx.amqp.values import Byte, Described, Symbol, Ubyte, Uint, Ulong
 
 HEADER: Final = 0x70
 DELIVERY_ANNOTATIONS: Final = 0x71
@@ -65,6 +65,8 @@ class Request:
 
 NO_HEADER: Final = Header()
 _PROPERTIES: Final = b"\x00" + encode(Ulong(PROPERTIES))
+_JMS_TOPICS: Final = frozenset({Byte(1), Byte(3)})
+"""What JMS calls a topic and a temporary topic."""
 _VALUE: Final = b"\x00" + encode(Ulong(VALUE))
 _NO_ADDRESSES: Final = (b"\x40",) * 5
 """The fields of the properties in front of the correlation-id, null."""
@@ -222,14 +224,16 @@ def _value(octets: bytes, found: dict[int, tuple[int, int]], code: int, wanted: 
     return value
 
 
-def read_to(octets: bytes) -> str | None:
-    """The address in the properties of a message, None where it has none; WireError for what is no message."""
+def read_destination(octets: bytes) -> tuple[str | None, bool]:
+    """The address in the properties of a message, None where it has none, and whether its sender means a topic (in the
+    mapping of JMS, which says so in an annotation). WireError for what is no message."""
     found = _sections_of(octets)
     properties = _value(octets, found, PROPERTIES, list)
     to = properties[2] if len(properties) > 2 else None
     if to is not None and type(to) is not str:
         raise WireError(Condition.INVALID_FIELD, "to is a string")
-    return to
+    annotations = _value(octets, found, MESSAGE_ANNOTATIONS, dict)
+    return to, annotations.get(Symbol("x-opt-jms-dest")) in _JMS_TOPICS
 
 
 def value_message(value: bytes) -> bytes:

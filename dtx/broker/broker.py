@@ -218,8 +218,8 @@ class Broker:
             self._timer = self._loop.call_later(max(delay, 0.01), self._tick)
 
     def _drop_stalled(self) -> None:
-        """Drops peers that have taken nothing of what they were sent for as long as a peer may be silent, also if they send
-        heartbeats, because others wait for the messages that such a peer holds."""
+        """Drops peers that have taken nothing of what they were sent for as long as a peer may be silent. Heartbeats
+        don't help such a peer, because others wait for the messages that it holds."""
         patience_s = self.config.settings.idle_timeout_s
         now = self._loop.time()
         for peer in tuple(self.open_peers):

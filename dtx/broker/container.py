@@ -67,6 +67,8 @@ class Container:
         self.connections: dict[int, BrokerConnection] = {}
         self._touched: dict[BrokerConnection, None] = {}
         self._links: dict[LinkKey, Link] = {}
+        self.shared_nodes: set[str] = set()
+        """Dynamic nodes from which every connection may receive: those that were made to send there."""
         self._continuing: dict[Continuing, None] = {}
 
     def open(self) -> None:

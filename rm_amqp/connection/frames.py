@@ -1,7 +1,7 @@
 """What proton can't say: properties in the flows of a link, and the default outcome in the source of a receiver.
 
-`OutgoingFrames` takes what our own proton sends, and gives what is to be sent. It reads the frames that make and end links,
-and flows while a link has properties; all others pass as they are.
+`OutgoingFrames` takes what our own proton sends, and gives what is to be sent. It reads the frames that make and end
+links, and flows while a link has properties; all others pass as they are.
 """
 
 from __future__ import annotations

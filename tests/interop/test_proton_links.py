@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import pytest
-from proton import Delivery, Described, Endpoint, Link, Message, symbol
+from proton import Delivery, Described, Link, Message, symbol
 from proton.reactor import Filter, LinkOption, Selector
 from proton.utils import BlockingConnection, LinkDetached, SyncRequestResponse
 
@@ -103,7 +103,9 @@ def test_a_dynamic_source_is_answered_from_another_connection(
     reply = Message(body="reply")
     reply.correlation_id = received.correlation_id
     other.create_sender(received.reply_to).send(reply)
-    assert client.receiver.receive(10).body == "reply"
+    connection.wait(lambda: client.response is not None)
+    response: Any = client.response
+    assert response.body == "reply"
     other.close()
 
 
@@ -142,7 +144,7 @@ def test_a_selector(connection: BlockingConnection) -> None:
     for number in range(30):
         sender.send(Message(body=number, properties={"number": number, "kind": "odd" if number % 2 else "even"}))
     assert bodies(connection, "proton.selected", Selector("kind = 'odd' AND number > 20")) == [21, 23, 25, 27, 29]
-    assert bodies(connection, "proton.selected", Selector("number IN (1, 2, 3)")) == []
+    assert bodies(connection, "proton.selected", Selector("number IN ('1', '2', '3')")) == [], "a number is no string"
     assert bodies(connection, "proton.selected") == [*range(21), 22, 24, 26, 28]
 
 
@@ -203,7 +205,7 @@ def test_a_link_is_detached_and_attached_again(connection: BlockingConnection) -
     assert [receiver.receive(10).body for _ in range(2)] == [0, 1]
     receiver.accept()
     receiver.link.detach()
-    connection.wait(lambda: not receiver.link.state & Endpoint.REMOTE_ACTIVE)
+    assert useful(connection, "proton.detached"), "the answer to the detach has come, too"
     again = connection.create_receiver("proton.again", credit=3, name="again")
     assert [again.receive(10).body for _ in range(2)] == [1, 2]
 
@@ -222,18 +224,3 @@ def test_the_receiver_settles_second(connection: BlockingConnection) -> None:
     delivery.settle()
     receiver.close()
     assert bodies(connection, "proton.second") == []
-
-
-@pytest.mark.parametrize("pairs", [70, 1100])
-def test_sessions_and_links_are_begun_and_ended_in_one_write(connection: Any, pairs: int) -> None:
-    """The client does not look at the answers: it has ended its sessions when they come."""
-    for wave in range(0, pairs, 50):
-        for number in range(min(50, pairs - wave)):
-            session = connection.conn.session()
-            session.open()
-            link = session.sender(f"sends {number}") if number % 2 else session.receiver(f"receives {number}")
-            link.source.address = link.target.address = "proton.pairs"
-            link.open()
-            link.close()
-            session.close()
-        assert useful(connection, "proton.after.pairs")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.link import ReceiverLink, SenderLink
-from dtx.amqp.messages import read_to
+from dtx.amqp.messages import read_destination
 from dtx.amqp.performatives import Coordinator, Source, Target
 from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.broker.access.permissions import Action
@@ -118,7 +118,7 @@ def _receiver(connection: BrokerConnection, session: Session, endpoint: Receiver
         raise _not_implemented(NO_ADDRESS.format("target"))
     limit = connection.container.limits.message_octets
     if target.dynamic:
-        node = connection.make_reply_queue()
+        node = connection.make_reply_queue(shared=True)
         link = IncomingLink(connection, session, endpoint, lambda _: node, node)
         told = Target(
             node.name,
@@ -161,6 +161,8 @@ def _sender(connection: BrokerConnection, session: Session, endpoint: SenderLink
     if isinstance(target, Target):
         answered = Target(target.address, capabilities=_honoured(target.capabilities))
     link = _sending(connection, session, endpoint, source, told)
+    if isinstance(link, OutgoingLink):
+        link.largest = remote.max_message_size
     endpoint.attach(told, answered)
     return link
 
@@ -217,8 +219,9 @@ def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
         node = container.resource.queues.get(address)
         if node is None:
             raise refused(Code.XAER_NOTA, f"there is no dynamic node {address!r}, or not any more")
-        if action is not Action.PRODUCE and address not in connection.replies:
-            told = "only the connection that made a dynamic node may receive from it"
+        own = address in connection.replies or address in container.shared_nodes
+        if action is not Action.PRODUCE and not own:
+            told = "only the connection that made a dynamic source may receive from it"
             raise refused(Code.XAER_RMERR, told, condition=Condition.NOT_ALLOWED)
         return node
     if address.startswith(RESERVED):
@@ -235,7 +238,9 @@ def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
 
 def _queue_in(connection: BrokerConnection, octets: bytes) -> Queue:
     """The queue that a message names in `to`."""
-    address = read_to(octets)
+    address, is_topic = read_destination(octets)
+    if is_topic:
+        raise _not_implemented(UNSUPPORTED["topic"])
     if not address:
         told = "a message on a link without an address says in `to` where it goes"
         raise refused(Code.XAER_INVAL, told, condition=Condition.PRECONDITION_FAILED)

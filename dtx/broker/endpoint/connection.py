@@ -311,22 +311,15 @@ class BrokerConnection:
         if link is not None:
             self.links[endpoint] = link
             link.session.links[endpoint] = link
-            key = self._key(link)
-            if key is not None:
-                self.container.claim(key, link)
+            self.container.claim(self._key(link), link)
             link.opened()
 
-    def _key(self, link: Link) -> LinkKey | None:
-        """What names a link among all connections; None where nobody said who the peer is: then somebody else may have
-        the same container, and the same names."""
-        if self.identity.is_anonymous:
-            return None
+    def _key(self, link: Link) -> LinkKey:
+        """What names a link among all connections."""
         return self.identity.name, self.peer_container, link.name, link.endpoint.receives
 
     def _gone(self, link: Link) -> None:
-        key = self._key(link)
-        if key is not None:
-            self.container.disclaim(key, link)
+        self.container.disclaim(self._key(link), link)
         link.gone()
 
     def _on_detach(self, event: LinkDetached) -> None:
@@ -389,14 +382,18 @@ class BrokerConnection:
             link.transaction_ended(context)
 
     # -- dynamic nodes
-    def make_reply_queue(self) -> Queue:
-        """A dynamic node of this connection. Its name can't be guessed: who knows it may send there."""
+    def make_reply_queue(self, *, shared: bool = False) -> Queue:
+        """A dynamic node of this connection. Its name can't be guessed: a peer that knows it may send there, and also
+        receive if the node is `shared`."""
         name = f"{DYNAMIC}{self.container.nonce(16).hex()}"
         queue = self.container.resource.make_dynamic(name)
         self.replies[name] = queue
+        if shared:
+            self.container.shared_nodes.add(name)
         return queue
 
     def drop_reply_queue(self, queue: Queue) -> None:
         """The dynamic node goes."""
         if self.replies.pop(queue.name, None) is not None:
+            self.container.shared_nodes.discard(queue.name)
             self.container.resource.drop_dynamic(queue)

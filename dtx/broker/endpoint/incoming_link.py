@@ -102,7 +102,7 @@ class IncomingLink(ReceivingLink):
 
 
 class RelayLink(IncomingLink):
-    """A link to the anonymous terminus: each message says in `to` where it goes. A message that was sent settled and can't
-    be passed on is dropped; if it belongs to a transaction, the transaction can't succeed any more."""
+    """A link to the anonymous terminus: each message says in `to` where it goes. A message that was sent settled and
+    can't be passed on is dropped; if it belongs to a transaction, the transaction can't succeed any more."""
 
     relays = True

@@ -73,6 +73,8 @@ class OutgoingLink(Link):
         self._limit = connection.container.limits.unsettled
         self._output_limit = connection.container.limits.output_octets
         self.open = True
+        self.largest = 0
+        """Octets of the largest message that the peer takes, 0 for any."""
 
     # -- taking from the queue
     def wants(self) -> bool:
@@ -111,6 +113,11 @@ class OutgoingLink(Link):
 
     def deliver(self, entry: Entry, payload: bytes | None = None) -> None:
         """Takes a message, which is HELD from now on; `payload` where it is at hand."""
+        if self.largest and entry.size > self.largest:
+            self._queue.give_back(entry)
+            told = f"message {entry.number} has {entry.size} octets, and the receiver takes {self.largest}"
+            self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
+            return
         self._credit -= 1
         sent = OutgoingDelivery(self, entry, self._default)
         if self.settles and self._context is self._outside:

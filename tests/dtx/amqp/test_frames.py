@@ -215,7 +215,7 @@ def test_a_performative_that_is_cut_off_is_refused() -> None:
 
 def test_an_unknown_performative_is_refused_by_its_descriptor() -> None:
     error = refused(frame(0, encode(Described(Ulong(0x99), []))))
-    assert error.condition == Condition.NOT_IMPLEMENTED
+    assert error.condition == Condition.DECODE_ERROR
     assert "0x99" in error.description
 
 

@@ -296,13 +296,26 @@ def test_a_link_is_stolen_by_the_same_user_only() -> None:
     assert not closed_with(second.told(), DETACH)
 
 
-def test_nobody_steals_where_nobody_said_who_it_is() -> None:
+def test_another_container_of_the_same_user_steals_nothing() -> None:
     world = World()
-    first, second = connected(world, container="same"), connected(world, container="same")
+    first, second = connected(world, "ada", "one"), connected(world, "ada", "two")
     first.attach(0, source=source(), receiver=True)
     second.attach(0, source=source(), receiver=True)
     first.listen()
     assert not closed_with(first.told(), DETACH)
+
+
+def test_a_receiver_gets_no_message_that_is_larger_than_it_takes() -> None:
+    world = World()
+    peer = world.connect()
+    peer.post(peer.sender("q"), "x" * 2000)
+    stranger = connected(world)
+    fields = ["small", Uint(0), True, None, None, source(), node(None), None, None, None, Ulong(1000)]
+    stranger.say(frame(ATTACH, fields) + flow(0, 0, 10, None))
+    told = stranger.told()
+    assert closed_with(told, DETACH) == "amqp:link:message-size-exceeded"
+    assert not [code for _, code, _ in told if code == TRANSFER]
+    assert peer.drained("q") == ["x" * 2000]
 
 
 # --- dynamic nodes, and no node

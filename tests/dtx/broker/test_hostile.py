@@ -228,7 +228,7 @@ OUT_OF_ORDER = {
     "a frame for no session": (transfer(0, 0, channel=5), CLOSE, "amqp:not-allowed"),
     "an end for no session": (frame(END, [], channel=5), CLOSE, "amqp:not-allowed"),
     "an end twice": (frame(END, []) * 2, CLOSE, "amqp:not-allowed"),
-    "a handle twice": (link(0, "other"), END, "amqp:session:handle-in-use"),
+    "a handle twice": (link(0, "other"), CLOSE, "amqp:session:handle-in-use"),
     "a name twice": (link(7, "in"), DETACH, "amqp:link:stolen"),
     "a handle that is none": (transfer(9, 0), END, "amqp:session:unattached-handle"),
     "a flow for no link": (frame(FLOW, [Uint(0), *[Uint(9)] * 4]), END, "amqp:session:unattached-handle"),
