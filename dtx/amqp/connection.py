@@ -277,7 +277,9 @@ class Connection:
         session = self.sessions.get(channel)
         if session is None:
             told = f"a frame {kind.__name__.lower()}, and channel {channel} has no session"
-            raise ProtocolError(Scope.CONNECTION, Condition.NOT_ALLOWED, told)
+            outside = channel > self.channel_max
+            condition = Condition.FRAMING_ERROR if outside else Condition.NOT_ALLOWED
+            raise ProtocolError(Scope.CONNECTION, condition, told)
         if type(performative) is End:
             if session.state is SessionState.MAPPED:
                 self._events.append(SessionEnded(session, performative.error, by_peer=True))

@@ -328,8 +328,8 @@ class ReceiverLink(Link):
             raise self._error(Condition.INVALID_FIELD, "the first transfer of a delivery needs a delivery-id")
         if transfer.delivery_tag is None:
             raise self._error(Condition.INVALID_FIELD, "the first transfer of a delivery needs a delivery-tag")
-        second = RECEIVER_SECOND in {transfer.rcv_settle_mode, self.rcv_settle_mode}
-        if second and self.rcv_settle_mode == RECEIVER_FIRST and not transfer.settled:
+        mode = self.rcv_settle_mode if transfer.rcv_settle_mode is None else transfer.rcv_settle_mode
+        if mode > self.rcv_settle_mode and not transfer.settled:
             raise self._error(Condition.INVALID_FIELD, "a delivery to be settled second on a link that settles first")
         if self.credit <= 0:
             raise self._error(Condition.TRANSFER_LIMIT, "a delivery was sent, and there is no credit for it")
@@ -337,7 +337,7 @@ class ReceiverLink(Link):
         self.credit -= 1
         self.delivery_count = (self.delivery_count + 1) & MAX_UINT
         delivery = IncomingDelivery(self, transfer.delivery_id, transfer.delivery_tag, transfer.message_format or 0)
-        delivery.settles_second = second and transfer.rcv_settle_mode != RECEIVER_FIRST
+        delivery.settles_second = mode == RECEIVER_SECOND
         return delivery
 
     def _check_continuation(self, delivery: IncomingDelivery, transfer: Transfer) -> None:

@@ -283,14 +283,16 @@ class FrameRules:
                 if one[0] is None:
                     session = SessionView()
                     self.sessions.append(session)
-                else:
+                elif one[0] in self._by_sent:
                     session = self._by_sent[one[0]]
+                else:  # the other end may break the rules
+                    continue
                 session.received_begin = True
                 session.next_incoming = one[1]
                 session.window_end = session.next_outgoing + one[2]
                 session.handle_max = 2**32 - 1 if one[4] is None else one[4]
                 self._by_received[one.channel] = session
-            else:
+            elif one.channel in self._by_received:
                 self._received_in(self._by_received[one.channel], one)
 
     def _received_in(self, session: SessionView, one: Frame) -> None:
@@ -301,9 +303,10 @@ class FrameRules:
             link.received_attach = True
             session.received_handles[one[1]] = link
         elif one.code == DETACH:
-            link = session.received_handles.pop(one[0])
-            link.received_detach = True
-            link.closing = bool(one[1])
+            detached = session.received_handles.pop(one[0], None)
+            if detached is not None:
+                detached.received_detach = True
+                detached.closing = bool(one[1])
         elif one.code == TRANSFER:
             session.next_incoming = (session.next_incoming + 1) % 2**32
             if one[1] is not None:

@@ -1,0 +1,861 @@
+"""The transport chapter of AMQP 1.0, sentence by sentence, at one end that is ours and one that says anything.
+
+`docs/amqp-endpoint.md` has the table; a docstring here quotes the sentences, or says them in short where it begins
+with the number of a section."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dtx.amqp.conditions import Condition
+from dtx.amqp.connection import Connection
+from dtx.amqp.delivery import SETTLED, SETTLED_THERE, UNSETTLED
+from dtx.amqp.events import ConnectionClosed, ConnectionOpened, SessionEnded
+from dtx.amqp.frames import AMQP_HEADER, HEARTBEAT, performative_frame
+from dtx.amqp.link import ReceiverLink, SenderLink
+from dtx.amqp.performatives import (
+    MAX_UINT,
+    RECEIVER_FIRST,
+    RECEIVER_SECOND,
+    SENDER_SETTLED,
+    SENDER_UNSETTLED,
+    Attach,
+    Begin,
+    Close,
+    Detach,
+    Disposition,
+    End,
+    Error,
+    Flow,
+    Open,
+    Transfer,
+)
+from dtx.amqp.states import ConnectionState, LinkState, SessionState
+from tests.cases import each
+from tests.dtx.amqp.ends import ACCEPTED, REFUSED, Application, ends
+from tests.dtx.amqp.stranger import Stranger, attach, kept
+
+if TYPE_CHECKING:
+    from dtx.amqp.delivery import IncomingDelivery
+    from dtx.amqp.link import Link
+
+WINDOW = 2**31 - 1
+
+
+def flow(number: int = 0, **more: object) -> Flow:
+    return Flow(0, WINDOW, number, WINDOW, **more)  # type: ignore[arg-type]
+
+
+def error_of(performative: Detach | End | Close) -> str:
+    """The condition with which something is ended."""
+    assert performative.error is not None
+    return performative.error.condition
+
+
+def receiver_of(stranger: Stranger, **more: int) -> ReceiverLink:
+    """A link on which the stranger sends."""
+    stranger.begin()
+    stranger.attach("in", 0, receiver=False, **more)
+    stranger.hear()
+    (link,) = stranger.end.links
+    assert isinstance(link, ReceiverLink)
+    return link
+
+
+def sender_of(stranger: Stranger, credit: int = 10, *, window: int = WINDOW) -> SenderLink:
+    """A link on which the stranger receives."""
+    stranger.begin(window=window)
+    stranger.attach("out", 0, receiver=True)
+    stranger.say(Flow(0, window, 0, WINDOW, 0, 0, credit))
+    (link,) = stranger.end.links
+    assert isinstance(link, SenderLink)
+    return link
+
+
+# -- 2.2 version negotiation
+def test_the_header_comes_first() -> None:
+    """Prior to sending any frames on a connection, each peer MUST start by sending a protocol header that indicates
+    the protocol version used on the connection.
+
+    When the client opens a new socket connection to a server, it MUST send a protocol header with the client's
+    preferred protocol version.
+
+    If the requested protocol version is supported, the server MUST send its own protocol header with the requested
+    version to the socket, and then proceed according to the protocol definition."""
+    client, server = Connection("client"), Connection("server")
+    client.open()
+    octets = client.output()
+    assert octets.startswith(AMQP_HEADER)
+    server.feed(octets)
+    assert isinstance(server.next_event(), ConnectionOpened)
+    server.open()
+    assert server.output().startswith(AMQP_HEADER)
+
+
+@each(
+    "octets", [b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x00", b"AMQP\x03\x01\x00\x00", b"GET / HTTP/1.1", bytes(8)]
+)
+def test_another_header_is_answered_by_ours(octets: bytes) -> None:
+    """If the requested protocol version is not supported, the server MUST send a protocol header with a supported
+    protocol version and then close the socket.
+
+    If the server cannot parse the protocol header, the server MUST send a valid protocol header with a supported
+    protocol version and then close the socket.
+
+    If the incoming and outgoing protocol headers do not match, both peers MUST close their outgoing stream and
+    SHOULD read the incoming stream until it is terminated."""
+    connection = Connection("server")
+    connection.feed(octets)
+    event = connection.next_event()
+    assert isinstance(event, ConnectionClosed)
+    assert not event.by_peer
+    assert connection.output() == AMQP_HEADER
+    assert connection.finished
+
+
+def test_what_stands_behind_the_header_is_of_its_version() -> None:
+    """Any data appearing beyond the protocol header MUST match the version indicated by the protocol header."""
+    connection = Connection("server")
+    connection.feed(AMQP_HEADER + AMQP_HEADER)
+    assert isinstance(connection.next_event(), ConnectionClosed)
+
+
+# -- 2.4 connections
+def test_open_comes_before_other_frames() -> None:
+    """After establishing or accepting a TCP connection and sending the protocol header, each peer MUST send an open
+    frame before sending any other frames.
+
+    The first frame sent on a connection in either direction MUST contain an open performative."""
+    connection = Connection("client")
+    with pytest.raises(ValueError, match="connection is"):
+        connection.begin()
+    server = Connection("server")
+    server.feed(AMQP_HEADER + performative_frame(0, Begin(None, 0, 1, 1)))
+    event = server.next_event()
+    assert isinstance(event, ConnectionClosed)
+    assert event.error is not None
+    assert event.error.condition == Condition.NOT_ALLOWED
+
+
+def test_an_open_says_the_limits_and_english() -> None:
+    """A peer MUST support at least the en-US locale (see subsection 2.8.12 IETF Language Tag).
+
+    The sender MUST NOT attempt to use any capabilities it did not declare in the desired-capabilities field."""
+    both = ends(server=Connection("server", max_frame_size=1000, channel_max=7, idle_timeout_ms=500))
+    remote = both.client.connection.remote
+    assert remote == Open("server", None, 1000, 7, 250)
+    assert (remote.outgoing_locales, remote.desired_capabilities) == ((), ())
+
+
+@each("octets", [300, 600, 5000])
+def test_frames_fit_the_peer(octets: int) -> None:
+    """After sending the open frame and reading its partner's open frame a peer MUST operate within mutually
+    acceptable limitations from this point forward.
+
+    A peer MUST NOT send frames larger than its partner can handle."""
+    stranger = Stranger(said=Open("stranger", max_frame_size=512))
+    stranger.begin()
+    name = "x" * octets
+    stranger.say(attach(name, 0, receiver=False))
+    answers = [one for _, one, _ in stranger.hear()]  # the rules look at the sizes
+    if octets < 400:
+        assert isinstance(answers[0], Attach)
+        stranger.end.links[0].detach(error=Error("amqp:internal-error", "y" * 1000))
+        (detach,) = stranger.listen(Detach)
+        assert detach.error.description == "y" * 256
+    else:
+        (ended,) = answers
+        assert isinstance(ended, End)
+        assert error_of(ended) == Condition.FRAME_SIZE
+        assert any(isinstance(event, SessionEnded) and not event.by_peer for event in stranger.end.events)
+        stranger.say(End())
+        assert kept(stranger.end.connection) == 0
+
+
+def test_a_state_that_does_not_fit_ends_the_session() -> None:
+    """2.4.1: also what an application says of a delivery keeps to the largest frame that the peer takes."""
+    stranger = Stranger(said=Open("stranger", max_frame_size=512))
+    link = receiver_of(stranger)
+    stranger.say(Transfer(0, 0, b"0"))
+    (delivery,) = stranger.end.incoming
+    delivery.update(b"\x00\x53\x25" + b"\xb0\x00\x00\x03\xe8" + bytes(1000), settled=True)
+    (ended,) = stranger.listen(End)
+    assert error_of(ended) == Condition.FRAME_SIZE
+    stranger.end.go_on()
+    assert link.state is LinkState.GONE
+    assert delivery.progress is SETTLED
+
+
+def test_a_tag_or_a_state_that_is_too_long_is_not_sent() -> None:
+    """2.8.7: a delivery-tag has up to 32 octets; and the first transfer fits in the smallest frame."""
+    link = sender_of(Stranger())
+    for tag, state in ((bytes(33), None), (b"", bytes(257))):
+        with pytest.raises(ValueError, match="too long"):
+            link.send(tag, b"", state)
+    assert link.credit == 10
+
+
+def test_a_close_is_answered_and_is_the_last_frame() -> None:
+    """Prior to closing a connection, each peer MUST write a close frame with a code indicating the reason for
+    closing.
+
+    This frame MUST be the last thing ever written onto a connection.
+
+    Orderly shutdown requires that this frame MUST be written by the sender."""
+    stranger = Stranger()
+    link = sender_of(stranger, credit=2)
+    link.send(b"0", b"x", more=True)
+    stranger.hear()
+    stranger.say(Close(Error("amqp:connection:forced")), flow(echo=True))
+    (close,) = stranger.listen(Close)
+    assert close.error is None
+    assert stranger.end.connection.finished
+    with pytest.raises(ValueError, match="connection is"):
+        stranger.end.connection.begin()
+    link.detach()
+    assert stranger.end.output() == b""
+
+
+@each("error", [None, Error("amqp:internal-error")])
+def test_open_and_close_in_one_batch(error: Error | None) -> None:
+    """However, implementations SHOULD send it on channel 0, and MUST send it on channel 0 if pipelined in a single
+    batch with the corresponding open."""
+    client, server = Application(Connection("client")), Application(Connection("server"))
+    client.connection.open()
+    client.connection.close(error)
+    assert client.connection.state is ConnectionState.OC_PIPE
+    octets = client.output()
+    assert octets.endswith(performative_frame(0, Close(error)))
+    server.receive(octets)
+    client.receive(server.output())
+    for end in (client, server):
+        assert end.connection.finished
+        end.rules.check_answers()
+    assert not [event for event in client.events if isinstance(event, ConnectionOpened)]  # it was closed by then
+
+
+def test_closing_before_anything_was_exchanged_opens_first() -> None:
+    """2.4.3: a close frame is written also where the connection was not open yet."""
+    client, server = Application(Connection("client")), Application(Connection("server"))
+    client.connection.close()
+    server.receive(client.output())
+    client.receive(server.output())
+    assert client.connection.finished
+    assert server.connection.finished
+
+
+def test_frames_behind_our_close_are_discarded() -> None:
+    """In this case any incoming frames on the connection MUST be silently discarded until the peer's close frame is
+    received."""
+    stranger = Stranger()
+    stranger.begin()
+    stranger.end.connection.close(Error("amqp:internal-error", "it has to end"))
+    stranger.listen(Close)
+    stranger.say(attach("x", 0, receiver=True), flow(echo=True), End(), Begin(None, 0, 1, 1))
+    assert stranger.hear() == []
+    assert stranger.end.connection.state is ConnectionState.DISCARDING
+    stranger.say(Close())
+    assert stranger.hear() == []
+    assert stranger.end.connection.finished
+    assert isinstance(stranger.end.events[-1], ConnectionClosed)
+
+
+@each("channel", [0, 1, 1023])
+def test_empty_frames(channel: int) -> None:
+    """Implementations MUST be prepared to handle empty frames arriving on any valid channel, though implementations
+    SHOULD use channel 0 when sending empty frames."""
+    stranger = Stranger()
+    stranger.send(HEARTBEAT[:6] + channel.to_bytes(2, "big"))
+    assert stranger.hear() == []
+    stranger.begin()
+
+
+def test_heartbeats() -> None:
+    """though implementations SHOULD use channel 0 when sending empty frames, and MUST use channel 0 if a maximum
+    channel number has not yet been negotiated (i.e., before an open frame has been received).
+
+    As they are a frame, they MUST NOT be sent after the close frame has been sent."""
+    for busy in (False, True):
+        stranger = Stranger(said=Open("stranger", idle_timeout_ms=1000))
+        connection = stranger.end.connection
+        silent_since, now = 0, 0
+        for _ in range(200):
+            due = connection.tick(now)
+            if connection.output():
+                silent_since = now
+            assert now - silent_since <= 500  # half of what the peer asks for
+            assert 0 < due - now <= 500
+            if busy and now % 3 == 0:  # something is said just behind the call
+                connection.write(HEARTBEAT)
+                assert connection.output() == HEARTBEAT
+                silent_since = now + 1
+            now = due
+        connection.close()
+        connection.output()
+        assert connection.tick(now + 10_000) == 0
+        assert connection.output() == b""
+
+
+def test_a_peer_that_is_silent_is_closed() -> None:
+    """2.4.5: a peer that says nothing for the idle time-out is told so, and closed."""
+    stranger = Stranger(Application(Connection("server", idle_timeout_ms=1000)))
+    connection = stranger.end.connection
+    assert connection.tick(0) == 1000
+    stranger.send(HEARTBEAT)
+    assert connection.tick(1000) == 2000
+    assert connection.tick(1999) == 2000
+    assert connection.tick(2000) == 0
+    stranger.end.go_on()
+    (close,) = stranger.listen(Close)
+    assert error_of(close) == Condition.RESOURCE_LIMIT
+    assert connection.finished
+
+
+def test_a_frame_that_is_too_large_closes() -> None:
+    """A peer that receives an oversized frame MUST close the connection with the framing-error error-code."""
+    stranger = Stranger()
+    stranger.send((65_537).to_bytes(4, "big"))
+    (close,) = stranger.listen(Close)
+    assert error_of(close) == Condition.FRAMING_ERROR
+
+
+def test_the_smallest_limit_is_taken_and_none_below_it() -> None:
+    """Both peers MUST accept frames of up to 512 (MIN-MAX-FRAME-SIZE) octets."""
+    with pytest.raises(ValueError, match="512"):
+        Connection("server", max_frame_size=511)
+    server = Connection("server")
+    server.feed(AMQP_HEADER + performative_frame(0, Open("stranger", max_frame_size=511)))
+    event = server.next_event()
+    assert isinstance(event, ConnectionClosed)
+    assert event.error is not None
+    assert event.error.condition == Condition.INVALID_FIELD
+
+
+def test_channels_up_to_the_last_one() -> None:
+    """A peer MUST not use channel numbers outside the range that its partner can handle.
+
+    A peer that receives a channel number outside the supported range MUST close the connection with the
+    framing-error error-code."""
+    stranger = Stranger(Application(Connection("server", channel_max=3)), Open("stranger", channel_max=1))
+    assert [stranger.end.begin().channel, stranger.end.begin().channel] == [0, 1]
+    with pytest.raises(ValueError, match="no channel above 1"):
+        stranger.end.begin()
+    for said in (Begin(None, 0, 1, 1), End(), flow(), Detach(0)):
+        stranger = Stranger(Application(Connection("server", channel_max=3)))
+        closed = stranger.ask(Close, said, channel=4)
+        assert error_of(closed) == Condition.FRAMING_ERROR
+
+
+# -- 2.5 sessions
+def test_a_begin_answers_or_does_not() -> None:
+    """If a session is locally initiated, the remote-channel MUST NOT be set.
+
+    When an endpoint responds to a remotely initiated session, the remote-channel MUST be set to the channel on which
+    the remote session sent the begin."""
+    stranger = Stranger()
+    assert stranger.begin(channel=9).remote_channel == 9
+    session = stranger.end.begin()
+    (begun,) = stranger.listen(Begin)
+    assert begun.remote_channel is None
+    closed = Stranger().ask(Close, Begin(5, 0, 1, 1))
+    assert error_of(closed) == Condition.INVALID_FIELD
+    stranger.say(Begin(session.channel, 0, 1, 1), channel=3)
+    assert session.mapped
+
+
+def test_a_session_that_is_begun_is_ended_once_it_is_answered() -> None:
+    """2.5.5: nothing but the peer's begin leads on from where a begin is sent."""
+    both = ends()
+    session = both.client.begin()
+    with pytest.raises(Exception, match="send end"):
+        session.end()
+    both.settle()
+    session.end()
+    both.settle()
+    assert session.state is SessionState.ENDED
+    session.end()
+    with pytest.raises(ValueError, match="session is"):
+        session.sender("x")
+
+
+def test_an_error_ends_the_session_and_what_follows_is_discarded() -> None:
+    """When a session is unable to process input, it MUST indicate this by issuing an END with an appropriate error
+    indicating the cause of the problem.
+
+    It MUST then proceed to discard all incoming frames from the remote endpoint until receiving the remote
+    endpoint's corresponding end frame.
+
+    In this case any incoming frames on the session MUST be silently discarded until the peer's end frame is
+    received."""
+    stranger = Stranger()
+    receiver_of(stranger)
+    ended = stranger.ask(End, Transfer(7, 0, b"0"))
+    assert error_of(ended) == Condition.UNATTACHED_HANDLE
+    stranger.say(Transfer(0, 0, b"0"), flow(echo=True), attach("y", 1, receiver=True), Detach(0), Detach(9))
+    assert stranger.hear() == []
+    stranger.say(End())
+    assert stranger.hear() == []
+    stranger.begin()
+
+
+@each("count", [0, 2**32 - 2])
+def test_the_windows(count: int) -> None:
+    """This value MUST be decremented after every transfer frame is sent, and recomputed when informed of the remote
+    session endpoint state."""
+    stranger = Stranger(Application(Connection("server"), count=count))
+    link = sender_of(stranger, window=2)
+    stranger.say(Flow(count, 2, 0, WINDOW, 0, count, 10))
+    for number in range(5):
+        link.send(bytes((number,)), b"x")
+    assert len(stranger.listen(Transfer, Transfer)) == 2
+    stranger.say(Flow((count + 1) % 2**32, 2, 0, WINDOW))
+    stranger.listen(Transfer)
+    stranger.say(Flow((count + 3) % 2**32, 0, 0, WINDOW))
+    assert stranger.hear() == []
+    assert not link.idle
+    stranger.say(Flow((count + 3) % 2**32, 9, 0, WINDOW))
+    stranger.listen(Transfer, Transfer)
+    assert link.idle
+
+
+def test_a_flow_says_which_transfer_is_next() -> None:
+    """When the endpoint receives a flow frame from its peer, it MUST update the next-incoming-id directly from the
+    next-outgoing-id of the frame, and it MUST update the remote-outgoing-window directly from the outgoing-window
+    of the frame."""
+    stranger = Stranger()
+    stranger.begin(number=7)
+    stranger.say(flow(7, echo=True))
+    assert stranger.listen(Flow)[0].next_incoming_id == 7
+    stranger.say(flow(9, echo=True))
+    assert stranger.listen(Flow)[0].next_incoming_id == 9
+
+
+def test_a_transfer_beyond_our_window_ends_the_session() -> None:
+    """2.5.6: an endpoint sends no transfer beyond the other's incoming window."""
+    stranger = Stranger(Application(Connection("server", window=2), credit=10))
+    receiver_of(stranger)
+    ended = stranger.ask(End, *[Transfer(0, number, bytes((number,))) for number in range(3)])
+    assert error_of(ended) == Condition.WINDOW_VIOLATION
+
+
+@each("window", [1, 2, 3])
+def test_our_window_is_opened_again(window: int) -> None:
+    """2.5.6: a window that was used is told anew before nothing of it is left."""
+    stranger = Stranger(Application(Connection("server", window=window), credit=100))
+    receiver_of(stranger)
+    for number in range(10):
+        stranger.say(Transfer(0, number, bytes((number,))))
+        assert {type(one) for _, one, _ in stranger.hear()} <= {Flow, Disposition}
+    assert len(stranger.end.messages["in"]) == 10
+
+
+# -- 2.6 links
+@each("receiver", [True, False])
+def test_a_link_that_is_refused(*, receiver: bool) -> None:
+    """2.6.3: an attach is always answered by an attach; where it is refused, without the terminus of the end that
+    refuses, and with a detach and its error behind it."""
+    stranger = Stranger()
+    stranger.begin()
+    stranger.say(attach(REFUSED, 0, receiver=receiver))
+    answer, detach = stranger.listen(Attach, Detach)
+    assert (answer.source is None, answer.target is None) == (receiver, not receiver)
+    assert answer.initial_delivery_count == (0 if receiver else None)
+    assert (detach.closed, error_of(detach)) == (True, Condition.NOT_ALLOWED)
+    stranger.say(Detach(0, closed=True))
+    assert kept(stranger.end.connection) == 2
+
+
+@each("receives", [True, False])
+def test_a_link_is_detached_before_its_attach_was_answered(*, receives: bool) -> None:
+    """2.6.3: the answer to an attach is the answer, also where the link was detached meanwhile: not a link of the
+    peer's."""
+    both = ends(credit=1)
+    session = both.client.begin()
+    both.settle()
+    link = both.client.attach(session, "x", receives=receives)
+    link.detach()
+    with pytest.raises(ValueError, match="already"):
+        both.client.attach(session, "x", receives=receives)
+    both.settle()
+    assert link.state is LinkState.GONE
+    for end in (both.client, both.server):
+        end.rules.check_answers()
+        assert kept(end.connection) == 2
+    both.client.attach(session, "x", receives=receives)
+    both.settle()
+
+
+def test_a_link_has_one_name_in_each_direction() -> None:
+    """2.6.1: a name and a direction make a link; who attaches it again takes it, and the end that had it detaches it
+    with the error stolen."""
+    stranger = Stranger()
+    stranger.begin()
+    stranger.attach("x", 0, receiver=False)
+    stranger.attach("x", 1, receiver=True)
+    stranger.hear()
+    stranger.say(attach("x", 2, receiver=True))
+    detach, attached = stranger.listen(Detach, Attach)
+    assert error_of(detach) == Condition.STOLEN
+    assert attached.name == "x"
+
+
+def test_a_link_is_closed_where_we_detach_it() -> None:
+    """Note that one peer MAY send a closing detach while its partner is sending a non-closing detach. In this case,
+    the partner MUST signal that it has closed the link by reattaching and then sending a closing detach."""
+    both = ends()
+    session = both.client.begin()
+    both.settle()
+    link = both.client.attach(session, "x", receives=False)
+    both.settle()
+    with pytest.raises(ValueError, match="only be closed"):  # so we are never that partner
+        link.detach(closed=False)
+    stranger = Stranger()
+    receiver_of(stranger)
+    stranger.end.links[0].detach()
+    stranger.listen(Detach)
+    stranger.say(Detach(0))  # which crosses ours
+    stranger.say(attach("in", 0, receiver=False), Detach(0, closed=True))
+    answer, _credit, closing = stranger.listen(Attach, Flow, Detach)
+    assert (answer.name, closing.closed) == ("in", True)
+
+
+def test_the_credit_is_never_exceeded() -> None:
+    """2.6.7: a sender begins no delivery for which it has no credit, also where credit is taken back that deliveries
+    waited for the window with."""
+    stranger = Stranger()
+    link = sender_of(stranger, 3, window=0)
+    for number in range(3):
+        link.send(bytes((number,)), b"x")
+    assert stranger.hear() == []
+    stranger.say(Flow(0, 10, 0, WINDOW, 0, 0, 1))
+    stranger.listen(Transfer)
+    assert link.idle
+    stranger.say(Flow(1, 10, 0, WINDOW, 0, 1, 5))
+    stranger.listen(Transfer, Transfer)
+    assert link.credit == 3
+
+
+def test_a_delivery_without_credit_detaches() -> None:
+    """2.6.7: a receiver whose credit is exceeded, also because it has taken it back, handles the message or detaches
+    the link with transfer-limit-exceeded."""
+    stranger = Stranger()
+    link = receiver_of(stranger)
+    link.give_credit(0)
+    stranger.hear()
+    detach = stranger.ask(Detach, Transfer(0, 0, b"0"))
+    assert error_of(detach) == Condition.TRANSFER_LIMIT
+    assert kept(stranger.end.connection) == 4  # until the peer has detached it too
+
+
+def test_a_drain_gives_back_what_is_not_used() -> None:
+    """2.6.9: with drain, a sender advances its delivery-count by the credit that it can't use, and says so."""
+    stranger = Stranger()
+    link = sender_of(stranger, 3, window=0)
+    link.send(b"0", b"x")
+    stranger.say(Flow(0, 0, 0, WINDOW, 0, 0, 3, drain=True))
+    assert stranger.hear() == []  # the application waits until it is sent
+    link.drained()  # and need not: what waits is counted
+    (told,) = stranger.listen(Flow)
+    assert (told.delivery_count, told.link_credit, told.drain) == (2, 1, True)
+    stranger.say(Flow(0, 10, 0, WINDOW))
+    stranger.listen(Transfer)
+    assert (link.delivery_count, link.credit) == (3, 0)
+
+
+def test_a_flow_says_what_the_receiver_wants_of_drain() -> None:
+    """2.7.4: only the receiver changes drain; the sender's value is the last one that the receiver told."""
+    stranger = Stranger()
+    sender_of(stranger, 3)
+    for drain in (True, False, True):
+        stranger.say(flow(handle=0, delivery_count=3, link_credit=0, drain=drain, echo=True))
+        assert [one.drain for _, one, _ in stranger.hear() if isinstance(one, Flow)] == [drain]
+    receiver = Stranger()
+    link = receiver_of(receiver)
+    link.give_credit(5, drain=True)
+    receiver.listen(Flow)
+    receiver.say(flow(handle=0, delivery_count=0, echo=True))
+    assert [one.drain for one in receiver.listen(Flow)] == [True]
+
+
+def test_handles() -> None:
+    """The handle MUST NOT be used for other open links.
+
+    An attempt to attach using a handle which is already associated with a link MUST be responded to with an
+    immediate close carrying a handle-in-use session-error."""
+    stranger = Stranger()
+    receiver_of(stranger)
+    closed = stranger.ask(Close, attach("other", 0, receiver=True))
+    assert error_of(closed) == Condition.HANDLE_IN_USE
+
+
+def test_handles_up_to_the_last_one() -> None:
+    """A peer MUST NOT attempt to attach a link using a handle value outside the range that its partner can handle.
+
+    A peer that receives a handle outside the supported range MUST close the connection with the framing-error
+    error-code."""
+    both = ends(server=Connection("server", handle_max=1))
+    session = both.client.begin()
+    both.settle()
+    links = [both.client.attach(session, name, receives=False) for name in ("a", "b")]
+    with pytest.raises(ValueError, match="no handle above 1"):
+        both.client.attach(session, "c", receives=False)
+    both.settle()
+    links[0].detach()
+    both.settle()
+    both.client.attach(session, "c", receives=False)
+    stranger = Stranger(Application(Connection("server", handle_max=1)))
+    stranger.begin()
+    closed = stranger.ask(Close, attach("x", 2, receiver=False))
+    assert error_of(closed) == Condition.FRAMING_ERROR
+
+
+@each("receives", [True, False])
+def test_a_sender_has_an_initial_delivery_count(*, receives: bool) -> None:
+    """This MUST NOT be null if role is sender, and it is ignored if the role is receiver."""
+    stranger = Stranger(Application(Connection("server"), count=5))
+    stranger.begin()
+    answer = stranger.attach("x", 0, receiver=not receives, initial_delivery_count=77)
+    assert answer.initial_delivery_count == (None if receives else 5)
+    (link,) = stranger.end.links
+    assert link.delivery_count == (77 if receives else 5)
+
+
+def test_each_end_says_how_it_settles() -> None:
+    """2.8.2, 2.8.3: what is in force is what the sender says of the sender and the receiver of the receiver; the
+    other end's value is a wish."""
+    both = ends(credit=1)
+    session = both.client.begin()
+    both.settle()
+    for receives in (True, False):
+        link = session.receiver("in") if receives else session.sender("out")
+        link.snd_settle_mode, link.rcv_settle_mode = SENDER_SETTLED, RECEIVER_SECOND
+        link.attach(None, None)
+        both.send(both.client)
+        both.wires[both.client] = b""
+    client = both.client.connection
+    answers = Attach("in", 0, False, SENDER_UNSETTLED, RECEIVER_FIRST, initial_delivery_count=0)
+    found: list[Link] = []
+    for answer in (answers, Attach("out", 1, True, SENDER_UNSETTLED, RECEIVER_FIRST)):
+        client.feed(performative_frame(0, answer))
+        while (event := client.next_event()) is not None:
+            found.append(event.link)  # type: ignore[union-attr] # they are attached
+    assert [(link.snd_settle_mode, link.rcv_settle_mode) for link in found] == [
+        (SENDER_UNSETTLED, RECEIVER_SECOND),
+        (SENDER_SETTLED, RECEIVER_FIRST),
+    ]
+
+
+# -- 2.7.4 flow
+def test_what_a_flow_has() -> None:
+    """This value MUST be set if the peer has received the begin frame for the session, and MUST NOT be set if it has
+    not.
+
+    When the handle field is not set, this field MUST NOT be set.
+
+    When the handle identifies that the flow state is being sent from the sender link endpoint to receiver link
+    endpoint this field MUST be set to the current delivery-count of the link endpoint."""
+    stranger = Stranger()
+    link = sender_of(stranger, 3)
+    link.send(b"0", b"x")
+    stranger.hear()
+    stranger.say(flow(echo=True), flow(handle=0, delivery_count=0, link_credit=3, echo=True))
+    session, of_link = sorted(stranger.listen(Flow, Flow), key=lambda one: one.handle is not None)
+    assert session == Flow(0, 2048, 1, MAX_UINT)
+    assert (of_link.next_incoming_id, of_link.handle, of_link.delivery_count, of_link.link_credit) == (0, 0, 1, 2)
+    begun = stranger.end.begin()
+    stranger.listen(Begin)
+    begun.echo()
+    assert stranger.hear() == []  # there is none before the peer's begin is here
+
+
+def test_a_flow_for_no_link_ends_the_session() -> None:
+    """If set to a handle that is not currently associated with an attached link, the recipient MUST respond by
+    ending the session with an unattached-handle session error."""
+    stranger = Stranger()
+    stranger.begin()
+    assert error_of(stranger.ask(End, flow(handle=0))) == Condition.UNATTACHED_HANDLE
+
+
+# -- 2.7.5 transfer
+@each(
+    ("second", "told"),
+    [
+        (Transfer(0, 1), "delivery 1 begins"),
+        (Transfer(0, delivery_tag=b"1"), "delivery-tag changes"),
+        (Transfer(0, message_format=1), "message-format changes"),
+    ],
+)
+def test_further_transfers_are_of_the_same_delivery(second: Transfer, told: str) -> None:
+    """It is an error if the delivery-id on a continuation transfer differs from the delivery-id on the first
+    transfer of a delivery."""
+    stranger = Stranger()
+    receiver_of(stranger)
+    detach = stranger.ask(Detach, Transfer(0, 0, b"0", 0, more=True), second)
+    assert error_of(detach) == Condition.INVALID_FIELD
+    assert told in detach.error.description  # type: ignore[union-attr] # error_of has looked
+
+
+@each(("first", "field"), [(Transfer(0, None, b"0"), "delivery-id"), (Transfer(0, 0), "delivery-tag")])
+def test_what_a_first_transfer_needs(first: Transfer, field: str) -> None:
+    """The delivery-id MUST be supplied on the first transfer of a multi-transfer delivery.
+
+    This field MUST be specified for the first transfer of a multi-transfer message and can only be omitted for
+    continuation transfers."""
+    stranger = Stranger()
+    receiver_of(stranger)
+    detach = stranger.ask(Detach, first)
+    assert error_of(detach) == Condition.INVALID_FIELD
+    assert field in detach.error.description  # type: ignore[union-attr]
+    sender = Stranger(said=Open("stranger", max_frame_size=512))
+    sender_of(sender).send(b"tag", bytes(1000))
+    told = [one for _, one, _ in sender.hear() if isinstance(one, Transfer)]
+    assert [(one.delivery_id, one.delivery_tag, one.message_format, one.more) for one in told] == [
+        (0, b"tag", 0, True),
+        (None, None, None, True),
+        (None, None, None, False),
+    ]
+
+
+@each(
+    ("flags", "settled"),
+    [
+        ((None,), False),
+        ((False,), False),
+        ((True,), True),
+        ((None, None), False),
+        ((True, None), True),
+        ((None, True), True),
+        ((True, False), True),
+    ],
+)
+def test_the_settled_flag(flags: tuple[bool | None, ...], *, settled: bool) -> None:
+    """If not set on the first (or only) transfer for a (multi-transfer) delivery, then the settled flag MUST be
+    interpreted as being false.
+
+    For subsequent transfers in a multi-transfer delivery if the settled flag is left unset then it MUST be
+    interpreted as true if and only if the value of the settled flag on any of the preceding transfers was true; if
+    no preceding transfer was sent with settled being true then the value when unset MUST be taken as false."""
+    stranger = Stranger()
+    link = receiver_of(stranger)
+    for number, flag in enumerate(flags):
+        first = {} if number else {"delivery_id": 0, "delivery_tag": b"0"}
+        stranger.say(Transfer(0, settled=flag, more=number + 1 < len(flags), **first))  # type: ignore[arg-type]
+    assert len(stranger.end.messages["in"]) == 1
+    assert bool(stranger.end.incoming) is not settled
+    assert bool(link.session.incoming) is not settled
+
+
+@each(("mode", "flag", "refused"), [(SENDER_SETTLED, False, True), (SENDER_SETTLED, True, False)])
+def test_a_sender_that_settles_everything(mode: int, *, flag: bool, refused: bool) -> None:
+    """If the negotiated value for snd-settle-mode at attachment is settled, then this field MUST be true on at least
+    one transfer frame for a delivery (i.e., the delivery MUST be settled at the sender at the point the delivery
+    has been completely transferred)."""
+    check_settle_mode(mode, flag=flag, refused=refused)
+
+
+@each(("mode", "flag", "refused"), [(SENDER_UNSETTLED, False, False), (SENDER_UNSETTLED, True, True)])
+def test_a_sender_that_settles_nothing(mode: int, *, flag: bool, refused: bool) -> None:
+    """If the negotiated value for snd-settle-mode at attachment is unsettled, then this field MUST be false (or
+    unset) on every transfer frame for a delivery (unless the delivery is aborted)."""
+    check_settle_mode(mode, flag=flag, refused=refused)
+    stranger = Stranger()
+    receiver_of(stranger, snd_settle_mode=mode)
+    stranger.say(Transfer(0, 0, b"0", more=True), Transfer(0, settled=True, aborted=True))
+    assert stranger.hear() == []
+
+
+def check_settle_mode(mode: int, *, flag: bool, refused: bool) -> None:
+    stranger = Stranger()
+    receiver_of(stranger, snd_settle_mode=mode)
+    stranger.say(Transfer(0, 0, b"0", settled=flag))
+    assert [error_of(one) for _, one, _ in stranger.hear() if isinstance(one, Detach)] == (
+        [Condition.INVALID_FIELD] if refused else []
+    )
+
+
+def test_who_settles_first() -> None:
+    """If first, this indicates that the receiver MUST settle the delivery once it has arrived without waiting for
+    the sender to settle first.
+
+    If second, this indicates that the receiver MUST NOT settle until sending its disposition to the sender and
+    receiving a settled disposition from the sender."""
+    stranger = Stranger()
+    receiver_of(stranger, rcv_settle_mode=RECEIVER_SECOND)
+    for number, mode in enumerate((None, RECEIVER_FIRST, RECEIVER_SECOND)):
+        stranger.say(Transfer(0, number, bytes((number,)), rcv_settle_mode=mode))
+    assert [delivery.settles_second for delivery in stranger.end.incoming] == [True, False, True]
+    stranger = Stranger()
+    receiver_of(stranger)
+    stranger.say(Transfer(0, 0, b"0"), Transfer(0, 1, b"1", settled=True, rcv_settle_mode=RECEIVER_SECOND))
+    assert [delivery.settles_second for delivery in stranger.end.incoming] == [False]
+    detach = stranger.ask(Detach, Transfer(0, 2, b"2", rcv_settle_mode=RECEIVER_SECOND))
+    assert error_of(detach) == Condition.INVALID_FIELD
+
+
+def test_an_aborted_delivery_is_forgotten() -> None:
+    """Aborted messages SHOULD be discarded by the recipient (any payload within the frame carrying the performative
+    MUST be ignored)."""
+    stranger = Stranger()
+    link = receiver_of(stranger)
+    stranger.say(Transfer(0, 0, b"0", more=True), payload=b"first")
+    stranger.say(Transfer(0, more=True, aborted=True), payload=b"ignored")
+    stranger.say(Transfer(0, 1, b"1"), payload=b"whole")
+    assert stranger.end.messages["in"] == [b"whole"]
+    assert list(link.session.incoming) == [1]
+
+
+def test_an_earlier_delivery_is_aborted_while_another_one_goes_on() -> None:
+    """2.6.14: a delivery may be aborted at any time before its last transfer, whatever else the link sends."""
+    stranger = Stranger(said=Open("stranger", max_frame_size=512))
+    link = sender_of(stranger, window=1)
+    first = link.send(b"0", bytes(100_000))
+    second = link.send(b"1", b"a", more=True)
+    first.abort()
+    with pytest.raises(ValueError, match="not complete"):
+        link.send(b"2", b"")
+    second.add(b"b", more=False)
+    link.send(b"2", b"c")
+    stranger.say(Flow(1, 10, 0, WINDOW))
+    told = [(one.delivery_id, one.aborted, payload) for _, one, payload in stranger.hear() if isinstance(one, Transfer)]
+    assert [one[:2] for one in told] == [(0, False), (None, True), (1, False), (2, False)]
+    assert [one[2] for one in told[1:]] == [b"", b"ab", b"c"]
+
+
+# -- 2.6.12 deliveries
+def test_a_delivery_is_kept_until_both_ends_have_settled_it() -> None:
+    """2.6.12: an end that settles first tells the other one, and forgets; an end that settles second tells nothing."""
+    both = ends(credit=10)
+    session = both.client.begin()
+    both.settle()
+    link = both.client.attach(session, "x", receives=False)
+    both.settle()
+    assert isinstance(link, SenderLink)
+    sent = [link.send(bytes((number,)), b"x") for number in range(3)]
+    both.settle()
+    came: list[IncomingDelivery] = both.server.incoming
+    came[0].update(ACCEPTED, settled=False)
+    both.settle()
+    assert (sent[0].progress, came[0].progress) == (UNSETTLED, UNSETTLED)
+    codes = len(both.client.rules.sent_codes)
+    came[1].update(ACCEPTED, settled=True)
+    both.settle()
+    assert (sent[1].progress, came[1].progress) == (SETTLED, SETTLED)
+    assert len(both.client.rules.sent_codes) == codes
+    both.client.answer = lambda _event: None  # type: ignore[method-assign] # it does not settle at once
+    came[2].settle()
+    both.settle()
+    assert sent[2].progress is SETTLED_THERE
+    sent[2].settle()
+    assert both.client.connection.output() == b""
+
+
+def test_a_delivery_that_is_settled_before_its_end_came() -> None:
+    """2.6.12: a disposition may settle a delivery of which more is to come; then it is settled when it is complete."""
+    stranger = Stranger()
+    link = receiver_of(stranger)
+    stranger.say(Transfer(0, 0, b"0", more=True), Disposition(receiver=False, first=0, settled=True), Transfer(0))
+    assert len(stranger.end.messages["in"]) == 1
+    assert not link.session.incoming
+    assert stranger.hear() == []
