@@ -85,8 +85,7 @@ image:
 sqlalchemy-2.0: setup
 	$(BIN)/python -m pip install --quiet --upgrade --target .sqlalchemy-2.0 'sqlalchemy[asyncio]==2.0.*'
 	PYTHONPATH=.sqlalchemy-2.0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q tests/tm/test_zope.py \
-	  $(addprefix tests/rm_db/test_,first_use.py two_tasks.py session_postgres.py engines.py engines_async.py \
-	  async_postgres.py async_sqlite.py deciding.py mariadb.py)
+	  tests/rm_db/sessions tests/rm_db/decider/test_deciding.py tests/rm_db/decider/test_mariadb.py
 
 artemis:
 	mvn -q -B -f tests/interop/artemis/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.artemis
