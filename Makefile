@@ -6,13 +6,14 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= 2
 
-.PHONY: help setup demo test check bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
+.PHONY: help setup demo test test-long check bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
 
 help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
 	@echo "make demo    the product's main job, on embedded defaults"
 	@echo "make check   lint, types, layering and the fast tests"
 	@echo "make test    every test"
+	@echo "make test-long  every test in its long form: every point, more schedules and rounds; it takes hours"
 	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
 	@echo "make docs    the generated parts of docs/"
 	@echo "make site    the documentation's site, into site/ (needs npm the first time)"
@@ -37,6 +38,16 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 40 --durations-min 5
+
+test-long: export XABRIDGE_POINTS = all
+test-long: export XABRIDGE_INTERRUPTIONS = all
+test-long: export XABRIDGE_SPARK_FAULTS = all
+test-long: export XABRIDGE_SCHEDULES = 40000
+test-long: export XABRIDGE_ROUNDS = 20
+test-long: export XABRIDGE_KILLS = 60
+test-long: export XABRIDGE_KILL_ROUNDS = 60
+test-long: export XABRIDGE_HOSTILE = 10000
+test-long: test
 
 check: setup
 	$(BIN)/ruff check .
@@ -74,8 +85,7 @@ image:
 sqlalchemy-2.0: setup
 	$(BIN)/python -m pip install --quiet --upgrade --target .sqlalchemy-2.0 'sqlalchemy[asyncio]==2.0.*'
 	PYTHONPATH=.sqlalchemy-2.0 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q tests/tm/test_zope.py \
-	  $(addprefix tests/rm_db/test_,first_use.py two_tasks.py session_postgres.py engines.py engines_async.py \
-	  async_postgres.py async_sqlite.py deciding.py mariadb.py)
+	  tests/rm_db/sessions tests/rm_db/decider/test_deciding.py tests/rm_db/decider/test_mariadb.py
 
 artemis:
 	mvn -q -B -f tests/interop/artemis/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.artemis

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,8 @@ from tests.postgres import Postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+NEEDS_SERVERS = Path(__file__).parent / "rm_db"
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("any machine")  # what a property costs is not what it says
@@ -39,9 +43,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if (
             "postgres_server" in getattr(item, "fixturenames", ())
             or "postgres" in named
-            or item.path.parent.name == "rm_db"
+            or item.path.is_relative_to(NEEDS_SERVERS)
         ):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=_patience_s, reverse=True)
+
+
+def _patience_s(item: pytest.Item) -> float:
+    """How long a test may take. The longest are begun first: none is left to one process when the others are done."""
+    timeout = item.get_closest_marker("timeout")
+    if timeout is not None:
+        return float(timeout.args[0]) or math.inf
+    return 1.0 if item.get_closest_marker("slow") else 0.0
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
 """These tests run the bank: several nodes move money between two databases and a queue, and the test kills and stops
 them while the others recover. The auditor uses clients that are not ours.
 
-XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which, XABRIDGE_BANK=all has every named point; `xabridge
-bench crash --part bank` runs more of them.
+XABRIDGE_ROUNDS sets how many storms there are, XABRIDGE_SEED which, XABRIDGE_POINTS=all has every named point;
+`xabridge bench crash --part bank` runs more of them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bench.crash.bank.campaign import PER_POINT, BankCampaign
 from bench.crash.bank.faults import NAMED, SETUPS, Fault, points, setup_of, storm
 from bench.crash.bank.site import WORKER, Site
 from bench.crash.bank.transfers import ACCOUNTS, OPENING, PLACES, Account, Setup, Transfer, some_transfers
+from tests.simulation.seeds import EVERY_POINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
     from bench.crash.bank.faults import Fate
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("XABRIDGE_ROUNDS", "1"))
 SEED = int(os.environ.get("XABRIDGE_SEED", "1"))
 TRIES = (1, 2)
 """Not every transaction that comes to a point has a branch that can be split from the others."""
-EVERY = os.environ.get("XABRIDGE_BANK") == "all"
 
 
 def decisive(setup: Setup) -> tuple[Fault, ...]:
@@ -42,7 +42,7 @@ def decisive(setup: Setup) -> tuple[Fault, ...]:
     return tuple(Fault(point, fate) for fate in fates)
 
 
-PLAN = NAMED if EVERY else tuple((setup, decisive(setup)) for setup in SETUPS)
+PLAN = NAMED if EVERY_POINT else tuple((setup, decisive(setup)) for setup in SETUPS)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ machine.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 from tests.cli import parsed
 from tests.docs.guide import ROOT, Block, blocks, pages
 from tests.rm_amqp.embedded import EmbeddedBroker
+from tests.xabridge.pipeline.environment import BRIEF
 from tm import configuration_from
 
 if TYPE_CHECKING:
@@ -104,8 +106,10 @@ def test_the_blocks_on_spark_run(postgres: Postgres, tmp_path: Path) -> None:
                 script.append(surroundings.code(block))
             else:
                 surroundings.execute(block)
-        command = [sys.executable, "-c", "\n".join(script)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        settings = tmp_path / "spark-defaults.conf"
+        settings.write_text("".join(f"{name} {value}\n" for name, value in BRIEF.items()))
+        command, variables = [sys.executable, "-c", "\n".join(script)], os.environ | {"SPARK_CONF_DIR": str(tmp_path)}
+        done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
         assert broker.left() == []
     finally:

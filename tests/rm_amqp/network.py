@@ -25,6 +25,7 @@ from dtx.store.memory import Disk, MemoryStore
 from rm_amqp import AmqpResource, DecidingBroker, Environment
 from rm_amqp.connection.connector import connect
 from rm_amqp.errors import unreachable
+from tests.simulation.seeds import EVERY_POINT
 from xa import TMUSEASYNC
 
 if TYPE_CHECKING:
@@ -49,8 +50,15 @@ class Kind(Enum):
 
 
 DELAYS_S: Final = {Kind.LATE: 60.0, Kind.SLOW: 5.0}
+ONE_IN: Final = 1 if EVERY_POINT else 3
 AWAY_S: Final = 15.0
 HOSTS: Final = ("here", "there")
+
+
+def boundaries(kind: Kind) -> range:
+    """Where a fault of this kind strikes, one boundary after the other: all with XABRIDGE_POINTS=all, else one in
+    three, from the first, second or third on."""
+    return range(1 + list(Kind).index(kind) % ONE_IN, 1000, ONE_IN)
 
 
 class Way:

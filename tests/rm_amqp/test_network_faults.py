@@ -21,7 +21,7 @@ import pytest
 from rm_amqp import Message, NoMessage
 from tests.rm_amqp.client import RMID, new_xid
 from tests.rm_amqp.event_loop import run
-from tests.rm_amqp.network import Kind, Network
+from tests.rm_amqp.network import Kind, Network, boundaries
 from tests.simulation.log import Disk, SimulatedLog
 from tests.simulation.seeds import few, many
 from tests.tm.wrapped import VERBS, Wrapped
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from rm_amqp import AmqpResource
     from xa import Registrar
 
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "600"))
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "200"))
 QUICK = 25
-PARTS = 4
+PARTS = 2
 TIMEOUT_S = 20
 OPTIONS = [f"timeout={TIMEOUT_S}", f"timeout={TIMEOUT_S}&ahead=true&prefetch=10"]
 SHELLS: dict[str, list[Kind]] = {
@@ -220,7 +220,7 @@ class Field:
 def test_a_fault_at_every_boundary(kind: Kind, options: str, shell: str) -> None:
     """Also while the first connections are made: TCP, SASL, open, begin, attach, and what recovery asks at start."""
     heard: Counter[str] = Counter()
-    for at in range(1, 1000):
+    for at in boundaries(kind):
         field = Field(options, shell, {at: kind})
         field.work()
         struck = not field.network.faults

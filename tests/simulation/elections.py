@@ -27,7 +27,7 @@ from rm_amqp.decider.tokens import Founding, Token, WrongTokenError
 from xa.coroutines import suspension
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from rm_amqp.decider.election import Foundings, Ports
 
@@ -344,59 +344,50 @@ def _sorted(value: object) -> object:
 
 
 def every_schedule(world_of: Callable[[Choose], World], most: int) -> int:
-    """Every schedule of such a world, each state once; how many states there are. More than `most` are too many."""
+    """Every schedule of such a world, each state once; how many states there are. More than `most` are too many.
+
+    A world can't be copied. So each is moved on until it comes to a state that another one was in, or to its end, and
+    makes the first of all choices; the others are made by new worlds, which repeat the choices up to there.
+    """
     seen: set[object] = set()
     ahead: list[tuple[int, ...]] = [()]
     while ahead:
-        for made, state in _next_moves(world_of, ahead.pop()):
-            if state not in seen:
-                seen.add(state)
-                ahead.append(made)
+        script = Script(ahead.pop(), ahead)
+        world = world_of(script)
+        while world.move():
+            if script.repeats:
+                continue
+            state = world.key()
+            if state in seen:
+                break
+            seen.add(state)
+        else:
+            if len(world.results) != 1:
+                raise Contradiction("nobody knows which founding counts")
         if len(seen) > most:
             raise Contradiction(f"more than {most} states")
     return len(seen)
 
 
-def _next_moves(world_of: Callable[[Choose], World], made: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], object]]:
-    """Every way in which the next move can go: the choices up to then, and where everything is afterwards."""
-    ways: list[tuple[int, ...]] = [()]
-    while ways:
-        way = ways.pop()
-        script = Script((*made, *way))
-        world = world_of(script)
-        while script.at < len(made):
-            world.move()
-        try:
-            moved = world.move()
-        except Asked as asked:
-            ways += [(*way, choice) for choice in range(asked.ways)]
-            continue
-        if moved:
-            yield script.made, world.key()
-        elif len(world.results) != 1:
-            raise Contradiction("nobody knows which founding counts")
-
-
-class Asked(Exception):
-    """The script is at its end, and a choice of so many is asked for."""
-
-    def __init__(self, ways: int) -> None:
-        super().__init__(ways)
-        self.ways = ways
-
-
 class Script:
-    """Choices that are made already, of which `at` were asked for."""
+    """Choices: first those that are given, then always the first one, while `ahead` gets what else could be chosen."""
 
-    def __init__(self, made: tuple[int, ...]) -> None:
-        self.made = made
-        self.at = 0
+    def __init__(self, given: tuple[int, ...], ahead: list[tuple[int, ...]]) -> None:
+        self._made = list(given)
+        self._ahead = ahead
+        self._at = 0
 
     def __call__(self, ways: int) -> int:
-        if self.at == len(self.made):
-            raise Asked(ways)
-        self.at += 1
-        return self.made[self.at - 1]
+        if self._at == len(self._made):
+            self._ahead += [(*self._made, choice) for choice in range(1, ways)]
+            self._made.append(0)
+        self._at += 1
+        return self._made[self._at - 1]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether some of the given choices are not made yet."""
+        return self._at < len(self._made)
 
 
 def run(seed: int, algorithm: Algorithm = election.elect) -> None:

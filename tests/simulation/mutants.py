@@ -36,13 +36,17 @@ def _unchanged(ports: Ports) -> Ports:
 
 @dataclass(frozen=True)
 class Mutant:
-    """A name, and what it puts in the place of the right thing: between a commit and its ports, or as recovery."""
+    """A name, and what it puts in the place of the right thing: between a commit and its ports, or as recovery.
+
+    `seed` is a schedule in which it was seen, where the first of those comes late: the search begins with it.
+    """
 
     name: str
     commit_through: Callable[[Ports], Ports] = _unchanged
     recovery: Callable[[RecoveryPorts, Ownership], Coroutine[None, None, Report]] = recover
     leasing: bool = True
     counting: bool = False
+    seed: int = 0
 
 
 class BentPorts:
@@ -358,7 +362,7 @@ MUTANTS = (
     Mutant("a lost vote counts as yes", commit_through=_LostVoteCountsAsYes),
     Mutant("a refusal counts as read-only", commit_through=_RefusalCountsAsReadOnly),
     Mutant("a failed force counts as refused", commit_through=_FailedForceCountsAsRefused),
-    Mutant("a heuristic counts as done", commit_through=_HeuristicCountsAsDone),
+    Mutant("a heuristic counts as done", commit_through=_HeuristicCountsAsDone, seed=2240),
     Mutant("a lost answer of the decider counts as no", commit_through=_LostDecisionCountsAsRefused),
     Mutant('"no room" counts as rolled back', commit_through=_NoRoomCountsAsRolledBack),
     Mutant("others commit before the decider", commit_through=_CommitBeforeTheDecider),
@@ -366,9 +370,11 @@ MUTANTS = (
     Mutant("recovery reads the log before the scan only", recovery=recovery_through(_LogBeforeScanOnly)),
     Mutant("recovery ignores live transactions", recovery=recovery_through(_LiveIgnored)),
     Mutant("recovery takes the unreachable for clean", recovery=recovery_through(_UnreachableCountsAsClean)),
-    Mutant("recovery scans before it reads what it ends", recovery=recovery_through(_EndedAsReadAfterTheScan)),
-    Mutant("recovery presumes without asking the decider", recovery=recovery_through(_DeciderNotSettled)),
-    Mutant("recovery finishes nothing that is decided", recovery=recovery_through(_FinishedCountsAsPending)),
+    Mutant(
+        "recovery scans before it reads what it ends", recovery=recovery_through(_EndedAsReadAfterTheScan), seed=2196
+    ),
+    Mutant("recovery presumes without asking the decider", recovery=recovery_through(_DeciderNotSettled), seed=4668),
+    Mutant("recovery finishes nothing that is decided", recovery=recovery_through(_FinishedCountsAsPending), seed=1022),
     Mutant(
         'recovery takes "no room" for rolled back',
         recovery=recovery_through(_NoRoomCountsAsRolledBackInRecovery),
@@ -383,11 +389,12 @@ MUTANTS = (
     Mutant(
         "recovery takes whom it can't ask about for dead",
         recovery=recovery_through(_WhoCanNotBeToldIsNotAtWork),
+        seed=19378,
     ),
     Mutant(
         "recovery reads who is at work before the scan",
         recovery=recovery_through(_AtWorkReadBeforeTheScan),
     ),
-    Mutant("nobody takes a lease", leasing=False),
-    Mutant("what another process has finished is a hazard", commit_through=_UnknownIsAlwaysAHazard),
+    Mutant("nobody takes a lease", leasing=False, seed=10981),
+    Mutant("what another process has finished is a hazard", commit_through=_UnknownIsAlwaysAHazard, seed=7879),
 )

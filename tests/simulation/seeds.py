@@ -1,4 +1,5 @@
-"""This module chooses the seeds of simulated schedules: one that a user asks for, the first few, or a part of many."""
+"""This module chooses the seeds of simulated schedules: one that a user asks for, the first few, or a part of many. It also
+says whether a fault is tried at every point, or at some of them."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+EVERY_POINT: Final = os.environ.get("XABRIDGE_POINTS") == "all"
 FIRST: Final = 1_000_000
 """Where the many begin, behind the few."""
 

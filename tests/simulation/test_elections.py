@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tests.simulation.elections import Algorithm
 
 QUICK = 2_000
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "12000"))
-PARTS = 4
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "4000"))
+PARTS = 2
 SEARCH = 60_000
 
 

@@ -14,9 +14,9 @@ from tests.simulation.pipeline.mutants import MUTANTS, Mutant
 from tests.simulation.pipeline.world import World
 from tests.simulation.seeds import few, many
 
-QUICK = 300
-SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "3000"))
-PARTS = 4
+QUICK = 150
+SCHEDULES = int(os.environ.get("XABRIDGE_SCHEDULES", "1000"))
+PARTS = 2
 SEARCH = 2_000
 FOUND = (1_001_727,)
 """A message was blamed in place of another one, which a batch still held whose fence had failed."""

@@ -51,6 +51,8 @@ BUDGET = 1_000
 DEATHS = (0.01, 0.003, 0.001)
 """How often somebody dies before a step, and after it, in one schedule and another: a batch takes a hundred steps."""
 RESTARTS = 60
+IN_VAIN = 10
+"""After so many restarts that have changed nothing, none will: a poison message among all inputs is found by six."""
 LIMIT = 60_000
 """Steps in all; what is not done by then never will be."""
 BROKERS = ("broker", "second")
@@ -242,6 +244,7 @@ class World:
 
     def _run_to_its_end(self, checkpoint: Checkpoint) -> None:
         """Until nothing is left to do but poison that nothing is proven of, and the query fails on that."""
+        changed, in_vain = self._effects(), 0
         for _ in range(RESTARTS if self.poison and not self.faults else 1):
             before = len(self.trace)
             driver = self._drive(checkpoint)
@@ -249,7 +252,16 @@ class World:
                 self._step()
             if not any(f"driver-{driver} ends: Failed" in line for line in self.trace[before:]):
                 return
+            effects = self._effects()
+            changed, in_vain = effects, in_vain + 1 if effects == changed else 0
+            if in_vain == IN_VAIN:
+                return
             checkpoint = self.checkpoint
+
+    def _effects(self) -> list[Any]:
+        """What batches have come to."""
+        places = self.places.values()
+        return [(tuple(place.output), tuple(place.dead), place.counts.total()) for place in places]
 
     def _sweep(self) -> None:
         """The next plan."""

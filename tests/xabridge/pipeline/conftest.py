@@ -29,11 +29,12 @@ def java_home() -> Path:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def spark(java_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    """A driver that no test kills."""
+    """A driver that no test kills, for all of them: it takes seconds to start."""
     folder = tmp_path_factory.mktemp("spark")
-    with Driver(folder, {"JAVA_HOME": str(java_home)}, {}) as driver:
+    settings = {"spark.master": "local[2,2]"}  # what fails here fails again: a second attempt shows that
+    with Driver(folder, {"JAVA_HOME": str(java_home)}, settings) as driver:
         yield driver
 
 

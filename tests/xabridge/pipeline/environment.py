@@ -43,6 +43,12 @@ PRODUCTS: Final = 7
 BEGAN_S: Final = 1000
 """When number 0 was made."""
 PATIENCE_S: Final = 240.0
+BRIEF: Final = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""For drivers that live for seconds, in which it doesn't pay to compile what they run."""
 TABLES: Final = """
 CREATE TABLE rows (id bigint, text text);
 CREATE TABLE totals (product text PRIMARY KEY, total bigint, n bigint);
@@ -70,9 +76,7 @@ class Driver:
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.driver.memory": "512m",
             "spark.python.authenticate.socketTimeout": "10m",  # machines may be loaded
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            **BRIEF,
             "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
             **settings,
         }

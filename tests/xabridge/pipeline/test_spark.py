@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 N = 250
+SOME = range(36, 48)
+"""So many that others behind a poison message prove three times that it is at fault."""
 COMPLETE = [(BEGAN_S + start, 10) for start in range(0, 80, 10)]
 """A window is complete when a message has come that is ten seconds younger than its end."""
 
@@ -156,13 +158,13 @@ def test_state_by_transform_with_state(spark: Driver, env: SparkEnvironment) -> 
 
 def test_a_poison_row_is_found_by_restarts_and_keeps_nothing_else(spark: Driver, env: SparkEnvironment) -> None:
     """The user's code fails on 37. A supervisor starts the query again whenever it fails."""
-    env.send(range(N))
-    sink = env.sink(table="rows")
-    arguments = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint, "restarts": 30}
+    env.send(SOME)
+    sink, source = env.sink(table="rows"), env.source(maxRowsPerBatch="2")
+    arguments = {"source": source, "sink": sink, "checkpoint": env.checkpoint, "restarts": 30}
     errors = spark.call("stream", query="poisoned", **arguments)["errors"]
     assert errors
     assert all("poison" in error for error in errors)
-    assert sorted(number for (number,) in env.rows("SELECT id FROM rows")) == [n for n in range(N) if n != 37]
+    assert sorted(number for (number,) in env.rows("SELECT id FROM rows")) == [n for n in SOME if n != 37]
     assert env.received("in.dead") == ["37"]
     assert env.left() == []
 

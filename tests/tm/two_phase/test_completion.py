@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cases import each
-from tests.tm.staging import DECIDER, Script, Stage, branch
+from tests.tm.two_phase.staging import DECIDER, Script, Stage, branch
 from tm.errors import (
     HeuristicCommitted,
     HeuristicHazard,

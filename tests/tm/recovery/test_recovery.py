@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.cases import each
-from tests.tm.staging import as_answer
+from tests.tm.two_phase.staging import as_answer
 from tm.log import Branch, Decision, LogFull
 from tm.log.incarnations import Incarnations, Standing
 from tm.recovery import Action

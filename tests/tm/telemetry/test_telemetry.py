@@ -36,7 +36,7 @@ from xabridge.testing.reference import DecidingStore, Fate, ReferenceDeciderFact
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Exported:
