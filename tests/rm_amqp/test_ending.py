@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.endpoint.incoming_link import IncomingLink
+from dtx.amqp.performatives import Target
 from dtx.protocol.conditions import Refusal
 from rm_amqp import Message
 from tests.rm_amqp.client import RMID, Client
@@ -176,7 +176,9 @@ def test_a_branch_that_lacks_a_message_is_not_to_be_committed(
     def refuse_link(shell: Broker) -> None:
         for connection in tuple(shell.peers):
             for link in tuple(connection.links.values()):
-                if isinstance(link, IncomingLink) and link._queue.name == gone:
+                remote = link.endpoint.remote
+                target = remote.target if remote is not None else None
+                if isinstance(target, Target) and target.address == gone:
                     link.detach(Refusal(Condition.RESOURCE_DELETED, "the queue is gone", Code.XAER_NOTA))
 
     broker.inside(refuse_link)  # what was sent, and has not left yet, comes behind this

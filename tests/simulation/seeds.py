@@ -1,5 +1,5 @@
-"""This module chooses the seeds of simulated schedules: one that a user asks for, the first few, or a part of many. It also
-says whether a fault is tried at every point, or at some of them."""
+"""This module chooses the seeds of simulated schedules: one that a user asks for, the first few, or a part of many. It
+also says whether a fault is tried at every point, or at some of them."""
 
 from __future__ import annotations
 

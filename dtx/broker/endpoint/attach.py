@@ -129,7 +129,7 @@ def _receiver(connection: BrokerConnection, session: Session, endpoint: Receiver
         )
         endpoint.attach(answered, told, max_message_size=limit)
         return link
-    if not target.address:
+    if target.address is None:
         link = RelayLink(connection, session, endpoint, partial(_queue_in, connection))
         endpoint.attach(answered, Target(), max_message_size=limit)
         return link

@@ -239,16 +239,18 @@ def test_a_dynamic_node_lasts_as_long_as_its_link() -> None:
     address = str(node.remote_source.address)
     peer.post(peer.sender(address), "x")
     assert peer.bodies(node) == ["x"]
-    assert condition_of(other.sender(address)).condition == Condition.NOT_FOUND, "it is its connection's"
+    assert not closed(other.sender(address)), "who knows its name may send there"
+    assert condition_of(other.receiver(address)).condition == Condition.NOT_ALLOWED, "it is its connection's"
     node.close()
     world.pump()
     assert closed(peer.sender(address))
     assert not [name for name in world.container.resource.queues if name.startswith("$")]
 
 
-def test_links_without_an_address_are_refused() -> None:
+def test_links_with_an_empty_address_are_refused() -> None:
     peer = World().connect()
-    assert condition_of(peer.sender("")).condition == Condition.NOT_IMPLEMENTED
+    assert condition_of(peer.sender("")).condition == Condition.INVALID_FIELD
+    assert condition_of(peer.receiver("")).condition == Condition.NOT_IMPLEMENTED
 
 
 def test_an_empty_or_broken_message_is_refused() -> None:
