@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-JOBS   ?= 2
+JOBS   ?= 3
 
 .PHONY: help setup demo test test-long check bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
 

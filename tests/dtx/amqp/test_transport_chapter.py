@@ -843,7 +843,7 @@ def test_a_delivery_is_kept_until_both_ends_have_settled_it() -> None:
     both.settle()
     assert (sent[1].progress, came[1].progress) == (SETTLED, SETTLED)
     assert len(both.client.rules.sent_codes) == codes
-    both.client.answer = lambda _event: None  # type: ignore[method-assign] # it does not settle at once
+    both.client.answer = lambda event: None  # type: ignore[method-assign]  # noqa: ARG005 — it does not settle at once
     came[2].settle()
     both.settle()
     assert sent[2].progress is SETTLED_THERE
