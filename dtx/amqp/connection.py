@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from dtx.amqp.link import Link
     from dtx.amqp.performatives import Performative
 
+MANY: Final = 2**62
 LARGEST_FRAME: Final = 1 << 18
 """Octets of the largest frame that we make, whatever the peer takes."""
 OPENED: Final = ConnectionState.OPENED
@@ -97,6 +98,8 @@ class Connection:
         self._channels: dict[int, Session] = {}
         self._reader = FrameReader(max_frame_size)
         self._events: deque[Event] = deque()
+        self.unfinished = False
+        """Whether `next_event` has stopped before it had read everything."""
         self._output: list[bytes] = []
         self.output_octets = 0
         """Octets that `output` has not given yet."""
@@ -114,12 +117,18 @@ class Connection:
         if self.state not in _DEAF:
             self._reader.feed(octets)
 
-    def next_event(self) -> Event | None:
-        """The next thing that the peer did; None when there is none until more is fed."""
+    def next_event(self, frames: int = MANY) -> Event | None:
+        """The next thing that the peer did; None when there is none until more is fed. It is None as well, and
+        `unfinished` says so, when so many frames were read without an event: heartbeats, for example."""
         events, reader = self._events, self._reader
+        self.unfinished = False
         while not events:
             if self.state in _DEAF:
                 return None
+            if not frames:
+                self.unfinished = True
+                return None
+            frames -= 1
             try:
                 if not reader.started:
                     if not reader.header():

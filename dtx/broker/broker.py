@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger("xabridge.broker")
 GOODBYE_S: Final = 5.0
 MAX_EARLY: Final = 64 * 1024
-EVENTS_PER_TURN: Final = 250
+EVENTS_PER_TURN: Final = 100
 """What is carried out for one peer before the others have their turn: some milliseconds."""
 MANY_PEERS: Final = 4
 """From so many on it is worth a further turn of the loop to gather what a turn has for the store and for them."""

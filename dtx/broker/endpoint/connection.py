@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import WorkContext
 
+FRAMES_PER_EVENT: Final = 500
+"""Frames that are read at once when nothing comes of them."""
 WINDOW: Final = 2048
 """Transfers that a session may have on their way to us."""
 
@@ -134,13 +136,13 @@ class BrokerConnection:
         next_event, handlers = self._endpoint.next_event, self._handlers
         more = not self.closed
         while more and events:
-            event = next_event()
+            event = next_event(FRAMES_PER_EVENT)
             if event is None:
-                more = False
-            else:
-                handlers[type(event)](event)
-                events -= 1
-                more = not self.closed
+                more = self._endpoint.unfinished
+                break
+            handlers[type(event)](event)
+            events -= 1
+            more = not self.closed
         self.container.touch(self)
         self.container.resource.settle()
         return more

@@ -5,18 +5,22 @@ memory, and go on serving others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
 import struct
 import threading
+import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from proton import Message
+from proton.utils import BlockingConnection
 
 from dtx.amqp.encoding import encode
-from dtx.amqp.frames import AMQP_HEADER
+from dtx.amqp.frames import AMQP_HEADER, HEARTBEAT
 from dtx.amqp.messages import value_message
 from dtx.amqp.sasl.layer import SASL_HEADER
 from dtx.amqp.values import Described, Symbol, Uint, Ulong
@@ -25,7 +29,8 @@ from dtx.broker.config import Address, BrokerConfig
 from dtx.broker.settings import Limits, Settings
 from dtx.store.contract import Step
 from tests.dtx.broker.peer import frame
-from tests.dtx.broker.strangers import ATTACH, BEGIN, DISPOSITION, FLOW, OPEN, TRANSFER
+from tests.dtx.broker.strangers import ATTACH, BEGIN, DISPOSITION, END, FLOW, OPEN, TRANSFER
+from xabridge.testing.broker import BrokerProcess
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -105,6 +110,18 @@ async def serves(broker: Broker) -> None:
     await line.until(bytes((0, 0x53, DISPOSITION)))
     line.say(frame(0x18, []))
     await line.end()
+
+
+FLOODS: Final = {
+    "flows with echo": frame(
+        FLOW, [Uint(0), Uint(5000), Uint(0), Uint(5000), Uint(0), Uint(0), Uint(0), None, False, True]
+    )
+    * 2000,
+    "sessions": b"".join(
+        frame(BEGIN, [None, Uint(0), Uint(1), Uint(1)], channel=5) + frame(END, [], channel=5) for _ in range(1000)
+    ),
+    "heartbeats": HEARTBEAT * 8000,
+}
 
 
 RUBBISH: Final = {
@@ -298,3 +315,103 @@ def test_a_peer_that_does_not_read_is_sent_no_more(tmp_path: Path) -> None:
             sender.writer.close()
 
     asyncio.run(test())
+
+
+@pytest.mark.slow
+def test_a_peer_that_reads_nothing_is_dropped_although_its_heart_beats(tmp_path: Path) -> None:
+    """What it held comes back to the queue, for others."""
+
+    async def test() -> None:
+        settings = Settings(limits=Limits(output_octets=200_000), idle_timeout_s=1.0, handshake_s=LONG_S)
+        async with serving(tmp_path, settings) as broker:
+            sender = await Line.to(broker)
+            sender.say(OPENED + frame(BEGIN, [None, Uint(0), Uint(5000), Uint(5000)]))
+            termini = [Described(Ulong(0x28), []), Described(Ulong(0x29), ["large"])]
+            sender.say(frame(ATTACH, ["in", Uint(0), False, None, None, *termini, None, None, Uint(0)]))
+            await sender.until(bytes((0, 0x53, FLOW)))
+            payload = value_message(encode(b"x" * 50_000))
+            for number in range(200):
+                sender.say(frame(TRANSFER, [Uint(0), Uint(number), b"t", Uint(0), True], payload))
+            await sender.writer.drain()
+            deaf = socket.socket()
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", broker.addresses[0].port))
+            source = [Described(Ulong(0x28), ["large"]), Described(Ulong(0x29), [])]
+            deaf.sendall(
+                OPENED
+                + frame(BEGIN, [None, Uint(0), Uint(2**30), Uint(5000)])
+                + frame(ATTACH, ["out", Uint(0), True, None, None, *source])
+                + frame(FLOW, [Uint(0), Uint(2**30), Uint(0), Uint(5000), Uint(0), Uint(0), Uint(10_000)])
+            )
+            held, dropped = 0, False
+            async with asyncio.timeout(LONG_S):
+                while not dropped:
+                    try:
+                        deaf.sendall(HEARTBEAT)
+                        sender.say(HEARTBEAT)
+                    except OSError:
+                        dropped = True
+                    await asyncio.sleep(0.1)
+                    queue = broker.container.resource.queues["large"]
+                    held = max(held, queue.held)
+                while queue.held:
+                    await serves(broker)
+            assert held
+            assert queue.available == 200
+            deaf.close()
+            sender.writer.close()
+
+    asyncio.run(test())
+
+
+def took(sender: Any) -> float:
+    """How long a message takes until it is accepted: the median, in seconds."""
+    taken_s = []
+    for number in range(30):
+        began = time.monotonic()
+        sender.send(Message(body=number))
+        taken_s.append(time.monotonic() - began)
+    return sorted(taken_s)[len(taken_s) // 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_flood_delays_nobody_and_the_broker_stops_when_it_is_told(tmp_path: Path, kind: str) -> None:
+    """A peer sends small frames as fast as it can. The messages of another one are accepted within 100 ms beyond the time
+    that they take otherwise, and SIGTERM ends the broker."""
+    process = BrokerProcess(tmp_path)
+    process.start()
+    flood = FLOODS[kind]
+    over = threading.Event()
+    try:
+        rude = socket.create_connection(("127.0.0.1", process.port))
+        source = [Described(Ulong(0x28), ["flooded"]), Described(Ulong(0x29), [])]
+        rude.sendall(
+            OPENED
+            + frame(BEGIN, [None, Uint(0), Uint(5000), Uint(5000)])
+            + frame(ATTACH, ["out", Uint(0), True, None, None, *source])
+        )
+
+        def send() -> None:
+            with contextlib.suppress(OSError):
+                while not over.is_set():
+                    rude.sendall(flood)
+
+        def listen() -> None:
+            with contextlib.suppress(OSError):
+                while rude.recv(1 << 20):
+                    pass
+
+        connection = BlockingConnection(f"127.0.0.1:{process.port}", allowed_mechs="ANONYMOUS", timeout=LONG_S)
+        sender = connection.create_sender("others")
+        alone_s = took(sender)
+        threads = [threading.Thread(target=one, daemon=True) for one in (send, listen)]
+        for thread in threads:
+            thread.start()
+        assert took(sender) < 0.1 + 2 * alone_s
+        assert process.stop() == 0
+        over.set()
+        rude.close()
+    finally:
+        over.set()
+        process.kill()
