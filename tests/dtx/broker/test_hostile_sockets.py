@@ -377,8 +377,8 @@ def took(sender: Any) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FLOODS)
 def test_a_flood_delays_nobody_and_the_broker_stops_when_it_is_told(tmp_path: Path, kind: str) -> None:
-    """A peer sends small frames as fast as it can. The messages of another one are accepted within 100 ms beyond the time
-    that they take otherwise, and SIGTERM ends the broker."""
+    """A peer sends small frames as fast as it can. The messages of another one are accepted within 100 ms beyond the
+    time that they take otherwise, and SIGTERM ends the broker."""
     process = BrokerProcess(tmp_path)
     process.start()
     flood = FLOODS[kind]
