@@ -48,7 +48,7 @@ class IncomingLink(ReceivingLink):
         try:
             entry = self._entry(octets)
             if context is not None:
-                answer = partial(self.decided, self.wait(delivery)) if self.second and not settled else None
+                answer = partial(self.decided, self.wait(delivery)) if delivery.settles_second and not settled else None
                 state = context.post(entry, answer)
                 if not settled and state is not None:
                     self.answer(delivery, state)

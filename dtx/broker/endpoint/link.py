@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
 from dtx.amqp.delivery import PARTIAL
-from dtx.amqp.performatives import RECEIVER_SECOND, Error
+from dtx.amqp.performatives import Error
 from dtx.broker.queues.outcomes import TAKEN_OCTETS, rejected_state, transactional_state
 from dtx.broker.transactions.contexts import unknown_id
 from dtx.protocol.conditions import Refusal, RefusedError
@@ -88,8 +88,6 @@ class ReceivingLink(Link, ABC):
         self, connection: BrokerConnection, session: Session, endpoint: ReceiverLink, *, credit: int, limit: int
     ) -> None:
         super().__init__(connection, session, endpoint)
-        self.second = endpoint.rcv_settle_mode == RECEIVER_SECOND
-        """Whether the receiver settles after the sender."""
         self._txns = connection.txns
         self._credit = credit
         self._limit = limit
@@ -253,7 +251,7 @@ class ReceivingLink(Link, ABC):
 
     def answer(self, delivery: IncomingDelivery, state: bytes) -> None:
         """Tells the outcome, encoded, and settles unless the sender is to settle first."""
-        if self.second and not delivery.settled_by_peer:
+        if delivery.settles_second and not delivery.settled_by_peer:
             self._unsettled.setdefault(delivery)
             delivery.update(state, settled=False)
         else:

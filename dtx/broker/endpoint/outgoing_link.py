@@ -241,6 +241,11 @@ class OutgoingLink(Link):
         while self._credit < 0 and self._waiting:
             self._waiting.pop().give_back()
             self._credit += 1
+        sent = self._streaming
+        if self._credit < 0 and sent is not None and sent.delivery is None:  # nothing of a large message was sent yet
+            self._streaming = None
+            sent.give_back()
+            self._credit += 1
         if self.endpoint.drain:
             self.connection.draining[self] = None
         if self._credit > 0:

@@ -227,6 +227,27 @@ def test_a_drain_without_credit_and_an_echo_of_the_session_are_answered() -> Non
     assert len(echoed) == 4
 
 
+def test_credit_is_taken_back_for_a_large_message_that_is_still_read_from_the_store() -> None:
+    """The drain is answered, and the message stays in its queue."""
+    world = World()
+    peer = world.connect()
+    peer.post(peer.sender("q"), "x" * 1_000_000)
+    stranger = connected(world)
+    stranger.attach(0, source=source(), receiver=True)
+    stranger.told()
+    session = [Uint(0), Uint(2048), Uint(0), Uint(2048)]
+    stranger.server.received(flow(0, 0, 1, None))
+    queue = world.container.resource.queues["q"]
+    assert queue.held == 1, "it is on its way"
+    stranger.server.received(frame(FLOW, [*session, Uint(0), Uint(0), Uint(0), None, True]))
+    stranger.heard += stranger.server.output()
+    assert [code for _, code, _ in stranger.told()] == [FLOW]
+    assert queue.available == 1
+    stranger.say(flow(0, 0, 1, None))
+    assert [code for _, code, _ in stranger.told()].count(TRANSFER) > 10
+    assert (queue.depth, queue.held) == (1, 1)
+
+
 def test_a_detach_is_answered_in_kind() -> None:
     world = World()
     stranger = connected(world)
