@@ -1,0 +1,85 @@
+"""This module feeds octets to the endpoint and to the codec. Nothing but the documented errors may come out of them.
+
+`python -m tests.dtx.amqp.fuzzing [-max_total_time=600]` searches for new octets with atheris, guided by coverage. Install
+it first (`pip install atheris`); the options are libFuzzer's. It begins with the corpus in `tests/dtx/amqp/corpus`, and
+keeps what it finds in `.fuzz/`. An input that fails is written as `crash-…` into the current folder: mend the defect, and
+add the input to the corpus. `test_fuzzing.py` runs the corpus with every test run, without atheris.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Final
+
+from dtx.amqp.composites import WireError
+from dtx.amqp.connection import Connection
+from dtx.amqp.decoding import DecodeError, decode, skip
+from dtx.amqp.encoding import encode
+from dtx.amqp.frames import AMQP_HEADER, performative_frame
+from dtx.amqp.messages import read_destination, read_header, read_request
+from dtx.amqp.performatives import Open
+from tests.dtx.amqp.ends import Application
+
+CORPUS: Final = Path(__file__).parent / "corpus"
+FOUND: Final = Path(".fuzz")
+OPENED: Final = AMQP_HEADER + performative_frame(0, Open("fuzz"))
+MOST: Final = 2_000_000
+"""Octets that an endpoint may have to say about one input: its answers are bounded."""
+
+
+def endpoint(octets: bytes) -> None:
+    """An endpoint that accepts a connection, with an application that answers everything. The first octet says whether
+    the connection is open already."""
+    application = Application(Connection("fuzzed", window=4, handle_max=7, channel_max=7), credit=3)
+    connection = application.connection
+    connection.feed((OPENED if octets[:1] == b"o" else b"") + octets[1:])
+    said = 0
+    while (event := connection.next_event()) is not None:
+        application.answer(event)
+        said += len(connection.output())
+    said += len(connection.output())
+    assert said < MOST, f"{said} octets are said about {len(octets)}"
+    assert len(connection.sessions) <= 8
+    assert all(len(session.links) <= 8 for session in connection.sessions.values())
+
+
+def values(octets: bytes) -> None:
+    """A value is read to its end, or refused; what was read is written, and read again as the same."""
+    try:
+        value = decode(octets)
+    except DecodeError:
+        return
+    assert skip(octets) == len(octets)
+    again = encode(value)
+    assert encode(decode(again)) == again
+
+
+def messages(octets: bytes) -> None:
+    """A message is read, or refused."""
+    for read in (read_header, read_request, read_destination):
+        try:
+            read(octets)
+        except WireError:
+            continue
+
+
+def all_of_them(octets: bytes) -> None:
+    """One input for everything."""
+    endpoint(octets)
+    values(octets)
+    messages(octets)
+
+
+def main() -> None:
+    """Searches until it is stopped, or finds something."""
+    import atheris  # type: ignore[import-not-found]  # noqa: PLC0415 — an option
+
+    atheris.instrument_all()
+    FOUND.mkdir(exist_ok=True)
+    atheris.Setup([sys.argv[0], str(FOUND), str(CORPUS), *sys.argv[1:]], all_of_them)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
