@@ -1,16 +1,17 @@
 """This module feeds octets to the endpoint and to the codec. Nothing but the documented errors may come out of them.
 
-`python -m tests.dtx.amqp.fuzzing [-max_total_time=600]` searches for new octets with atheris, guided by coverage. Install
-it first (`pip install atheris`); the options are libFuzzer's. It begins with the corpus in `tests/dtx/amqp/corpus`, and
-keeps what it finds in `.fuzz/`. An input that fails is written as `crash-…` into the current folder: mend the defect, and
-add the input to the corpus. `test_fuzzing.py` runs the corpus with every test run, without atheris.
+`python -m tests.dtx.amqp.fuzzing [-max_total_time=600]` searches for new octets with atheris, guided by coverage.
+Install it first (`pip install atheris`); the options are libFuzzer's. It begins with `tests/dtx/amqp/corpus`, and
+keeps what it finds in `.fuzz/`. An input that fails is written as `crash-…` into the current folder: mend the defect,
+and add the input to the corpus. `test_fuzzing.py` runs the corpus with every test run, without atheris.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.connection import Connection
@@ -73,8 +74,7 @@ def all_of_them(octets: bytes) -> None:
 
 def main() -> None:
     """Searches until it is stopped, or finds something."""
-    import atheris  # type: ignore[import-not-found]  # noqa: PLC0415 — an option
-
+    atheris: Any = import_module("atheris")  # an option
     atheris.instrument_all()
     FOUND.mkdir(exist_ok=True)
     atheris.Setup([sys.argv[0], str(FOUND), str(CORPUS), *sys.argv[1:]], all_of_them)
