@@ -31,6 +31,9 @@ class Limits:
     """Messages that a sender may have on their way to one link."""
     unsettled: int = 5_000
     """Deliveries that one link may hold: a consumer's, or those of a sender that is to settle first."""
+    dynamic_nodes: int = 1000
+    dynamic_octets: int = 64 * MEGABYTE
+    """Per connection: dynamic nodes, and octets of the messages in all of them."""
     queues: int = 10_000
     branches: int = 100_000
     branches_per_user: int = 20_000

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.queues.payloads import Payloads
-from dtx.broker.queues.queue import Effect, Entry, Queue, State
+from dtx.broker.queues.queue import Effect, Entry, Memory, Queue, State
 from dtx.broker.settings import QueueSettings, Settings
 from dtx.broker.timers import Timer, Timers
 from dtx.broker.transactions.transactional_work import Unstored
@@ -153,7 +153,7 @@ class TransactionalResource:
         return 1.0 if due_in is None else min(1.0, due_in)
 
     # -- queues
-    def _make(self, number: int, name: str, *, lasting: bool = True) -> Queue:
+    def _make(self, number: int, name: str, *, lasting: bool = True, memory: Memory | None = None) -> Queue:
         settings = self.settings.queues.get(name, self.settings.queue_defaults)
         queue = Queue(
             number,
@@ -163,6 +163,7 @@ class TransactionalResource:
             positions=self.number,
             dead_letter=self._dead_letter,
             on_available=self._marked.append,
+            memory=memory,
         )
         self.queues[name] = queue
         self._lasting += lasting
@@ -188,9 +189,9 @@ class TransactionalResource:
             raise refused(Code.XAER_INVAL, f"a queue's name has 1 to {MAX_NAME} printable characters")
         return self.create(name)
 
-    def make_dynamic(self, name: str) -> Queue:
-        """A queue that is not stored; who asked for it lets it go with `drop_dynamic`."""
-        return self._make(self.number(), name, lasting=False)
+    def make_dynamic(self, name: str, memory: Memory) -> Queue:
+        """A queue that is not stored; whoever asked for it deletes it with `drop_dynamic`."""
+        return self._make(self.number(), name, lasting=False, memory=memory)
 
     def drop_dynamic(self, queue: Queue) -> None:
         """The queue goes, with what it holds."""

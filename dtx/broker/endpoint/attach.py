@@ -17,7 +17,7 @@ from dtx.amqp.messages import read_destination
 from dtx.amqp.performatives import Coordinator, Source, Target
 from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.broker.access.permissions import Action
-from dtx.broker.endpoint.browsers import BranchBrowser, DepthLink, QueueBrowser
+from dtx.broker.endpoint.browsers import BranchBrowser, BrowsingLink, DepthLink, QueueBrowser
 from dtx.broker.endpoint.control_link import ALL_CAPABILITIES, PLAIN_CAPABILITIES, ControlLink
 from dtx.broker.endpoint.incoming_link import IncomingLink, RelayLink
 from dtx.broker.endpoint.link import error_of, refusal_of
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Queue
+    from dtx.broker.queues.selector import Selector
 
 SERVICES: Final[dict[str, type[CommandLink | ManagementLink]]] = {
     COORDINATION: CommandLink,
@@ -161,7 +162,7 @@ def _sender(connection: BrokerConnection, session: Session, endpoint: SenderLink
     if isinstance(target, Target):
         answered = Target(target.address, capabilities=_honoured(target.capabilities))
     link = _sending(connection, session, endpoint, source, told)
-    if isinstance(link, OutgoingLink):
+    if isinstance(link, OutgoingLink | BrowsingLink):
         link.largest = remote.max_message_size
     endpoint.attach(told, answered)
     return link
@@ -171,15 +172,14 @@ def _sending(
     connection: BrokerConnection, session: Session, endpoint: SenderLink, source: Source, told: Source
 ) -> Link:
     """The link for a source; `told` is the source in our answer."""
-    try:
-        selector, honoured = selector_of(source.filters)
-    except SelectorError as error:
-        raise refused(Code.XAER_INVAL, f"the selector can't be read: {error}") from None
     default = _default_outcome(source)
     if source.dynamic:
+        selector = _selector(source, told)
         queue = connection.make_reply_queue()
         told.dynamic, told.address = True, queue.name
         told.dynamic_node_properties = _DELETED_ON_CLOSE
+        if selector is not None:
+            return SelectingLink(connection, session, endpoint, queue, selector, default=default, dynamic=True)
         return OutgoingLink(connection, session, endpoint, queue, default=default, dynamic=True)
     address = source.address
     if not address:
@@ -201,8 +201,9 @@ def _sending(
     if address.startswith(DEPTH):
         counted = _queue(connection, address.removeprefix(DEPTH), Action.CONSUME)
         return DepthLink(connection, session, endpoint, counted)
+    _check_permission(connection, address, Action.CONSUME)
+    selector = _selector(source, told)
     queue = _queue(connection, address, Action.CONSUME)
-    told.filters = honoured or None
     if source.distribution_mode == COPY:
         told.distribution_mode = COPY
         return QueueBrowser(connection, session, endpoint, queue, selector)
@@ -210,6 +211,24 @@ def _sending(
     if selector is not None:
         return SelectingLink(connection, session, endpoint, queue, selector, default=default)
     return OutgoingLink(connection, session, endpoint, queue, default=default)
+
+
+def _selector(source: Source, told: Source) -> Selector | None:
+    """The selector among the filters of a source; what is honoured of them is echoed."""
+    try:
+        selector, honoured = selector_of(source.filters)
+    except SelectorError as error:
+        raise refused(Code.XAER_INVAL, f"the selector can't be read: {error}") from None
+    told.filters = honoured or None
+    return selector
+
+
+def _check_permission(connection: BrokerConnection, address: str, action: Action) -> None:
+    """RefusedError where the peer may not do this at a queue."""
+    reserved = address.startswith(RESERVED)
+    if not reserved and not connection.container.permissions.may(connection.identity, action, address):
+        told = f"{connection.identity} may not {action.value} at {address!r}"
+        raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
 
 
 def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
@@ -226,9 +245,7 @@ def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
         return node
     if address.startswith(RESERVED):
         raise refused(Code.XAER_NOTA, f"there is no node {address!r}")
-    if not container.permissions.may(connection.identity, action, address):
-        told = f"{connection.identity} may not {action.value} at {address!r}"
-        raise refused(Code.XAER_RMERR, told, condition=Condition.UNAUTHORIZED)
+    _check_permission(connection, address, action)
     if address not in container.resource.queues and not container.permissions.may(
         connection.identity, Action.CREATE, address
     ):
@@ -239,7 +256,7 @@ def _queue(connection: BrokerConnection, address: str, action: Action) -> Queue:
 def _queue_in(connection: BrokerConnection, octets: bytes) -> Queue:
     """The queue that a message names in `to`."""
     address, is_topic = read_destination(octets)
-    if is_topic:
+    if is_topic or (address is not None and address.startswith(TOPIC_SCHEME)):
         raise _not_implemented(UNSUPPORTED["topic"])
     if not address:
         told = "a message on a link without an address says in `to` where it goes"

@@ -46,6 +46,8 @@ class BrowsingLink(Link, ABC):
         self._crowded = False
         """Whether it waits until its session has little left to send."""
         self.open = True
+        self.largest = 0
+        """Octets of the largest message that the peer takes, 0 for any."""
 
     @abstractmethod
     def next_entry(self) -> Entry | None:
@@ -151,6 +153,10 @@ class BrowsingLink(Link, ABC):
                 self._send(self.shown(entry, payload))
 
     def _send(self, octets: bytes) -> None:
+        if self.largest and len(octets) > self.largest:
+            told = f"a message has {len(octets)} octets, and the receiver takes {self.largest}"
+            self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
+            return
         self._tag = (self._tag + 1) & 0xFFFF_FFFF
         self.endpoint.send(self._tag.to_bytes(4, "big"), octets, settled=self._settles)
         self._unsettled += not self._settles

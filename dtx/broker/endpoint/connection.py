@@ -27,9 +27,10 @@ from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.attach import attach
 from dtx.broker.endpoint.link import error_of
 from dtx.broker.endpoint.txn_ids import TxnIds
+from dtx.broker.queues.queue import Memory
 from dtx.broker.transactions.demarcation import DtxDemarcation
 from dtx.protocol.addresses import DYNAMIC, TXN_ID
-from dtx.protocol.conditions import Refusal
+from dtx.protocol.conditions import Refusal, refused
 from dtx.store.contract import CHUNK
 from xa import Code
 
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from dtx.broker.queues.queue import Queue
     from dtx.broker.transactions.contexts import WorkContext
 
+TURN_S: Final = 0.004
+"""How long one peer is served before the others have their turn."""
 FRAMES_PER_EVENT: Final = 500
 """Frames that are read at once when nothing comes of them."""
 WINDOW: Final = 2048
@@ -79,6 +82,7 @@ class BrokerConnection:
         self.links: dict[LinkEndpoint, Link] = {}
         self.txns = TxnIds(limits.transactions)
         self.replies: dict[str, Queue] = {}
+        self._memory = Memory(limits.dynamic_octets)
         self.writable = True
         """Whether the peer takes what it is sent; the shell's to say."""
         self.opened = False
@@ -132,9 +136,9 @@ class BrokerConnection:
             self._endpoint.feed(octets)
 
     def go_on(self, events: int = 1000) -> bool:
-        """Carries out at most so many events of what was fed; whether there may be more."""
-        next_event, handlers = self._endpoint.next_event, self._handlers
-        more = not self.closed
+        """Carries out what was fed: at most so many events, and no new one after TURN_S; whether there may be more."""
+        next_event, handlers, clock = self._endpoint.next_event, self._handlers, self.container.resource.clock
+        more, over_s = not self.closed, clock.monotonic() + TURN_S
         while more and events:
             event = next_event(FRAMES_PER_EVENT)
             if event is None:
@@ -143,6 +147,8 @@ class BrokerConnection:
             handlers[type(event)](event)
             events -= 1
             more = not self.closed
+            if clock.monotonic() > over_s:
+                break
         self.container.touch(self)
         self.container.resource.settle()
         return more
@@ -388,7 +394,10 @@ class BrokerConnection:
         """A dynamic node of this connection. Its name can't be guessed: a peer that knows it may send there, and also
         receive if the node is `shared`."""
         name = f"{DYNAMIC}{self.container.nonce(16).hex()}"
-        queue = self.container.resource.make_dynamic(name)
+        if len(self.replies) >= self.container.limits.dynamic_nodes:
+            told = f"a connection may have {self.container.limits.dynamic_nodes} dynamic nodes"
+            raise refused(Code.XAER_RMERR, told, condition=Condition.RESOURCE_LIMIT)
+        queue = self.container.resource.make_dynamic(name, self._memory)
         self.replies[name] = queue
         if shared:
             self.container.shared_nodes.add(name)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.messages import read_header, with_header
 from dtx.broker.queues.queue import State
 from dtx.broker.transactions.contexts import WorkContext
 from dtx.store.contract import CHUNK
+
+FACTS: Final = 32
+"""Octets that a header may add to a message."""
 
 if TYPE_CHECKING:
     from dtx.amqp.delivery import OutgoingDelivery as Delivery
@@ -128,6 +131,11 @@ class Stream:
             link.streamed(sent)
         else:
             link.connection.when_sent(link, lambda: self.ask(number + 1))
+
+
+def size_with_facts(entry: Entry) -> int:
+    """Octets that the message may have with the header that it has by now."""
+    return entry.size + (FACTS if entry.count or entry.expires_ms else 0)
 
 
 def with_facts(entry: Entry, octets: bytes, now_ms: int) -> bytes:

@@ -17,7 +17,7 @@ from dtx.amqp.delivery import PARTIAL, WAITING
 from dtx.amqp.performatives import SENDER_SETTLED
 from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.link import Link, refusal_of
-from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, with_facts
+from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, size_with_facts, with_facts
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK_OCTETS, TAKEN, rejected_state
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import WorkContext, unknown_id
@@ -75,11 +75,14 @@ class OutgoingLink(Link):
         self.open = True
         self.largest = 0
         """Octets of the largest message that the peer takes, 0 for any."""
+        self._too_large: Refusal | None = None
+        """Why the link is to be closed: the next message is larger."""
 
     # -- taking from the queue
     def wants(self) -> bool:
         if (
             self._credit <= 0
+            or self._too_large is not None
             or not self.connection.writable
             or not self._context.takes
             or len(self._sent) + len(self._waiting) >= self._limit
@@ -113,10 +116,11 @@ class OutgoingLink(Link):
 
     def deliver(self, entry: Entry, payload: bytes | None = None) -> None:
         """Takes a message, which is HELD from now on; `payload` where it is at hand."""
-        if self.largest and entry.size > self.largest:
+        if self.largest and size_with_facts(entry) > self.largest:
             self._queue.give_back(entry)
             told = f"message {entry.number} has {entry.size} octets, and the receiver takes {self.largest}"
-            self.detach(Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL))
+            self._too_large = Refusal(Condition.MESSAGE_SIZE, told, Code.XAER_INVAL)
+            self._detach_at_last()
             return
         self._credit -= 1
         sent = OutgoingDelivery(self, entry, self._default)
@@ -137,6 +141,12 @@ class OutgoingLink(Link):
             waiting.append(sent)
             if len(waiting) == 1 and not fits_one_piece(entry):
                 self._flush()
+
+    def _detach_at_last(self) -> None:
+        """Closes the link before a message that is too large, when those before it are settled. The outcomes that the
+        peer gives them meanwhile are in force."""
+        if self._too_large is not None and not (self._sent or self._waiting or self._streaming):
+            self.detach(self._too_large)
 
     def queue_deleted(self) -> None:
         told = f"the queue {self._queue.name} is gone"
@@ -361,7 +371,8 @@ class OutgoingLink(Link):
             delivery.settle()
             self._end_stream(sent)
             self.connection.container.touch(self.connection)
-            if self._credit > 0:
+            self._detach_at_last()
+            if self._credit > 0 and self.open:
                 self.wake()
 
     def finish(self, sent: OutgoingDelivery, outcome: Outcome) -> None:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 AHEAD: Final = 50
 """Messages whose payloads are read at once."""
 LOOKS: Final = 200
-"""Messages that are looked at in one turn: some milliseconds."""
+TURN_S: Final = 0.004
+"""How many messages are looked at in one turn, and how long, whichever is less."""
 
 
 class _Examined:
@@ -53,8 +54,9 @@ class SelectingLink(OutgoingLink):
         selector: Selector,
         *,
         default: Outcome | None,
+        dynamic: bool = False,
     ) -> None:
-        super().__init__(connection, session, endpoint, queue, default=default)
+        super().__init__(connection, session, endpoint, queue, default=default, dynamic=dynamic)
         self._selector = selector
         self._position = 0
         """The position up to which the queue was read."""
@@ -75,9 +77,9 @@ class SelectingLink(OutgoingLink):
 
     def advance(self) -> None:
         """There may be something to take."""
-        looks = 0
+        looks, over_s = 0, self.resource.clock.monotonic() + TURN_S
         while self.open and len(self._examined) < AHEAD and self.wants():
-            if looks == LOOKS:
+            if looks == LOOKS or self.resource.clock.monotonic() > over_s:
                 self.connection.container.continue_later(self)
                 return
             entry = self._following()

@@ -63,6 +63,16 @@ class Entry:
         self.state = State.PENDING
 
 
+class Memory:
+    """Octets of the messages in queues that live in memory only; `limit` bounds them."""
+
+    __slots__ = ("limit", "octets")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.octets = 0
+
+
 class Consumer(Protocol):
     """Who takes messages from a queue."""
 
@@ -107,7 +117,8 @@ class Queue:
     """A queue. `lasting` ones are stored; the others live in memory, no longer than their connection.
 
     `positions` gives the next position, across all queues; `dead_letter` gives the queue for dead messages;
-    `on_available` is told when there is something for consumers.
+    `on_available` is told when there is something for consumers; `memory` counts the octets of a queue that lives in
+    memory.
     """
 
     def __init__(
@@ -120,11 +131,13 @@ class Queue:
         positions: Callable[[], int],
         dead_letter: Callable[[Queue], Queue | None],
         on_available: Callable[[Queue], None],
+        memory: Memory | None = None,
     ) -> None:
         self.number = number
         self.name = name
         self.settings = settings
         self.lasting = lasting
+        self._memory = memory
         self.deleted = False
         self.pending = 0
         """Messages that open transactions and prepared branches post."""
@@ -162,6 +175,9 @@ class Queue:
     @property
     def full(self) -> bool:
         """Whether no more may be posted: what open transactions post counts."""
+        memory = self._memory
+        if memory is not None and memory.octets >= memory.limit:
+            return True
         return len(self._entries) + self.pending >= self.settings.max_depth
 
     def entries_from(self, position: int) -> list[Entry]:
@@ -183,6 +199,8 @@ class Queue:
         entry.state = State.AVAILABLE
         self._entries[entry.position] = entry
         self._ready.append(entry)
+        if self._memory is not None:
+            self._memory.octets += entry.size
         if entry.expires_ms:
             heappush(self._expiring, (entry.expires_ms, entry.number, entry))
         if not self._marked:
@@ -300,7 +318,8 @@ class Queue:
 
     def remove(self, entry: Entry) -> None:
         """A message goes."""
-        self._entries.pop(entry.position, None)
+        if self._entries.pop(entry.position, None) is not None and self._memory is not None:
+            self._memory.octets -= entry.size
         entry.state = State.GONE
         entry.payload = None
 
@@ -368,6 +387,8 @@ class Queue:
     def delete(self) -> None:
         """The queue goes, with what stands in it. Who holds messages of it finds them GONE."""
         self.deleted = True
+        if self._memory is not None:
+            self._memory.octets -= sum(entry.size for entry in self._entries.values())
         for entry in self._entries.values():
             entry.state = State.GONE
             entry.payload = None

@@ -8,6 +8,7 @@ with the few steps that a transaction controller takes.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import deque
 from dataclasses import dataclass, field
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from dtx.protocol.replies import Reply
     from dtx.store.contract import Step, StoreError
 
+NUMBERS = itertools.count()
 CAPABILITIES = (LOCAL, DISTRIBUTED)
 
 
@@ -189,7 +191,7 @@ class Peer:
         self.world = world
         self.server = world.accept(identity)
         self.connection = Connection()
-        self.connection.container = f"peer-{len(world.peers)}"
+        self.connection.container = f"peer-{next(NUMBERS)}"
         self.transport = Transport()
         self.collector = Collector()
         self.connection.collect(self.collector)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from proton import Delivery
 
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
@@ -15,7 +16,7 @@ from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
 from dtx.broker.access.permissions import Permissions, Rule
 from dtx.broker.settings import Limits, Settings
-from tests.dtx.broker.peer import World, flow, frame
+from tests.dtx.broker.peer import World, closed, flow, frame
 from tests.dtx.broker.strangers import (
     ATTACH,
     BEGIN,
@@ -251,12 +252,12 @@ def test_credit_is_taken_back_for_a_large_message_that_is_still_read_from_the_st
 def test_a_detach_is_answered_in_kind() -> None:
     world = World()
     stranger = connected(world)
-    for closed in (True, False):
+    for for_good in (True, False):
         stranger.attach(0, source=source(), receiver=True)
         stranger.told()
-        stranger.say(frame(DETACH, [Uint(0), closed]))
+        stranger.say(frame(DETACH, [Uint(0), for_good]))
         (answer,) = [fields for _, code, fields in stranger.told() if code == DETACH]
-        assert (len(answer) > 1 and answer[1]) == closed
+        assert (len(answer) > 1 and answer[1]) == for_good
 
 
 @pytest.mark.parametrize("frames", [3, 1500])
@@ -339,7 +340,78 @@ def test_a_receiver_gets_no_message_that_is_larger_than_it_takes() -> None:
     assert peer.drained("q") == ["x" * 2000]
 
 
+def test_what_was_accepted_before_a_message_that_is_too_large_stays_accepted() -> None:
+    """The link is detached when the messages before it are settled: their outcomes don't cross the detach."""
+    world = World()
+    peer = world.connect()
+    sender = peer.sender("q")
+    for body in ("a", "b", "x" * 2000, "c"):
+        peer.post(sender, body)
+    stranger = connected(world)
+    fields = ["small", Uint(0), True, None, None, source(), node(None), None, None, None, Ulong(1000)]
+    stranger.say(frame(ATTACH, fields) + flow(0, 0, 10, None))
+    told = stranger.told()
+    assert [code for _, code, _ in told].count(TRANSFER) == 2
+    assert not closed_with(told, DETACH)
+    stranger.say(frame(DISPOSITION, [True, Uint(0), Uint(1), True, Described(Ulong(0x24), [])]))
+    assert closed_with(stranger.told(), DETACH) == "amqp:link:message-size-exceeded"
+    assert peer.drained("q") == ["x" * 2000, "c"]
+
+
+def test_a_browser_gets_no_message_that_is_larger_than_it_takes() -> None:
+    world = World()
+    peer = world.connect()
+    peer.post(peer.sender("q"), "x" * 2000)
+    stranger = connected(world)
+    browse = source(mode=Symbol("copy"))
+    stranger.say(frame(ATTACH, ["small", Uint(0), True, None, None, browse, node(None), None, None, None, Ulong(1000)]))
+    stranger.say(flow(0, 0, 10, None))
+    told = stranger.told()
+    assert closed_with(told, DETACH) == "amqp:link:message-size-exceeded"
+    assert not [code for _, code, _ in told if code == TRANSFER]
+
+
 # --- dynamic nodes, and no node
+def test_dynamic_nodes_are_bounded_in_number_and_octets() -> None:
+    world = World(Settings(limits=Limits(dynamic_nodes=3, dynamic_octets=5000)))
+    peer = world.connect()
+    nodes = [peer.receiver(None) for _ in range(4)]
+    assert closed(nodes[3])
+    sender = peer.sender(str(nodes[0].remote_source.address))
+    outcomes = [peer.post(sender, "x" * 1000).remote_state for _ in range(8)]
+    assert 4 <= outcomes.count(Delivery.ACCEPTED) <= 5
+    assert outcomes[-1] == Delivery.REJECTED
+    other = peer.sender(str(nodes[1].remote_source.address))
+    assert peer.post(other, "x").remote_state == Delivery.REJECTED
+    nodes[0].close()
+    world.pump()
+    assert peer.post(other, "x").remote_state == Delivery.ACCEPTED
+
+
+def test_a_selector_on_a_dynamic_source_is_honoured() -> None:
+    world = World()
+    stranger = connected(world)
+    selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = 'red'")}
+    stranger.attach(0, source=source(None, dynamic=True, filters=selector), receiver=True)
+    echoed = terminus(attach_answer(stranger.told())[5])
+    assert echoed[7] == selector
+    stranger.say(flow(0, 0, 10, None))
+    stranger.attach(1, node(echoed[0]))
+    stranger.told()
+    stranger.transfer(1, 0, message("blue", colour="blue"))
+    stranger.transfer(1, 1, message("red", colour="red"))
+    stranger.listen()
+    assert "red" in received(stranger)
+
+
+def test_who_may_not_consume_learns_nothing_of_its_selector() -> None:
+    world = World(permissions=Permissions({"anonymous": Rule()}))
+    stranger = connected(world)
+    selector = {Symbol("s"): Described(Symbol("apache.org:selector-filter:string"), "colour = = 'red'")}
+    stranger.attach(0, source=source(filters=selector), receiver=True)
+    assert closed_with(stranger.told(), DETACH) == "amqp:unauthorized-access"
+
+
 def test_request_and_response_between_two_connections() -> None:
     """A dynamic node is read by the connection that made it, and written by who knows its name."""
     world = World()
@@ -381,7 +453,7 @@ def test_a_link_without_an_address_relays_by_the_address_in_each_message() -> No
     stranger = connected(world)
     stranger.attach(0, node(None))
     assert attach_answer(stranger.told())[6] is not None
-    for number, to in enumerate(("may.one", "may.two", "must-not", "$dtx", None)):
+    for number, to in enumerate(("may.one", "may.two", "must-not", "$dtx", None, "topic://may.x")):
         properties = encode(Described(Ulong(PROPERTIES), [None, None, to]))
         stranger.transfer(0, number, properties + value_message(encode("x")))
     told = stranger.told()
@@ -391,6 +463,7 @@ def test_a_link_without_an_address_relays_by_the_address_in_each_message() -> No
         2: "amqp:unauthorized-access",
         3: "amqp:not-found",
         4: "amqp:precondition-failed",
+        5: "amqp:not-implemented",
     }
     assert not closed_with(told, DETACH), "other messages may go elsewhere"
     queues = world.container.resource.queues

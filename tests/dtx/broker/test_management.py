@@ -63,7 +63,7 @@ def test_management_tells_queues_branches_and_connections() -> None:
     assert branch["xid"] == str(xid)
     assert branch["holds"] == {"q": {"retired": 1, "posted": 0}, "out": {"retired": 0, "posted": 1}}
     (connection,) = manage(peer, operation="connections")
-    assert (connection["user"], connection["container"]) == ("anonymous", "peer-0")
+    assert (connection["user"], connection["container"]) == ("anonymous", peer.connection.container)
     names = [queue["name"] for queue in manage(peer, operation="queues", after="out", count=1)]
     assert names == ["q"]
 
