@@ -326,7 +326,14 @@ class PeerProtocol(asyncio.Protocol):
 
     def _carry_out(self, connection: BrokerConnection) -> None:
         """Carries out what the peer sent, one turn's worth: the others have their turn before the next one."""
-        self._busy = connection.go_on(EVENTS_PER_TURN)
+        done = False
+        try:
+            self._busy = connection.go_on(EVENTS_PER_TURN)
+            done = True
+        finally:
+            if not done:  # a defect of ours: the loop logs it, and the peer must not wait for ever
+                self._busy = False
+                self.abort()
         if not self._is_in and connection.opened:
             self._come_in(connection)
         self._broker.flush_soon()
