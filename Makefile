@@ -14,6 +14,7 @@ help:
 	@echo "make check   lint, types, layering and the fast tests"
 	@echo "make test    every test"
 	@echo "make test-long  every test in its long form: every point, more schedules and rounds; it takes hours"
+	@echo "make fuzz    ten minutes of search for octets that break the AMQP endpoint (fetches atheris)"
 	@echo "make bench   every benchmark, into .bench/, docs/benchmarks.md and its picture"
 	@echo "make docs    the generated parts of docs/"
 	@echo "make site    the documentation's site, into site/ (needs npm the first time)"
@@ -32,6 +33,10 @@ $(STAMP): pyproject.toml requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(STAMP)
+
+fuzz: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	$(BIN)/python -m tests.dtx.amqp.fuzzing -max_total_time=600
 
 demo: setup
 	$(BIN)/xabridge demo
