@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= 3
 
-.PHONY: help setup demo test test-long check bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
+.PHONY: help setup demo test test-long fuzz check bench docs site release-dry-run lock image artemis sqlalchemy-2.0 clean
 
 help:
 	@echo "make setup   the virtual environment .venv, with .venv/bin/xabridge"
