@@ -35,11 +35,9 @@ class Jumping(SystemClock):
         self.offset_s = 0.0
 
     def monotonic(self) -> float:
-        """As Clock says."""
         return super().monotonic() + self.offset_s
 
     def wall_ms(self) -> int:
-        """As Clock says."""
         return super().wall_ms() + int(self.offset_s * 1000)
 
 

@@ -216,7 +216,6 @@ class Campaign:
         return audit
 
     def figures(self) -> dict[str, Any]:
-        """As the benchmark tells them."""
         tally = self.tally
         return {
             "rounds": tally.rounds,

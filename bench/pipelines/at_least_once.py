@@ -42,7 +42,6 @@ class PlainSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As Spark asks."""
         return "plain"
 
     def schema(self) -> str:
@@ -50,7 +49,6 @@ class PlainSource(DataSource):
         return "body binary"
 
     def streamReader(self, schema: StructType) -> PlainReader:  # noqa: ARG002, N802 — Spark's
-        """As Spark asks."""
         return PlainReader(dict(self.options))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> PlainWriter:  # noqa: ARG002, N802 — Spark's

@@ -60,7 +60,6 @@ class ProtonClient:
         self._sent: deque[Any] = deque()
 
     def settle_before(self, queue: str, batch: int) -> None:
-        """As PlainClient says."""
         while self._held:
             source, received, delivery = self._held.popleft()
             again = source == queue and received >= batch
@@ -68,7 +67,6 @@ class ProtonClient:
             delivery.settle()
 
     def receive(self, queue: str, batch: int, count: int) -> Iterator[Sequence[Any]]:
-        """As PlainClient says."""
         receiver = self._links.get(queue)
         if receiver is None:
             receiver = self._links[queue] = self._connection.create_receiver(queue, credit=0)
@@ -84,7 +82,6 @@ class ProtonClient:
         fetcher.unsettled.clear()
 
     def send(self, address: str, bodies: Sequence[str]) -> None:
-        """As PlainClient says."""
         sender = self._links.get(f">{address}")
         if sender is None:
             sender = self._links[f">{address}"] = self._connection.create_sender(address)
@@ -94,7 +91,6 @@ class ProtonClient:
             self._sent.append(sender.link.send(Message(body=body, durable=True)))
 
     def wait(self) -> None:
-        """As PlainClient says."""
         self._connection.wait(self._accepted, timeout=TIMEOUT_S)
 
     def _accepted(self) -> bool:
@@ -123,7 +119,6 @@ class LeanClient:
         self._answers: deque[Answer] = deque()
 
     def settle_before(self, queue: str, batch: int) -> None:
-        """As PlainClient says."""
 
         def steps(_links: MessageLinks, _: object) -> Steps[None]:
             while self._held:
@@ -135,7 +130,6 @@ class LeanClient:
         self._do(steps)
 
     def receive(self, queue: str, batch: int, count: int) -> Iterator[Sequence[Any]]:
-        """As PlainClient says."""
 
         def steps(links: MessageLinks, _: object) -> Steps[list[Arrived]]:
             deadline = self._deadline()
@@ -153,7 +147,6 @@ class LeanClient:
             yield messages.body
 
     def send(self, address: str, bodies: Sequence[str]) -> None:
-        """As PlainClient says."""
         octets = encode_messages(Messages(bodies))
 
         def steps(links: MessageLinks, _: object) -> Steps[None]:
@@ -169,7 +162,6 @@ class LeanClient:
         self._do(steps)
 
     def wait(self) -> None:
-        """As PlainClient says."""
 
         def steps(_links: MessageLinks, _: object) -> Steps[None]:
             deadline = self._deadline()

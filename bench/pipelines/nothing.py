@@ -29,19 +29,15 @@ class Nothing(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As Spark asks."""
         return "nothing"
 
     def schema(self) -> str:
-        """As a queue's."""
         return "body binary"
 
     def streamReader(self, schema: StructType) -> Maker:  # noqa: ARG002, N802 — Spark's
-        """As Spark asks."""
         return Maker(int(self.options["partitions"]), int(self.options["rows"]), int(self.options["batches"]))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Dropper:  # noqa: ARG002, N802 — Spark's
-        """As Spark asks."""
         return Dropper()
 
 
@@ -62,7 +58,6 @@ class Maker(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """As Spark calls it."""
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 — Spark's
-        """As Spark calls it."""
         return {"batch": 0}
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: ARG002, N802 — Spark's

@@ -7,6 +7,7 @@ A link that is detached stays usable as an object: what is asked of it has no ef
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.conditions import Condition
@@ -153,17 +154,18 @@ class Link:
         """Its session is gone."""
         self.state = advance(LINK, self.state, LinkVerb.LOSE)
 
+    @abstractmethod
     def received_flow(self, flow: Flow) -> None:
         """The peer told its state of the link."""
-        raise NotImplementedError
 
     def echo(self) -> None:
         """Tells the peer our state of the link."""
         if self.state is ATTACHED:
             self._send_flow()
 
+    @abstractmethod
     def _send_flow(self) -> None:
-        raise NotImplementedError
+        """Sends a flow with our state of the link."""
 
 
 class SenderLink(Link):

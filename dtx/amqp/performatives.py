@@ -232,7 +232,6 @@ def _tag_check(value: bytes) -> str:
 
 
 BOOLEAN: Final = plain("boolean", bool)
-UBYTE: Final = plain("ubyte", Ubyte)
 USHORT: Final = plain("ushort", Ushort)
 UINT: Final = plain("uint", Uint)
 ULONG: Final = plain("ulong", Ulong)

@@ -28,7 +28,6 @@ class Mistaken(CrashWorker):
     wrong: dict[str, Callable[[Any], Any]]
 
     def resource(self, name: str, url: str, mode: Mode = "two-phase") -> ResourceConfig:
-        """As CrashWorker says."""
         right = super().resource(name, url, mode)
         wrong = self.wrong.get(name)
         factory: Any = right.factory
@@ -69,7 +68,6 @@ class PresumesWithoutLog(Mistaken):
     wrong = {}  # noqa: RUF012 — a constant
 
     def log(self) -> Any:
-        """As CrashWorker says."""
         right = super().log()
         return _KnowsNothing(right.rm, self.gate.hit)
 
@@ -85,7 +83,6 @@ class DecisionNotForced(Mistaken):
     wrong = {}  # noqa: RUF012 — a constant
 
     def log(self) -> Any:
-        """As CrashWorker says."""
         right = super().log()
         return _NeverForces(right.rm, self.gate.hit)
 

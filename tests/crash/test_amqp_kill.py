@@ -135,7 +135,6 @@ class Field:
         assert self.run("recover") == 0, where
 
     def check(self) -> None:
-        """As it says above."""
         with self.source.client() as source, self.target.client() as target:
             for _ in range(PATIENCE_S * 10):
                 left, moved = source.look("x"), target.look("y")

@@ -123,7 +123,6 @@ class Together:
                 process.communicate()
 
     def check(self) -> None:
-        """As it says above."""
         with self._target.client() as target:
             for _ in range(PATIENCE_S * 10):
                 left, moved = self.look("x"), [str(body) for body in target.look("y")]

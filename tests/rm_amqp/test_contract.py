@@ -42,7 +42,6 @@ class AmqpHarness:
         self._onlooker.open(self._onlookers, 1)
 
     def new(self, registrar: Registrar) -> AmqpResource:
-        """As `Harness` says, and so on."""
         client = AmqpResource(registrar, self.flags)
         self.clients.append(client)
         return client

@@ -199,7 +199,6 @@ class Field:
         network.sleep(1)
 
     def check(self, where: str) -> None:
-        """As it says above."""
         data = self.store.data
         for number, told in enumerate(self.told):
             assert told in {"unknown", "cancelled", "committed" if f"t{number}" in data else "rolled back"}, where

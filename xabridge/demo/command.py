@@ -195,7 +195,8 @@ class Demo:
         self._backstage.broker.kill()
         self._killed("broker")
         self._backstage.broker.start()
-        self._display.event(f"broker back, {self._backstage.broker.restored} prepared branches restored")
+        restored = self._backstage.broker.restored
+        self._display.event(f"broker back, {restored} prepared {'branch' if restored == 1 else 'branches'} restored")
 
     def _kill_database(self) -> None:
         self._backstage.postgres.kill()

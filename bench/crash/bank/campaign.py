@@ -283,7 +283,6 @@ class BankCampaign:
         return audit
 
     def figures(self) -> dict[str, Any]:
-        """As the benchmark tells them."""
         tally = self.tally
         return {
             "rounds": tally.rounds,

@@ -19,7 +19,7 @@ from dtx.amqp.values import Described, Symbol, Ulong
 from dtx.broker.access.permissions import Action
 from dtx.broker.endpoint.browsers import BranchBrowser, BrowsingLink, DepthLink, QueueBrowser
 from dtx.broker.endpoint.control_link import ALL_CAPABILITIES, PLAIN_CAPABILITIES, ControlLink
-from dtx.broker.endpoint.incoming_link import IncomingLink, RelayLink
+from dtx.broker.endpoint.incoming_link import IncomingLink
 from dtx.broker.endpoint.link import error_of, refusal_of
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
 from dtx.broker.endpoint.request_links import CommandLink, ManagementLink
@@ -131,7 +131,7 @@ def _receiver(connection: BrokerConnection, session: Session, endpoint: Receiver
         endpoint.attach(answered, told, max_message_size=limit)
         return link
     if target.address is None:
-        link = RelayLink(connection, session, endpoint, partial(_queue_in, connection))
+        link = IncomingLink(connection, session, endpoint, partial(_queue_in, connection), relays=True)
         endpoint.attach(answered, Target(), max_message_size=limit)
         return link
     told = Target(target.address, capabilities=_honoured(target.capabilities))
@@ -201,7 +201,7 @@ def _sending(
     if address.startswith(DEPTH):
         counted = _queue(connection, address.removeprefix(DEPTH), Action.CONSUME)
         return DepthLink(connection, session, endpoint, counted)
-    _check_permission(connection, address, Action.CONSUME)
+    _check_permission(connection, address, Action.CONSUME)  # reading a selector is work, and finding a queue makes it
     selector = _selector(source, told)
     queue = _queue(connection, address, Action.CONSUME)
     if source.distribution_mode == COPY:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 class IncomingLink(ReceivingLink):
     """A link whose messages go to queues. `queue_for` gives the queue for the octets of a message; RefusedError or
-    WireError refuse it. A node that is `dynamic` is deleted with the link."""
+    WireError refuse it. A node that is `dynamic` is deleted with the link.
 
-    relays = False
-    """Whether each message names its queue: then a queue that is not there is no reason to close the link."""
+    A link that `relays` has no address: each message says in `to` where it goes, and a message that can't be passed on
+    is no reason to close the link. One that was sent settled is then dropped; if it belongs to a transaction, the
+    transaction can't succeed any more."""
 
     def __init__(
         self,
@@ -36,11 +37,14 @@ class IncomingLink(ReceivingLink):
         endpoint: ReceiverLink,
         queue_for: Callable[[bytes], Queue],
         dynamic: Queue | None = None,
+        *,
+        relays: bool = False,
     ) -> None:
         limits = connection.container.limits
         super().__init__(connection, session, endpoint, credit=limits.credit, limit=limits.message_octets)
         self._queue_for = queue_for
         self._dynamic = dynamic
+        self._relays = relays
         self._resource = connection.container.resource
         self._outside = connection.container.outside
 
@@ -78,7 +82,7 @@ class IncomingLink(ReceivingLink):
     ) -> None:
         """A message can't be taken: who sent it unsettled hears it, and may still discharge the
         transaction; who sent it settled may not."""
-        fatal = refusal.condition in FATAL and not self.relays
+        fatal = refusal.condition in FATAL and not self._relays
         if not settled:
             rolled_back = refusal.condition in {Condition.ROLLBACK, Condition.TIMEOUT, Condition.UNKNOWN_ID}
             self.refuse(delivery, refusal, None if rolled_back else context)
@@ -99,10 +103,3 @@ class IncomingLink(ReceivingLink):
             self.accept(delivery)
         else:
             self._refused(delivery, None, refusal, settled=False)
-
-
-class RelayLink(IncomingLink):
-    """A link to the anonymous terminus: each message says in `to` where it goes. A message that was sent settled and
-    can't be passed on is dropped; if it belongs to a transaction, the transaction can't succeed any more."""
-
-    relays = True

@@ -71,12 +71,10 @@ class Remote:
         self.peer: RemotePeer | None = None
 
     def accept(self, identity: Identity) -> Wire:
-        """As World says."""
         del identity
         return self.wire
 
     def pump(self) -> None:
-        """As World says."""
         if self.peer is not None:
             self.peer.until(self.peer.answered)
 
@@ -110,7 +108,6 @@ class RemotePeer(Peer):
         return not self.owed and not any(one.state & Endpoint.REMOTE_UNINIT for one in endpoints)
 
     def send_octets(self, *args: Any, **how: Any) -> Delivery:
-        """As Peer says."""
         delivery = super().send_octets(*args, **how)
         if not how.get("settled"):
             self.owed.append(delivery)

@@ -128,7 +128,6 @@ class DecidingBrokerHarness:
         self.weather: dict[DecidingBroker, Weather] = {}
 
     def new(self, registrar: Registrar | None = None) -> DecidingBroker:
-        """As `DeciderHarness` says, and so on."""
         weather = Weather()
         client = DecidingBroker(registrar or ScriptedRegistrar(), environment=Environment(connect=connecting(weather)))
         self.weather[client] = weather

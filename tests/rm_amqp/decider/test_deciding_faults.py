@@ -150,7 +150,6 @@ class Field:
         network.sleep(1)
 
     def check(self, told: str, where: str) -> None:
-        """As it says above."""
         committed = "row" in self.store.data
         assert told in {"unknown", "committed" if committed else "rolled back"}, where
         assert self.look("y") == (["M2"] if committed else []), where

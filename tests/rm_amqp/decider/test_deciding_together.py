@@ -145,7 +145,6 @@ class Site:
             process.manager.close()
 
     def check(self, told: dict[str, str]) -> None:
-        """As it says above."""
         rows, answers = set(self.store.data), self.look("y")
         assert sorted(answers) == sorted(rows), "rows and answers are done together"
         assert len(self.look("x")) == self.messages - len(rows), "so are messages and rows"
