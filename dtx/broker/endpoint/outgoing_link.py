@@ -420,8 +420,11 @@ class OutgoingLink(Link):
         for sent in self._waiting:
             sent.give_back()
         self._waiting.clear()
-        if self.settles and self._streaming is not None and self._streaming.context is self._outside:
-            self._streaming.give_back()
+        streaming = self._streaming
+        if streaming is not None and (
+            streaming.delivery is None or (self.settles and streaming.context is self._outside)
+        ):  # nothing of it was sent, or it was not sent to its end
+            streaming.give_back()
         for sent in self._sent.values():
             sent.gone = True
             if sent.retirement is not None:

@@ -13,7 +13,7 @@ from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.messages import PROPERTIES, value_message
 from dtx.amqp.sasl.mechanisms import Identity
-from dtx.amqp.values import Array, Described, Symbol, Uint, Ulong
+from dtx.amqp.values import Array, Described, Symbol, Ubyte, Uint, Ulong
 from dtx.broker.access.permissions import Permissions, Rule
 from dtx.broker.settings import Limits, Settings
 from tests.dtx.broker.peer import World, closed, flow, frame
@@ -247,6 +247,23 @@ def test_credit_is_taken_back_for_a_large_message_that_is_still_read_from_the_st
     stranger.say(flow(0, 0, 1, None))
     assert [code for _, code, _ in stranger.told()].count(TRANSFER) > 10
     assert (queue.depth, queue.held) == (1, 1)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_large_message_comes_back_from_a_link_that_goes_before_its_first_part_was_read(*, settled: bool) -> None:
+    """It was taken from its queue, and nothing of it was sent."""
+    world = World()
+    peer = world.connect()
+    peer.post(peer.sender("q"), "x" * 1_000_000)
+    stranger = connected(world)
+    mode = Ubyte(1) if settled else None
+    stranger.say(frame(ATTACH, ["large", Uint(0), True, mode, None, source(), node(None)]))
+    stranger.server.received(flow(0, 0, 1, None))
+    queue = world.container.resource.queues["q"]
+    assert queue.held == 1
+    stranger.server.received(frame(DETACH, [Uint(0), True]))
+    stranger.listen()
+    assert (queue.available, queue.held) == (1, 0)
 
 
 def test_a_detach_is_answered_in_kind() -> None:
