@@ -44,6 +44,9 @@ FLAGS: Final = (
 """What goes before the fields of the same names in the file."""
 GC_THRESHOLD: Final = 20_000
 """A queue is many objects that a collection would look at in vain; what the broker drops is rarely in cycles."""
+SWITCH_S: Final = 0.0005
+"""How long the event loop keeps the interpreter from the threads of the store. With Python's 5 ms a message waits for
+each of its statements while a peer floods the loop."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
             return _set_password(config, arguments.set_password)
         if arguments.compact:
             return _compact(config)
+        sys.setswitchinterval(SWITCH_S)
         return asyncio.run(_serve(config))
     except (ConfigError, CredentialsError, PermissionsError) as error:
         sys.stderr.write(f"xabridge broker: {error}\n")
