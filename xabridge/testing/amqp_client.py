@@ -12,6 +12,7 @@ import socket
 import struct
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from dtx.amqp.decoding import decode_from
 from dtx.amqp.encoding import encode, encode_list
@@ -82,7 +83,9 @@ class Client:
         """The delivery-ids of messages that came."""
         self._output = [
             _HEADER,
-            _encoded(OPEN, "bench", None, Uint(MAX_FRAME)),
+            _encoded(
+                OPEN, f"client-{uuid4()}", None, Uint(MAX_FRAME)
+            ),  # links of one container have names of their own
             _encoded(BEGIN, None, Uint(0), Uint(WINDOW), Uint(WINDOW)),
         ]
         self._kept = b""
