@@ -85,7 +85,7 @@ class Client:
             _HEADER,
             _encoded(
                 OPEN, f"client-{uuid4()}", None, Uint(MAX_FRAME)
-            ),  # links of one container have names of their own
+            ),  # or it would steal links
             _encoded(BEGIN, None, Uint(0), Uint(WINDOW), Uint(WINDOW)),
         ]
         self._kept = b""
