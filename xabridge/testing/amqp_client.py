@@ -83,9 +83,7 @@ class Client:
         """The delivery-ids of messages that came."""
         self._output = [
             _HEADER,
-            _encoded(
-                OPEN, f"client-{uuid4()}", None, Uint(MAX_FRAME)
-            ),  # or it would steal links
+            _encoded(OPEN, f"client-{uuid4()}", None, Uint(MAX_FRAME)),  # or it would steal links
             _encoded(BEGIN, None, Uint(0), Uint(WINDOW), Uint(WINDOW)),
         ]
         self._kept = b""
