@@ -202,6 +202,10 @@ class Switch(Generic[W]):
         self.driver.drop()
         self._forget_everything()
 
+    def break_off(self) -> None:
+        """As `xa.BreakingOff` says."""
+        self.driver.break_off()
+
     def _check_open(self, verb: str, rmid: int) -> None:
         refused = RESOURCE.refusal(self._state, ResourceVerb.ANY)
         if refused is not None:
