@@ -339,7 +339,8 @@ class OutgoingLink(Link):
 
     def _note_undeliverable(self, sent: OutgoingDelivery, outcome: Outcome | None) -> None:
         """Keeps in mind what the peer can't do anything with, unless it is among the dead letters by now. In a
-        transaction the last outcome counts, so that another one takes it back."""
+        transaction the last outcome counts, so that another one takes it back; one that was settled counts also if the
+        transaction is rolled back."""
         if not (outcome or sent.default).undeliverable:
             self.undeliverable.discard(sent.entry)
         elif sent.entry.queue is self._queue and self.open:

@@ -200,6 +200,20 @@ def test_annotations_are_passed_on() -> None:
         world.pump()
 
 
+def test_nobody_is_told_to_be_the_first_to_acquire_a_message() -> None:
+    """3.2.1: a header says first-acquirer only of a message that no other link has acquired; ours never do."""
+    octets = section(HEADER, [None, None, None, True]) + numbered(0)
+    world, peer = posted(octets)
+    for _ in range(2):
+        receiver = peer.receiver("q", 1)
+        delivery, came = had(receiver)
+        assert came == numbered(0)
+        delivery.update(Delivery.RELEASED)
+        delivery.settle()
+        receiver.close()
+        world.pump()
+
+
 # -- 3.4 delivery states
 def test_no_delivery_is_sent_as_received() -> None:
     """The sender MUST NOT send the received state on transfer or disposition performatives except on the first transfer
