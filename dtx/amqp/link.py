@@ -73,6 +73,8 @@ class Link:
         self.snd_settle_mode = SENDER_MIXED
         self.rcv_settle_mode = RECEIVER_FIRST
         self.delivery_count = 0
+        self.initial_count = 0
+        """The delivery-count in our attach."""
         self.properties: dict[Any, Any] | None = None
         """What our flows say beside the credit."""
 
@@ -96,6 +98,7 @@ class Link:
         self.state = advance(LINK, self.state, LinkVerb.SEND_ATTACH)
         if self.state is LinkState.ATTACH_SENT:
             self.session.expect(self)
+        self.initial_count = self.delivery_count
         self.session.send(
             Attach(
                 self.name,
@@ -244,7 +247,7 @@ class SenderLink(Link):
         credit = flow.link_credit
         if credit is not None:
             # No delivery-count means that the receiver has not seen our attach yet.
-            counted = flow.delivery_count if flow.delivery_count is not None else 0
+            counted = flow.delivery_count if flow.delivery_count is not None else self.initial_count
             self._limit = (counted + min(credit, HALF - 1)) & MAX_UINT  # serial numbers count no further ahead
         self.drain = self._told_drain = flow.drain
 

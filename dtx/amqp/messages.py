@@ -50,6 +50,7 @@ class Header:
     ttl_ms: int | None = None
     delivery_count: int = 0
     end: int = 0
+    first_acquirer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def read_header(octets: bytes) -> Header:
     types = ((durable, bool), (priority, Ubyte), (ttl, Uint), (first, bool), (count, Uint))
     if any(item is not None and type(item) is not wanted for item, wanted in types):
         raise WireError(Condition.INVALID_FIELD, "a field of the header has a wrong type")
-    return Header(bool(durable), 4 if priority is None else int(priority), ttl, int(count or 0), end)
+    return Header(bool(durable), 4 if priority is None else int(priority), ttl, int(count or 0), end, bool(first))
 
 
 _NOT_A_HEADER: Final = frozenset(bytes((0x00, 0x53, code)) for code in range(HEADER + 1, FOOTER + 1))

@@ -24,7 +24,7 @@ from dtx.broker.endpoint.link import error_of, refusal_of
 from dtx.broker.endpoint.outgoing_link import OutgoingLink
 from dtx.broker.endpoint.request_links import CommandLink, ManagementLink
 from dtx.broker.endpoint.selecting_link import SelectingLink
-from dtx.broker.queues.outcomes import read_state
+from dtx.broker.queues.outcomes import OUTCOMES, read_state
 from dtx.broker.queues.selector import SelectorError, selector_of
 from dtx.broker.transactions.demarcation import unauthorized
 from dtx.protocol.addresses import COORDINATION, DEPTH, DYNAMIC, MANAGEMENT, RESERVED, parse_branch_address
@@ -155,7 +155,7 @@ def _sender(connection: BrokerConnection, session: Session, endpoint: SenderLink
         source.address,
         expiry_policy="link-detach",  # nothing is kept of a link that is detached
         default_outcome=source.default_outcome,
-        outcomes=source.outcomes,
+        outcomes=tuple(one for one in source.outcomes if one in OUTCOMES),
         capabilities=_honoured(source.capabilities, dynamic=source.dynamic),
     )
     answered = None
@@ -177,6 +177,7 @@ def _sending(
         selector = _selector(source, told)
         queue = connection.make_reply_queue()
         told.dynamic, told.address = True, queue.name
+        told.distribution_mode = MOVE
         told.dynamic_node_properties = _DELETED_ON_CLOSE
         if selector is not None:
             return SelectingLink(connection, session, endpoint, queue, selector, default=default, dynamic=True)

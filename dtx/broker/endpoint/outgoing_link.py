@@ -9,7 +9,7 @@ the context that it names, and what becomes of it there comes back through `appl
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
@@ -19,6 +19,7 @@ from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.link import Link, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, size_with_facts, with_facts
 from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK_OCTETS, TAKEN, rejected_state
+from dtx.broker.queues.queue import State
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import WorkContext, unknown_id
 from dtx.protocol.addresses import TXN_ID
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Entry, Queue
     from dtx.broker.transactions.contexts import TransactionalContext
+
+
+UNDELIVERABLE: Final = 1000
+"""Messages of its queue that a link may have given back as undeliverable here: the queue passes them over."""
 
 
 class OutgoingLink(Link):
@@ -75,6 +80,7 @@ class OutgoingLink(Link):
         self.open = True
         self.largest = 0
         """Octets of the largest message that the peer takes, 0 for any."""
+        self.undeliverable: set[Entry] = set()
         self._too_large: Refusal | None = None
         """Why the link is to be closed: the next message is larger."""
 
@@ -325,10 +331,26 @@ class OutgoingLink(Link):
         elif not sent.decided and (settled or outcome is not None):
             sent.decided = True
             self._outside.retire(sent, outcome, settled=settled)
+            self._note_undeliverable(sent, outcome)
             if settled:
                 self._forget(sent)
         elif settled:
             self._forget(sent)
+
+    def _note_undeliverable(self, sent: OutgoingDelivery, outcome: Outcome | None) -> None:
+        """Keeps in mind what the peer can't do anything with, unless it is among the dead letters by now. In a
+        transaction the last outcome counts, so that another one takes it back; one that was settled counts also if the
+        transaction is rolled back."""
+        if not (outcome or sent.default).undeliverable:
+            self.undeliverable.discard(sent.entry)
+        elif sent.entry.queue is self._queue and self.open:
+            self.undeliverable.add(sent.entry)
+            if len(self.undeliverable) >= UNDELIVERABLE:
+                kept = {one for one in self.undeliverable if one.queue is self._queue and one.state is not State.GONE}
+                self.undeliverable = kept
+                if len(kept) >= UNDELIVERABLE:
+                    told = f"{len(kept)} messages of {self._queue.name} are undeliverable here"
+                    self.detach(Refusal(Condition.RESOURCE_LIMIT, told, Code.XAER_RMERR))
 
     def _transactional(self, sent: OutgoingDelivery, txn_id: bytes, outcome: Outcome | None, *, settled: bool) -> None:
         context = self._txns.live.get(txn_id)
@@ -342,6 +364,8 @@ class OutgoingLink(Link):
         if sent.decided:
             return
         context.retire(sent, outcome, settled=settled)
+        if settled or outcome is not None:
+            self._note_undeliverable(sent, outcome)
         if settled:
             self._forget(sent)
 
@@ -432,6 +456,7 @@ class OutgoingLink(Link):
             elif not sent.decided:
                 self.resource.retire(sent.entry, sent.default, None)
         self._sent.clear()
+        self.undeliverable.clear()
         self._streaming = None
         if self._dynamic:
             self.connection.drop_reply_queue(self._queue)

@@ -30,7 +30,8 @@ _CODES: Final[dict[Any, int]] = {
     Symbol("amqp:modified:list"): MODIFIED,
 }
 
-
+OUTCOMES: Final = frozenset(str(name) for name in _CODES if type(name) is Symbol)
+"""The outcomes that a delivery may have, by their names."""
 _TRANSACTIONAL: Final[frozenset[Any]] = frozenset({Ulong(TRANSACTIONAL), Symbol("amqp:transactional-state:list")})
 _TRANSACTIONAL_PREFIX: Final = b"\x00" + encode(Ulong(TRANSACTIONAL))
 

@@ -136,6 +136,8 @@ def test_a_client_that_leaves_sasl_out_is_anonymous_where_that_is_allowed() -> N
 
 
 def test_and_refused_where_it_is_not_with_the_header_that_would_do() -> None:
+    """In this case, the server MUST send a protocol header with an acceptable protocol id (and version) and then close
+    the socket."""
     server = server_side(ServerPolicy(USERS))
     server.feed(AMQP_HEADER)
     assert server.failed

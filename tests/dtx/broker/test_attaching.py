@@ -102,6 +102,7 @@ def received(stranger: Stranger) -> list[str]:
     ids=["no-local", "a filter that nobody knows", "a capability that nobody knows", "durable"],
 )
 def test_what_is_not_honoured_is_not_echoed(asked: dict[str, Any], place: int) -> None:
+    """In this case the endpoint MUST report the actual properties of the terminus as created."""
     world = World()
     stranger = connected(world)
     stranger.attach(0, source=source(**asked), receiver=True)
