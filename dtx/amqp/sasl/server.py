@@ -22,6 +22,14 @@ OUTCOME_AUTH: Final = 1
 SERVER_LEGAL: Final = frozenset({(State.INIT, Frame.INIT), (State.EXCHANGE, Frame.RESPONSE)})
 
 
+BEGINNINGS: Final = (
+    (b"\x16\x03", "with TLS, and this port is without"),
+    (AMQP_HEADER, "without SASL, which is demanded"),
+    (b"AMQP\x00\x00\x09", "with AMQP 0-9-1; only AMQP 1.0 is spoken here"),
+)
+"""What peers begin with that are configured for something else."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerPolicy:
     """What a server offers. PLAIN is offered over TLS only, unless `plain_without_tls`."""
@@ -71,7 +79,7 @@ class SaslServer(SaslLayer):
             return
         self._output.append(SASL_HEADER)  # also where this is all we answer: it says what we would take
         if header != SASL_HEADER:
-            raise SaslError(f"the peer began with {header!r}; SASL is demanded")
+            raise SaslError(f"the peer began {_described(header)}")
         if not self._offered:
             raise SaslError("no mechanism can be offered here: the connection has no TLS, or no certificate")
         self._input = self._input[len(SASL_HEADER) :]
@@ -132,3 +140,11 @@ async def _from_initial(initial: bytes | None, begin: Callable[[bytes], ServerCo
     if initial is None:
         initial = await Exchange(b"")
     return await begin(initial)
+
+
+def _described(header: bytes) -> str:
+    """How the peer began, for the log."""
+    for beginning, told in BEGINNINGS:
+        if header.startswith(beginning):
+            return told
+    return f"with {header!r}, which is not AMQP 1.0"

@@ -35,6 +35,8 @@ class Link:
 
     controls = False
     """Whether it is a control link."""
+    closed_in_order = False
+    """Whether it is `gone` because its peer closed it and told no error, or because the broker shuts down."""
 
     def __init__(self, connection: BrokerConnection, session: Session, endpoint: Endpoint) -> None:
         self.connection = connection

@@ -18,7 +18,7 @@ from dtx.amqp.performatives import SENDER_SETTLED
 from dtx.amqp.values import Symbol
 from dtx.broker.endpoint.link import Link, refusal_of
 from dtx.broker.endpoint.outgoing_delivery import OutgoingDelivery, Stream, size_with_facts, with_facts
-from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK_OCTETS, TAKEN, rejected_state
+from dtx.broker.queues.outcomes import FAILED, GIVEN_BACK, GIVEN_BACK_OCTETS, TAKEN, rejected_state
 from dtx.broker.queues.queue import State
 from dtx.broker.transactional_resource import fits_one_piece
 from dtx.broker.transactions.contexts import WorkContext, unknown_id
@@ -437,7 +437,9 @@ class OutgoingLink(Link):
             self._forget(sent)
 
     def gone(self) -> None:
-        # Deliveries that no transaction has end with their default outcome.
+        # Deliveries that no transaction has end with their default outcome. None of them counts as failed if the peer
+        # closed in order, because what a peer has only prefetched would be a dead letter after a few closes. That holds
+        # also if the peer named this default: Qpid JMS always names `modified` with delivery-failed.
         self.open = False
         self._queue.forget(self)
         self.connection.draining.pop(self, None)
@@ -454,7 +456,8 @@ class OutgoingLink(Link):
             if sent.retirement is not None:
                 sent.retirement.delivery = None
             elif not sent.decided:
-                self.resource.retire(sent.entry, sent.default, None)
+                outcome = GIVEN_BACK if self.closed_in_order and sent.default.failed else sent.default
+                self.resource.retire(sent.entry, outcome, None)
         self._sent.clear()
         self.undeliverable.clear()
         self._streaming = None

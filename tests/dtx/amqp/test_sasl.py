@@ -152,6 +152,22 @@ def test_other_beginnings_are_refused_at_once(start: bytes) -> None:
     assert server.output() == SASL_HEADER
 
 
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "the peer began with TLS, and this port is without"),
+        (b"AMQP\x00\x00\x09\x01", "the peer began with AMQP 0-9-1; only AMQP 1.0 is spoken here"),
+        (AMQP_HEADER, "the peer began without SASL, which is demanded"),
+        (b"GET / HT", "the peer began with b'GET / HT', which is not AMQP 1.0"),
+    ],
+)
+def test_another_beginning_is_called_by_its_name(start: bytes, told: str) -> None:
+    """An operator reads it in the log, and knows what the client is configured for."""
+    server = server_side(ServerPolicy(USERS))
+    server.feed(start)
+    assert told in str(server.failure)
+
+
 def test_amqps_first_octets_may_come_with_the_last_of_sasl() -> None:
     server = server_side()
     server.feed(SASL_HEADER + init("ANONYMOUS", b"trace") + AMQP_HEADER + b"open")

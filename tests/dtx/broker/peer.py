@@ -35,6 +35,7 @@ from proton import (
     symbol,
     ulong,
 )
+from proton import Condition as ProtonCondition
 
 from dtx.amqp.decoding import decode
 from dtx.amqp.encoding import encode
@@ -208,6 +209,8 @@ class Peer:
         self.states: list[tuple[str, int, int]] = []
         self.default_outcome: int | None = None
         """The default outcome in the sources of receivers that are attached from now on."""
+        self.default_fields: list[Any] = []
+        """The fields of the default outcome."""
         self._replies: Receiver | None = None
         self._requests: Sender | None = None
 
@@ -271,7 +274,7 @@ class Peer:
                 fields = decode(one[8:]).value
                 source = fields[5].value
                 source += [None] * (9 - len(source))
-                source[8] = TypedDescribed(Ulong(self.default_outcome), [])
+                source[8] = TypedDescribed(Ulong(self.default_outcome), self.default_fields)
                 one = frame(0x12, fields)
             found += one
         return found
@@ -363,6 +366,12 @@ class Peer:
             link.flow(credit)
         self.world.pump()
         return link
+
+    def fail(self, link: Link) -> None:
+        """Closes a link with an error: what it holds counts as a failed delivery."""
+        link.condition = ProtonCondition("app:failed", "the consumer can't go on")
+        link.close()
+        self.world.pump()
 
     # -- messages
     def send_octets(
