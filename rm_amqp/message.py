@@ -63,6 +63,8 @@ from xa import Code, xa_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dtx.amqp.values import Value
+
 DEFAULT_PRIORITY: Final = 4
 _NONE: Final = type(None)
 _LONG: Final = struct.Struct(">Bq")
@@ -482,15 +484,23 @@ _ELEMENT_TYPES: Final[dict[int, type]] = {
 """The number that proton has for a type (`proton.Data.INT`, …) → the type of an array's elements."""
 
 
+def _element(kind: type, value: Any) -> Value:
+    element: Any = value
+    if type(value) is not kind:
+        element = kind(value)
+    converted: Value = element
+    return converted
+
+
 def _array(value: Any) -> Array:
     """A `proton.Array` as the protocol has it; TypeError for one whose elements are compound."""
     kind = _ELEMENT_TYPES.get(value.type)
     if kind is None:
         raise TypeError(f"a proton.Array with elements of type {value.type} is not sent")
     is_described = repr(value.descriptor) != "UNDESCRIBED"
-    descriptor = _converted(value.descriptor)
+    descriptor: Value = _converted(value.descriptor)
 
-    elements = [element if type(element) is kind else kind(element) for element in value.elements]
+    elements = [_element(kind, element) for element in value.elements]
     array = Array([Described(descriptor, element) for element in elements] if is_described else elements)
     array.empty_of = (b"\x00" + encode(descriptor) if is_described else b"") + element_constructor(kind)
     return array

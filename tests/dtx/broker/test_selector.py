@@ -30,6 +30,7 @@ from dtx.amqp.values import (
     Uint,
     Ulong,
     Ushort,
+    Value,
 )
 from dtx.broker.queues.selector import (
     FILTER_CODE,
@@ -865,6 +866,6 @@ def test_only_one_selector_is_honoured() -> None:
 
 
 @pytest.mark.parametrize("value", ["color =", 5, None, Symbol("a"), b"a", ["a"]])
-def test_a_wrong_selector_of_a_source_is_refused(value: object) -> None:
+def test_a_wrong_selector_of_a_source_is_refused(value: Value) -> None:
     with pytest.raises(SelectorError):
         selector_of({FILTER_NAME: Described(FILTER_NAME, value)})
