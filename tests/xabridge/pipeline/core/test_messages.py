@@ -80,6 +80,8 @@ def test_what_nobody_can_read_is_left_out_and_noted() -> None:
         (b"\x00\x53\x72\x45", "annotations is no map"),
         (b"\x00\x53\x74\x43", "application_properties is no map"),
         (b"\x00\x53\x71\x43", "the delivery annotations are no map"),
+        (b"\x00\x53\x73\x45\x00\x53\x70\x45", "the header is not the first section"),
+        (b"\x00\x53\x70\x45\x00\x53\x70\x45", "the header is not the first section"),
     ],
 )
 def test_a_section_of_another_type_or_at_another_place_is_noted(section: bytes, told: str) -> None:

@@ -191,6 +191,8 @@ def _known_header(octets: bytes) -> Header:
 def _header(octets: bytes, at: int, columns: _Columns) -> int:
     short = at == SHORT and octets[at] == 0xC0
     header = _known_header(octets[: at + 2 + octets[at + 1]]) if short else read_header(octets)
+    if header.end <= at:
+        raise DecodeError("the header is not the first section")
     if header.delivery_count:
         columns.put("delivery_count", header.delivery_count)
     if header.priority != NORMAL:
