@@ -39,13 +39,13 @@ def _small(code_zero: int | None, code_small: int, code: int, layout: str) -> Ca
     return encoded
 
 
-def _plain(code: int, layout: str) -> Callable[[float], bytes]:
-    pack: Callable[[int, float], bytes] = struct.Struct(">B" + layout).pack
+def _plain(code: int, layout: str) -> Callable[[V], bytes]:
+    pack: Callable[[int, V], bytes] = struct.Struct(">B" + layout).pack
     return lambda value: pack(code, value)
 
 
-def _packing(layout: str) -> Callable[[float], bytes]:
-    pack: Callable[[float], bytes] = struct.Struct(layout).pack
+def _packing(layout: str) -> Callable[[V], bytes]:
+    pack: Callable[[V], bytes] = struct.Struct(layout).pack
     return pack
 
 
@@ -72,11 +72,11 @@ def encode_boolean(value: bool) -> bytes:
     return b"\x41" if value else b"\x42"
 
 
-encode_ubyte: Final = _plain(0x50, "B")
-encode_ushort: Final = _plain(0x60, "H")
+encode_ubyte: Final[Callable[[int], bytes]] = _plain(0x50, "B")
+encode_ushort: Final[Callable[[int], bytes]] = _plain(0x60, "H")
 encode_uint: Final = _small(0x43, 0x52, 0x70, "I")
 encode_ulong: Final = _small(0x44, 0x53, 0x80, "Q")
-encode_timestamp: Final = _plain(0x83, "q")
+encode_timestamp: Final[Callable[[int], bytes]] = _plain(0x83, "q")
 """A number as a value of this type; struct.error for one that does not fit."""
 
 

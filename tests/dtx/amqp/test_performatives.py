@@ -3,6 +3,7 @@ its engine says and hears the same as ours. What has a wrong type is refused by 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -201,14 +202,15 @@ def shown(value: Any) -> Any:
 
 
 def comparable(value: Any) -> Any:
-    """One of our composites, with its delivery state decoded: equal states may be different octets."""
-    for attribute in ("state", "source"):
-        part = getattr(value, attribute, None)
-        if isinstance(part, bytes):
-            setattr(value, attribute, decode(part))
-        elif isinstance(part, Source) and isinstance(part.default_outcome, bytes):
-            setattr(part, "default_outcome", decode(part.default_outcome))  # noqa: B010 # it is not of its type
-    return value
+    """One of our composites, and its delivery states decoded: equal states may be different octets."""
+    state, source = getattr(value, "state", None), getattr(value, "source", None)
+    decoded = None if state is None else decode(state)
+    if state is not None:
+        value = replace(value, state=None)
+    default = source.default_outcome if isinstance(source, Source) else None
+    if default is not None:
+        value = replace(value, source=replace(source, default_outcome=None))
+    return value, decoded, None if default is None else decode(default)
 
 
 @given(everything)
