@@ -207,8 +207,9 @@ def comparable(value: Any) -> Any:
     decoded = None if state is None else decode(state)
     if state is not None:
         value = replace(value, state=None)
-    default = source.default_outcome if isinstance(source, Source) else None
-    if default is not None:
+    default = None
+    if isinstance(source, Source) and source.default_outcome is not None:
+        default = source.default_outcome
         value = replace(value, source=replace(source, default_outcome=None))
     return value, decoded, None if default is None else decode(default)
 
