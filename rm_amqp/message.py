@@ -26,6 +26,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from uuid import UUID
 
+from dtx.amqp import values
 from dtx.amqp.decoding import MAX_DEPTH, DecodeError, decode_from
 from dtx.amqp.encoding import element_constructor, encode, encode_list
 from dtx.amqp.messages import (
@@ -40,23 +41,7 @@ from dtx.amqp.messages import (
     VALUE,
     read_section,
 )
-from dtx.amqp.values import (
-    Array,
-    Byte,
-    Char,
-    Decimal,
-    Described,
-    Float,
-    Int,
-    Long,
-    Short,
-    Symbol,
-    Timestamp,
-    Ubyte,
-    Uint,
-    Ulong,
-    Ushort,
-)
+from dtx.amqp.values import Array, Described, Long, Symbol, Timestamp, Ubyte, Uint, Ulong
 from rm_amqp.unsendable_values import refusals
 from xa import Code, xa_error
 
@@ -465,16 +450,16 @@ def _converted(value: Any) -> Any:
 _ELEMENT_TYPES: Final[dict[int, type]] = {
     2: bool,
     3: Ubyte,
-    4: Byte,
-    5: Ushort,
-    6: Short,
+    4: values.Byte,
+    5: values.Ushort,
+    6: values.Short,
     7: Uint,
-    8: Int,
-    9: Char,
+    8: values.Int,
+    9: values.Char,
     10: Ulong,
     11: Long,
     12: Timestamp,
-    13: Float,
+    13: values.Float,
     14: float,
     18: UUID,
     19: bytes,
@@ -508,20 +493,20 @@ def _array(value: Any) -> Array:
 
 _OF_PROTON: Final[dict[str, Callable[[Any], Any]]] = {
     "ubyte": Ubyte,
-    "ushort": Ushort,
+    "ushort": values.Ushort,
     "uint": Uint,
     "ulong": Ulong,
-    "byte": Byte,
-    "short": Short,
-    "int32": Int,
+    "byte": values.Byte,
+    "short": values.Short,
+    "int32": values.Int,
     "long": Long,
     "timestamp": Timestamp,
-    "char": Char,
+    "char": values.Char,
     "symbol": Symbol,
-    "float32": Float,
-    "decimal32": lambda value: Decimal(0x74, struct.pack(">I", value)),
-    "decimal64": lambda value: Decimal(0x84, struct.pack(">Q", value)),
-    "decimal128": lambda value: Decimal(0x94, bytes(value)),
+    "float32": values.Float,
+    "decimal32": lambda value: values.Decimal(0x74, struct.pack(">I", value)),
+    "decimal64": lambda value: values.Decimal(0x84, struct.pack(">Q", value)),
+    "decimal128": lambda value: values.Decimal(0x94, bytes(value)),
     "Described": lambda value: Described(value.descriptor, value.value),
     "Array": _array,
 }

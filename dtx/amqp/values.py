@@ -13,7 +13,7 @@ uint and refuse a ulong.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -77,6 +77,10 @@ class Long(int):
     """64 bits, signed."""
 
     __slots__ = ()
+
+
+INTEGERS: Final = (Ubyte, Ushort, Uint, Ulong, Byte, Short, Int, Long)
+"""The types of whole numbers."""
 
 
 class Float(float):
