@@ -207,7 +207,7 @@ class OutgoingLink(Link):
     def _sent_settled(self, sent: OutgoingDelivery) -> None:
         """All of it is sent. Before that it was not the consumer's: it may have had to go back to its queue."""
         context = sent.context
-        (self._outside if context is None else context).retire(sent, TAKEN, settled=True)
+        (self._outside if context is None else context).sent_settled(sent)
         sent.end()
 
     def _stream(self, sent: OutgoingDelivery) -> None:

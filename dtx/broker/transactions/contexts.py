@@ -11,7 +11,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Final, Protocol
 
 from dtx.amqp.conditions import Condition
-from dtx.broker.queues.outcomes import TAKEN_OCTETS, Outcome, transactional_state
+from dtx.broker.queues.outcomes import TAKEN, TAKEN_OCTETS, Outcome, transactional_state
 from dtx.broker.transactions.state_tables import LOCAL, Local, LocalVerb
 from dtx.broker.transactions.transactional_work import Held, Retirement, TransactionalWork, WorkFullError
 from dtx.protocol.conditions import Refusal, RefusedError, refused
@@ -69,7 +69,11 @@ class TransactionalContext(Protocol):
         ...
 
     def acquire(self, delivery: Delivery) -> None:
-        """A message was taken from its queue for this delivery. One that is sent settled is retired when it is sent."""
+        """A message was taken from its queue for this delivery."""
+        ...
+
+    def sent_settled(self, delivery: Delivery) -> None:
+        """A message that this context acquired was sent to its end, settled: it is accepted."""
         ...
 
     def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
@@ -103,6 +107,9 @@ class NoTransaction:
 
     def acquire(self, delivery: Delivery) -> None:
         pass
+
+    def sent_settled(self, delivery: Delivery) -> None:
+        self._resource.retire(delivery.entry, TAKEN, None)
 
     def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
         if settled:
@@ -167,6 +174,11 @@ class WorkContext:
         retirement = Retirement(delivery.entry, None, delivery, delivery.default, acquired=True)
         self.work.hold(retirement)
         delivery.hold(self, retirement)
+
+    def sent_settled(self, delivery: Delivery) -> None:
+        retirement = self.work.retired.pop(delivery.entry.number)
+        retirement.outcome, retirement.delivery = TAKEN, None
+        self.work.hold(retirement)  # again: such messages have their places in the order in which they are sent
 
     def retire(self, delivery: Delivery, outcome: Outcome | None, *, settled: bool) -> None:
         retirement = delivery.retirement

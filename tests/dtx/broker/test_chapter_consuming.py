@@ -9,7 +9,7 @@ from proton import Delivery, Described, Disposition, Message, ulong
 
 from dtx.amqp.conditions import Condition
 from dtx.broker.settings import Limits, Settings
-from dtx.protocol.commands import CONTROL, Discharge, Prepare, Rollback, Start
+from dtx.protocol.commands import CONTROL, Commit, Discharge, Prepare, Rollback, Start
 from dtx.protocol.replies import TRANSACTIONAL, Result
 from tests.cases import each
 from tests.dtx.broker.peer import Coordinator, Peer, World, closed, condition_of, flow, say_state, told
@@ -564,3 +564,28 @@ def test_a_message_that_is_discharged_before_it_was_sent_is_neither_lost_nor_sen
     receiver.close()
     world.pump()
     assert received + len(peer.drained("q")) == 1
+
+
+def test_the_places_of_messages_are_in_the_order_in_which_they_were_sent() -> None:
+    """A message whose payload has to be read first is acquired before one of another link, and sent after it."""
+    world = World(cached_size=100)
+    peer = world.connect()
+    peer.post(peer.sender("long"), "x" * 1000)
+    peer.post(peer.sender("short"), "x")
+    control = peer.coordinator()
+    receivers = [peer.receiver(address, settled=True) for address in ("long", "short")]
+    txn_id = control.declare(Start(XID))
+    for receiver in receivers:
+        peer.acquire_for(receiver, txn_id)
+        receiver.flow(1)
+        world.pump(store=False)
+    assert [len(peer.bodies(receiver)) for receiver in receivers] == [0, 1]
+    world.pump()
+    assert [len(peer.bodies(receiver)) for receiver in receivers] == [1, 0]
+    control.end(txn_id)
+    assert peer.ask(Prepare(XID, failed=(0,))) == Result(Code.XA_OK)
+    assert peer.ask(Commit(XID)) == Result(Code.XA_OK)
+    for receiver in receivers:
+        receiver.close()
+    world.pump()
+    assert (peer.drained("long"), peer.drained("short")) == ([], ["x"])
