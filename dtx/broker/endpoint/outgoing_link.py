@@ -9,7 +9,7 @@ the context that it names, and what becomes of it there comes back through `appl
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dtx.amqp.composites import WireError
 from dtx.amqp.conditions import Condition
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dtx.amqp.delivery import IncomingDelivery
     from dtx.amqp.delivery import OutgoingDelivery as Delivery
     from dtx.amqp.link import SenderLink
+    from dtx.amqp.values import Value
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.queues.outcomes import Outcome
     from dtx.broker.queues.queue import Entry, Queue
@@ -265,7 +266,7 @@ class OutgoingLink(Link):
             self.endpoint.drained()
             self._credit = 0
 
-    def flow_properties(self, txn_id: Any) -> None:
+    def flow_properties(self, txn_id: Value) -> None:
         # What is acquired from now on belongs to this transaction.
         if txn_id is None:
             if self._acquisition is not None:

@@ -55,7 +55,9 @@ from dtx.amqp.messages import APPLICATION_PROPERTIES, FOOTER, PROPERTIES, Header
 from dtx.amqp.values import Described, Symbol, Timestamp, Uint, Ulong
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+
+    from dtx.amqp.values import Map
 
 MAX_LENGTH: Final = 8192
 """Characters of a selector."""
@@ -108,7 +110,7 @@ class Selector:
         return self.text
 
 
-def selector_of(filters: Mapping[Any, Any] | None) -> tuple[Selector | None, dict[Any, Any]]:
+def selector_of(filters: Map | None) -> tuple[Selector | None, Map]:
     """The selector among the filters of a source, and the filters that are honoured, to be echoed: the selector's
     own entry. A blank selector selects every message, as JMS has it, and is None. SelectorError where the selector
     is none. Any other filter, and any further selector, is left out of what is echoed."""

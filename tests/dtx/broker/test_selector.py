@@ -23,6 +23,7 @@ from dtx.amqp.values import (
     Float,
     Int,
     Long,
+    Map,
     Short,
     Symbol,
     Timestamp,
@@ -833,7 +834,7 @@ def test_numbers_of_floats_are_rounded_as_the_producer_rounds_them() -> None:
 def test_the_selector_of_a_source() -> None:
     for descriptor in (FILTER_NAME, FILTER_CODE):
         described = Described(descriptor, "color = 'red'")
-        filters = {
+        filters: Map = {
             Symbol("no-local"): Described(Symbol("apache.org:no-local-filter:list"), []),
             Symbol("jms-selector"): described,
             Symbol("unknown"): Described(Ulong(1), "x"),
@@ -856,7 +857,7 @@ def test_a_source_without_a_selector() -> None:
 
 def test_a_blank_selector_is_honoured_by_every_message() -> None:
     for text in ("", " \n"):
-        filters = {FILTER_NAME: Described(FILTER_NAME, text)}
+        filters: Map = {FILTER_NAME: Described(FILTER_NAME, text)}
         assert selector_of(filters) == (None, filters)
 
 
