@@ -502,9 +502,9 @@ def test_an_outcome_that_is_none_closes_the_link() -> None:
 
 
 # --- sent settled --------------------
-def about_to_send_settled(*bodies: str) -> tuple[World, Peer, Coordinator, Receiver, bytes]:
+def about_to_send_settled(*bodies: str, cached_size: int = 0) -> tuple[World, Peer, Coordinator, Receiver, bytes]:
     """Messages that a transaction has acquired to be sent settled, while the store reads their payloads."""
-    world = World(cached_size=0)
+    world = World(cached_size=cached_size)
     peer = world.connect()
     sender = peer.sender("q")
     for body in bodies:
@@ -589,3 +589,21 @@ def test_the_places_of_messages_are_in_the_order_in_which_they_were_sent() -> No
         receiver.close()
     world.pump()
     assert (peer.drained("long"), peer.drained("short")) == ([], ["x"])
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_messages_behind_one_that_is_rolled_back_are_not_sent_before_they_are(fail: bool) -> None:
+    """The small ones wait for the pieces of the large one."""
+    bodies = ["x" * 3_000_000, "y", "z"]
+    world, peer, control, receiver, txn_id = about_to_send_settled(*bodies, cached_size=100)
+    reading = world.jobs.popleft()
+    discharged = control.send(CONTROL.encode(Discharge(txn_id, fail=fail)))
+    world.pump()
+    assert discharged.remote_state == Delivery.ACCEPTED
+    reading()
+    world.container.resource.settle()
+    world.pump()
+    received = peer.bodies(receiver)
+    receiver.close()
+    world.pump()
+    assert sorted([*received, *peer.drained("q")]) == sorted(bodies)
