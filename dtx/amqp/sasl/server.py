@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.printable import printable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dtx.amqp.sasl.mechanisms import ServerConversation, Verifiers
+    from dtx.amqp.values import Value
 
 OUTCOME_AUTH: Final = 1
 
@@ -86,7 +87,7 @@ class SaslServer(SaslLayer):
         self._send(Frame.MECHANISMS, Array(map(Symbol, self._offered)))
         self.state = State.INIT
 
-    def _handle(self, frame: Frame, body: list[Any]) -> None:
+    def _handle(self, frame: Frame, body: list[Value]) -> None:
         if frame is Frame.RESPONSE:
             self._converse(item(body, 0, bytes) or b"")
             return
@@ -112,13 +113,14 @@ class SaslServer(SaslLayer):
                 return _from_initial(initial, lambda first: mechanisms.scram_server(first, users, self._nonce))
         return Verdict(None, reason=f"mechanism {self.mechanism[:40]!r} is not offered")
 
-    def _converse(self, answer: Any) -> None:
+    def _converse(self, answer: object) -> None:
         if self._conversation is None:
             raise SaslError("no conversation is going on")
         try:
             request = self._conversation.send(answer)
         except StopIteration as end:
-            self._conclude(end.value)
+            verdict: Verdict = end.value
+            self._conclude(verdict)
             return
         if isinstance(request, Compute):
             self._compute(request)

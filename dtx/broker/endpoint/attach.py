@@ -36,6 +36,7 @@ from xa.tables import BranchState
 if TYPE_CHECKING:
     from dtx.amqp.link import Link as LinkEndpoint
     from dtx.amqp.performatives import Attach
+    from dtx.amqp.values import Map
     from dtx.broker.endpoint.connection import BrokerConnection, Session
     from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.outcomes import Outcome
@@ -58,7 +59,7 @@ UNSUPPORTED: Final = {
     "global": "shared subscriptions are not supported: every address is a queue",
 }
 TOPIC_SCHEME: Final = "topic://"
-_DELETED_ON_CLOSE: Final = {Symbol("lifetime-policy"): Described(Ulong(0x2B), [])}
+_DELETED_ON_CLOSE: Final[Map] = {Symbol("lifetime-policy"): Described(Ulong(0x2B), [])}
 """How long a dynamic node lives: until its link is closed."""
 NO_ADDRESS: Final = "a {} needs an address"
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from dtx.amqp.link import Link as LinkEndpoint
     from dtx.amqp.sasl.mechanisms import Identity
     from dtx.amqp.session import Session as SessionEndpoint
+    from dtx.amqp.values import Map
     from dtx.broker.container import Container, LinkKey
     from dtx.broker.endpoint.link import Link
     from dtx.broker.queues.queue import Queue
@@ -54,7 +55,7 @@ WINDOW: Final = 2048
 
 
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "APACHE.ORG:SELECTOR")
-PRODUCT: Final = {Symbol("product"): "xabridge"}
+PRODUCT: Final[Map] = {Symbol("product"): "xabridge"}
 
 
 class Session:

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from proton import SASL, Event
 
-from dtx.amqp.decoding import decode_from
 from dtx.amqp.encoding import encode
 from dtx.amqp.frames import AMQP_HEADER
 from dtx.amqp.sasl import ClientPolicy, SaslClient, SaslServer, ServerPolicy
@@ -22,8 +21,9 @@ from dtx.amqp.sasl.layer import MAX_AHEAD, MAX_FRAME, SASL_HEADER, Frame, SaslEr
 from dtx.amqp.sasl.mechanisms import Identity
 from dtx.amqp.sasl.scram import Verifier
 from dtx.amqp.sasl.server import SERVER_LEGAL
-from dtx.amqp.values import Array, Described, Symbol, Ubyte, Ulong
+from dtx.amqp.values import Array, Described, Symbol, Ubyte, Ulong, Value
 from dtx.broker.access.credentials import Credentials
+from tests.dtx.amqp.described import performative_at
 from tests.dtx.amqp.engines import Engine, answer
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def test_a_name_that_is_not_there_is_asked_the_same_question_every_time() -> Non
     assert len(salt_of("mallory")) == len(salt_of("alice"))
 
 
-def frame(code: int, *items: object) -> bytes:
+def frame(code: int, *items: Value) -> bytes:
     body = encode(Described(Ulong(code), list(items)))
     return struct.pack(">IBBH", 8 + len(body), 2, 1, 0) + body
 
@@ -121,7 +121,7 @@ def outcome_of(server: SaslServer) -> int | None:
     """The code of the outcome frame at the end of what the server sends."""
     sent = server.output()
     place = sent.rfind(b"\x00\x53\x44")
-    return None if place < 0 else decode_from(sent, place)[0].value[0]
+    return None if place < 0 else performative_at(sent, place)[1][0]
 
 
 def test_a_client_that_leaves_sasl_out_is_anonymous_where_that_is_allowed() -> None:
@@ -192,7 +192,7 @@ def test_what_is_offered(encrypted: bool, certified: str | None, policy: ServerP
     server.feed(SASL_HEADER)
     sent = server.output()
     assert sent.startswith(SASL_HEADER)
-    assert decode_from(sent, 16)[0].value == [offered]
+    assert performative_at(sent, 16)[1] == [offered]
 
 
 def test_where_nothing_can_be_offered_the_connection_ends() -> None:
@@ -407,7 +407,7 @@ def test_a_server_that_proves_itself_in_a_challenge_is_believed_too() -> None:
     settle(client)
     server.feed(client.output())
     sent = server.output()
-    signature = decode_from(sent, 8)[0].value[1]
+    signature = performative_at(sent, 8)[1][1]
     client.feed(frame(0x42, signature))
     assert client.output() == frame(0x43, b"")
     client.feed(frame(0x44, Ubyte(0)))

@@ -56,6 +56,7 @@ from dtx.protocol.conditions import Refusal
 from dtx.protocol.replies import DECLARED, TRANSACTIONAL, decode_reply
 from dtx.store.memory import Disk, MemoryStore
 from rm_amqp.connection.frames import OutgoingFrames
+from tests.dtx.amqp.described import items_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -271,8 +272,8 @@ class Peer:
             size = int.from_bytes(octets[at : at + 4], "big")
             one, at = octets[at : at + size], at + size
             if one[10:11] == b"\x12":
-                fields = decode(one[8:]).value
-                source = fields[5].value
+                fields = items_of(decode(one[8:]))
+                source = items_of(fields[5])
                 source += [None] * (9 - len(source))
                 source[8] = TypedDescribed(Ulong(self.default_outcome), self.default_fields)
                 one = frame(0x12, fields)

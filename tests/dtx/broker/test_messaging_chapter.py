@@ -26,6 +26,8 @@ from tests.dtx.broker.test_attaching import attach_answer, connected, message, r
 if TYPE_CHECKING:
     from proton import Receiver
 
+    from dtx.amqp.values import Map, Value
+
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUENCE, VALUE, FOOTER = range(0x70, 0x79)
 SECTIONS = {
     PROPERTIES: ["id", b"user", "to", "subject", "reply", None, Symbol("text/plain")],
@@ -552,10 +554,10 @@ def test_a_dynamic_node_has_an_address_of_ours(asked: str | None, *, receiver: b
     The value of this entry MUST be of a type which provides the lifetime-policy archetype."""
     world = World()
     stranger = connected(world)
-    policy = {Symbol("lifetime-policy"): Described(Ulong(0x2C), [])}
+    policy: Map = {Symbol("lifetime-policy"): Described(Ulong(0x2C), [])}
     for handle, dynamic in enumerate((True, None)):
         if receiver:
-            fields = [asked if dynamic else "q", None, None, None, dynamic, policy]
+            fields: list[Value] = [asked if dynamic else "q", None, None, None, dynamic, policy]
             stranger.attach(handle, source=Described(Ulong(0x28), fields), receiver=True)
         else:
             fields = [asked if dynamic else "q", None, None, None, dynamic, policy]
@@ -604,6 +606,7 @@ def test_a_default_outcome_is_an_outcome(default: Described, condition: str) -> 
     world = World()
     stranger = connected(world)
     asked = source()
+    assert isinstance(asked.value, list)
     asked.value[8] = default
     stranger.attach(0, source=asked, receiver=True)
     told = stranger.told()
@@ -634,6 +637,7 @@ def test_outcomes_that_are_told_can_be_had(asked: Any, told: Any) -> None:
     world, _ = posted(message("x"))
     stranger = connected(world)
     wanted = source()
+    assert isinstance(wanted.value, list)
     wanted.value[9] = asked
     stranger.attach(0, source=wanted, receiver=True)
     answer = terminus(attach_answer(stranger.told())[5])[9]
