@@ -183,7 +183,7 @@ class UninterruptedCalls:
         return call
 
     def _carry_out(self) -> None:
-        """What a thread of ours does."""
+        """The work of a thread of ours."""
         calls, idle, thread = self._calls, self._idle, threading.get_ident()
         while (call := calls.get()) is not None:
             self._under_way[call] = None

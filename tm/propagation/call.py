@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Propagation(Enum):
-    """What a transactional function does with the transaction that it meets."""
+    """The rule for the transaction that a transactional function meets."""
 
     REQUIRED = "required"
     REQUIRES_NEW = "requires new"
