@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if (group := _group(item)) is not None:
             item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: (_needs_spark(item), _patience_s(item)), reverse=True)
+    items.sort(key=lambda item: (_needs_spark(item), _patience_s(item)), reverse=True)  # Spark's group is the longest
 
 
 def _needs_spark(item: pytest.Item) -> bool:
@@ -68,8 +68,7 @@ def _group(item: pytest.Item) -> str | None:
 
 
 def _patience_s(item: pytest.Item) -> float:
-    """How long a test may take. The longest are begun first: none is left to one process when the others are done.
-    What needs Spark comes before them, because one process runs all of it."""
+    """How long a test may take. The longest are begun first: none is left to one process when the others are done."""
     timeout = item.get_closest_marker("timeout")
     if timeout is not None:
         return float(timeout.args[0]) or math.inf
