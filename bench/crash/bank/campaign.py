@@ -46,9 +46,6 @@ GUSTS: Final = 6
 AT_S: Final = 2.0
 """How long a storm waits until a process stands at its point."""
 LOOK_S: Final = 0.05
-LOOKS: Final = 600
-"""So many looks have to see no progress. On a machine that has no time for the bank a look takes long, and so does a
-transfer: each attempt at one can come to its time-outs."""
 REST_S: Final = 180.0
 """How long a process may take to finish what it has in hand, and to recover."""
 SLACK_S: Final = 3.0
@@ -238,13 +235,12 @@ class BankCampaign:
     def _drain(self, queues: Queues, what: str) -> None:
         """Waits until every transfer is done, for as long as there are fewer and fewer to be done."""
         wake = threading.Event()
-        fewest, deadline, looks = math.inf, 0.0, 0
+        fewest, deadline = math.inf, 0.0
         waiting = self._site.auditor.broker.waiting
         while left := 2 * waiting(queues.orders) + waiting(queues.credits):
-            looks += 1
             if left < fewest:
-                fewest, deadline, looks = left, time.monotonic() + PATIENCE_S, 0
-            if looks > LOOKS and time.monotonic() > deadline:
+                fewest, deadline = left, time.monotonic() + PATIENCE_S
+            if time.monotonic() > deadline:
                 said = "\n".join(f"{each.child.errors()}\n{each.child.stacks()}" for each in self._site.processes)
                 raise Stuck(f"{what}: {left} transfers are not done:\n{said}")
             wake.wait(LOOK_S)
