@@ -42,7 +42,7 @@ demo: setup
 	$(BIN)/xabridge demo
 
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 40 --durations-min 5
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder --durations 40 --durations-min 5
 
 test-long: export XABRIDGE_POINTS = all
 test-long: export XABRIDGE_INTERRUPTIONS = all

@@ -40,7 +40,7 @@ REAP_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What an instance takes from the machine: network, clock, randomness, and the thread that maintains what is
+    """The parts of the machine that an instance uses: network, clock, randomness, and the thread that maintains what is
     idle."""
 
     connect: Callable[[Settings, float, Callable[[Broker], Endpoint]], Connection] = connect

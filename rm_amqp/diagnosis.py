@@ -73,7 +73,7 @@ class TokenSummary:
 
 
 def token_summary(foundings: Foundings, tokens: Sequence[Token]) -> TokenSummary:
-    """What these messages say. WrongTokenError: they do not belong together."""
+    """The contents of these messages. WrongTokenError: they do not belong together."""
     found = founding_in_use(foundings, tokens)
     if isinstance(found, bytes):
         raise WrongTokenError(f"decider {found.hex()} uses the tokens, but its founding message is missing")

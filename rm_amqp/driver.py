@@ -290,7 +290,7 @@ class AmqpDriver(Driver[BranchWork]):
         return pending if later else pending.result()
 
     def not_prepared(self, work: BranchWork, refusal: Refusal) -> XaError:
-        """What prepare came to, where the end or the prepare was refused.
+        """The result of a prepare where the end or the prepare was refused.
 
         A branch whose end was refused is rolled back here, as after a vote for it. Otherwise the channel is given up,
         and with it an association that has not ended."""

@@ -65,7 +65,7 @@ LEFT_BEHIND: Final = {
     **dict.fromkeys(("start", "work", "end"), "; the branch was not prepared and is rolled back"),
     **dict.fromkeys(("prepare", "commit", "rollback"), "; its outcome is unknown here, and recovery finishes it"),
 }
-"""What a lost connection leaves behind, by the verb."""
+"""The words for what a lost connection leaves behind, by the verb."""
 _WORK_CODES: Final = ROLLBACK_CODES | {Code.XAER_PROTO, Code.XAER_INVAL, Code.XA_RETRY, Code.XAER_RMFAIL}
 """Codes that mean the same when work is refused as when a verb is."""
 

@@ -1,4 +1,4 @@
-"""What the entry points of the group `xabridge.resource_managers` name: factories by scheme."""
+"""The factories that the entry points of the group `xabridge.resource_managers` name, by scheme."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class Message:
         return b"".join(pieces)
 
     def _section(self) -> bytes:
-        """What the body's section begins with."""
+        """The octets that the body's section begins with."""
         if self.inferred and type(self.body) in _BINARIES:
             return b"\x00\x53\x75"
         if self.inferred and type(self.body) in _LISTS:
@@ -249,7 +249,7 @@ _KINDS: Final[tuple[Callable[[Any], Any], ...]] = (
     _as_id, bytes, _as_text, _as_text, _as_text, _as_id, _as_symbol, _as_symbol, _as_milliseconds, _as_milliseconds,
     _as_text, Uint, _as_text,
 )  # fmt: skip
-"""What the fields of the properties are sent as, in their order."""
+"""The types that the fields of the properties are sent as, in their order."""
 _NO_PROPERTY: Final = (None,) * len(_KINDS)
 
 

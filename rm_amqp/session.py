@@ -1,4 +1,5 @@
-"""What an application consumes and produces messages with: the native interface of a messaging resource manager.
+"""Sessions, with which an application consumes and produces messages: the native interface of a messaging resource
+manager.
 
 There is no commit here: the transaction manager owns outcomes. What was received is taken, and what was sent is made
 available, when the branch is committed. When it is rolled back, what was sent never was, and what was received is
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LATER_OCTETS: Final = 4096
-"""What may be sent before it is written, where nothing else is to be written: the broker works meanwhile."""
+"""The most octets that wait to be written, where nothing else is to be written: the broker works meanwhile."""
 
 
 class NoMessage(TimeoutError):
@@ -49,8 +50,8 @@ class NoMessage(TimeoutError):
 
 
 class MessagingSession(Protocol):
-    """What the session of every messaging resource manager offers, under the branch of the calling thread of
-    control."""
+    """The operations that the session of every messaging resource manager offers, under the branch of the calling
+    thread of control."""
 
     def receive(self, address: str, timeout_s: float | None = None) -> Message:
         """The next message; NoMessage where none comes in time (0: where there is none now)."""
@@ -254,8 +255,8 @@ class Session:
 
     # -- in bulk
     def gather(self, address: str, count: int) -> list[bytes]:
-        """What an address has now, at most `count` messages, as octets, taken by the branch: in the order in which a
-        browse of the branch tells them. Nothing can be said of a single one. It is made for thousands."""
+        """The messages that an address has now, at most `count`, as octets, taken by the branch: in the order in which
+        a browse of the branch tells them. Nothing can be said of a single one. It is made for thousands."""
         return self.run(self.operations.gather(address, count), later=True)
 
     def post(self, address: str, messages: Sequence[bytes]) -> None:

@@ -22,7 +22,7 @@ from xa import Code, xa_error
 from xa.secrets import with_password
 
 DECIDER_PREFIX: Final = "decider+"
-"""What an open string begins with, before the URL, when the database is to decide."""
+"""The prefix of an open string, before the URL, when the database is to decide."""
 _PREFIX: Final = "xa_"
 _DEFAULTS: Final = {"xa_pool_size": "20", "xa_pool_wait_s": "30", "xa_reply_s": "60", "xa_pooler": "none"}
 _POOLERS: Final = {"none": False, "session": False, "transaction": True}

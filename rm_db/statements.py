@@ -1,4 +1,4 @@
-"""What a SQL text does to the transaction around it, as far as its words show.
+"""The effect of a SQL text on the transaction around it, as far as its words show.
 
 This finds mistakes before they are sent; it is no security boundary. What the words do not show, for example that a
 function writes, the database is asked at the vote.
@@ -63,7 +63,7 @@ _TEMPORARY: Final = frozenset({"TEMP", "TEMPORARY"})
 
 
 def classify(text: str) -> int:
-    """What `text`, one statement or several, does besides reading: flags of the above."""
+    """The effects of `text`, one statement or several, besides reading: flags of the above."""
     return _classify(text) if len(text) > MAX_CACHED_CHARS else _classify_cached(text)
 
 

@@ -46,7 +46,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             or item.path.is_relative_to(NEEDS_SERVERS)
         ):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=_patience_s, reverse=True)
+        if (group := _group(item)) is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: (_needs_spark(item), _patience_s(item)), reverse=True)  # Spark's group is the longest
+
+
+def _needs_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
+
+
+def _group(item: pytest.Item) -> str | None:
+    """Which tests have to run in one process, because what they share takes long to start: Spark's driver, or a fixture
+    of their module."""
+    if _needs_spark(item):
+        return "spark"
+    fixtures = getattr(item, "_fixtureinfo", None)
+    if fixtures is None:
+        return None
+    scopes = {used.scope for used in (every[-1] for every in fixtures.name2fixturedefs.values())}
+    return f"{item.path.parent.name}/{item.path.stem}" if "module" in scopes else None
 
 
 def _patience_s(item: pytest.Item) -> float:

@@ -38,7 +38,7 @@ _OTHERS: Final = {"broker", "pipeline", "demo"}
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What a configuration file says about the transaction manager."""
+    """The settings of the transaction manager in a configuration file."""
 
     node: str
     log: str | None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TransactionError(Exception):
-    """What became of a transaction, where it was not a plain commit. `outcome` has the details, where it ended."""
+    """A transaction came to another end than a plain commit. `outcome` has the details, where it ended."""
 
     outcome: Outcome | None = None
 

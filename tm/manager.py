@@ -431,7 +431,7 @@ class TransactionManager(Generic[Tx_co]):
         timeout_s: float | None = None,
         retries: int = 0,
     ) -> Any:
-        """Decorates a function or coroutine function to run in a transaction; see `tm.propagation`."""
+        """Decorates a function or coroutine function to run in a transaction; see `tm.propagation.decorator`."""
         return transactional(
             self,
             function,

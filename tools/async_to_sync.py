@@ -28,6 +28,7 @@ ROOT: Final = Path(__file__).parent.parent
 
 MODULES: Final = {
     "rm_db/sessions/psycopg_async_connection.py": "rm_db/sessions/psycopg_connection.py",
+    "tm/propagation/coroutine.py": "tm/propagation/function.py",
 }
 """Source → generated module."""
 
@@ -46,6 +47,9 @@ NAMES: Final = {
     "an asyncio": "a",
     "asynccontextmanager": "contextmanager",
     "ensure_begun_async": "ensure_begun",
+    "from asyncio import sleep": "from time import sleep",
+    "coroutine function": "function",
+    "wrap_coroutine": "wrap_function",
 }
 """Name, or words of a docstring, in the source → in the generated module."""
 
@@ -86,7 +90,7 @@ def main() -> int:
     stale = 0
     for source, generated in MODULES.items():
         text, path = convert(ROOT / source), ROOT / generated
-        if text == path.read_text("utf-8"):
+        if path.exists() and text == path.read_text("utf-8"):
             continue
         stale += 1
         if check:

@@ -47,7 +47,7 @@ S0, S1, S3, S4 = BranchState.S0, BranchState.S1, BranchState.S3, BranchState.S4
 MAX_REMEMBERED: Final = 10_000
 """How many of the branches prepared here are remembered, to tell a wrong call from an unknown xid."""
 _GONE: Final = ROLLBACK_CODES | {Code.XA_OK, Code.XAER_NOTA, Code.XAER_RMERR}
-"""What says of a prepared branch that it is no longer there."""
+"""The codes which say of a prepared branch that it is no longer there."""
 
 
 class Unit(ABC):

@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Code(IntEnum):
-    """What an XA routine answers. Positive and zero codes are answers, negative ones are errors."""
+    """The answer of an XA routine. Positive and zero codes are answers, negative ones are errors."""
 
     __hash__ = int.__hash__  # in C: tables are looked up for every answer
 
@@ -38,7 +38,7 @@ class Code(IntEnum):
 
 
 class AxCode(IntEnum):
-    """What ax_reg and ax_unreg answer."""
+    """The answers of ax_reg and ax_unreg."""
 
     TM_OK = 0
     TM_RESUME = 1

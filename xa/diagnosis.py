@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 
 class Health(Enum):
-    """What a check came to. WARN: it works, and may not for long, or not as well as it could."""
+    """The result of a check. WARN: it works, and may not for long, or not as well as it could."""
 
     OK = "ok"
     WARN = "warn"
@@ -33,7 +33,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a resource manager says of itself. `clock_ahead_s`: by how much the clock of its server is ahead of that of
+    """A resource manager's report on itself. `clock_ahead_s`: by how much the clock of its server is ahead of that of
     this process (`time.time()`), the way there and back counted in; None where it was not asked."""
 
     checks: tuple[Check, ...]

@@ -68,7 +68,7 @@ class Pending(Protocol):
 
 
 class SessionContext(Protocol[W_co]):
-    """What a session asks of the switch. A driver whose sessions check nothing before an operation may ignore it."""
+    """A session's questions to the switch. A driver whose sessions check nothing before an operation may ignore it."""
 
     def current(self) -> W_co | None:
         """The work that the operation to be carried out now belongs to.
@@ -101,7 +101,7 @@ class Driver(ABC, Generic[W]):
     """One kind of resource. An instance belongs to one switch."""
 
     name: str = "driver"
-    """What kind of resource manager this is, at most 31 characters (the switch's name)."""
+    """The kind of resource manager, at most 31 characters (the switch's name)."""
 
     flags: int = 0
     """The switch's flags. TMUSEASYNC: `prepare`, `commit`, `rollback` and `forget` can leave their answer for later.

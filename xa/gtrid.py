@@ -107,17 +107,17 @@ def incarnation_name(incarnation: Incarnation) -> str:
 
 
 def node_prefix(node: str) -> bytes:
-    """What every gtrid of `node` begins with."""
+    """The beginning of every gtrid of `node`."""
     return check_node(node).encode("ascii") + b"\0"
 
 
 def log_prefix(node: str, log_id: bytes) -> bytes:
-    """What every gtrid of `node` begins with whose decision lives in the log `log_id`."""
+    """The beginning of every gtrid of `node` whose decision lives in the log `log_id`."""
     return node_prefix(node) + log_id
 
 
 def incarnation_prefix(node: str, log_id: bytes, incarnation: Incarnation) -> bytes:
-    """What every gtrid of one incarnation begins with; the sequence follows."""
+    """The beginning of every gtrid of one incarnation; the sequence follows."""
     octets = incarnation if isinstance(incarnation, bytes) else _COUNTER.pack(incarnation)
     return log_prefix(node, log_id) + octets
 

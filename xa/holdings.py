@@ -32,7 +32,7 @@ class Relation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a branch holds at one place of its resource manager.
+    """A branch's holdings at one place of its resource manager.
 
     `place` is named as the resource manager's own tools name it (a queue, a schema and table), `unit` is one of what
     is held, in the singular ("message", "row", "key", "lock"). `count` is None where the resource manager knows that

@@ -63,8 +63,8 @@ class Row(Generic[S, V]):
 
 
 class Column(dict[S, S]):
-    """What one verb with one result does: `column[state]` is the state after it, and IllegalTransition where the table
-    has no row, as `advance` raises it. Looked up in C."""
+    """The effect of one verb with one result: `column[state]` is the state after it, and IllegalTransition where the
+    table has no row, as `advance` raises it. Looked up in C."""
 
     __slots__ = ("_machine", "_result", "_verb")
 

@@ -45,7 +45,7 @@ class Operation(Generic[W]):
             self.lock.release()
 
     def answer(self) -> Code:
-        """What it came to, waiting for it where it is not there yet."""
+        """Its result, waiting for it where it is not there yet."""
         with self.lock:
             code = self.code
             if code is None and self.pending is not None:

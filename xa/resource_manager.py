@@ -61,7 +61,7 @@ class Handle(int):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an asynchronous operation came to: the code that the verb would have returned, or the error that
+    """The result of an asynchronous operation: the code that the verb would have returned, or the error that
     it would have raised, with that error's code."""
 
     handle: Handle
@@ -74,7 +74,7 @@ class ResourceManager(Protocol):
 
     @property
     def name(self) -> str:
-        """What kind of resource manager this is, at most 31 characters (the switch's name)."""
+        """The kind of resource manager, at most 31 characters (the switch's name)."""
         ...
 
     @property
@@ -236,7 +236,8 @@ class Registrar(Protocol):
 
 
 class ResourceFactory(Protocol):
-    """What an entry point of the group `xabridge.resource_managers` names, by the scheme of the open strings."""
+    """The object that an entry point of the group `xabridge.resource_managers` names, by the scheme of the open
+    strings."""
 
     def __call__(self, registrar: Registrar) -> ResourceManager:
         """A new instance, not yet opened."""

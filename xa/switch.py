@@ -215,7 +215,7 @@ class Switch(Generic[W]):
 
     # --- threads of control -----------------------------------------------------------------------------------
     def _thread(self) -> Thread[W]:
-        """What is known of the calling thread of control."""
+        """The record of the calling thread of control."""
         control = thread_of_control()
         key = id(control)
         thread = self._threads.get(key)

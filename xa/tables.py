@@ -32,7 +32,7 @@ class ResourceState(Member):
 
 
 class ResourceVerb(Member):
-    """What moves a resource manager instance."""
+    """The events of a resource manager instance."""
 
     OPEN = "xa_open"
     CLOSE = "xa_close"
@@ -72,7 +72,7 @@ class AssociationState(Member):
 
 
 class AssociationVerb(Member):
-    """What moves an association."""
+    """The events of an association."""
 
     START = "xa_start"
     RESUME = "xa_start(TMRESUME)"
@@ -153,7 +153,7 @@ class RegistrationState(Member):
 
 
 class RegistrationVerb(Member):
-    """What moves a registration."""
+    """The events of a registration."""
 
     REGISTER = "ax_reg → XID"
     REGISTER_NULL = "ax_reg → null XID"
@@ -237,7 +237,7 @@ class BranchState(Member):
 
 
 class BranchVerb(Member):
-    """What moves a branch: the XA routines, and what happens inside the resource manager."""
+    """The events of a branch: the XA routines, and what happens inside the resource manager."""
 
     START = "xa_start"
     JOIN = "xa_start(TMJOIN or TMRESUME)"
@@ -345,7 +345,7 @@ class AsyncState(Member):
 
 
 class AsyncVerb(Member):
-    """What moves a handle."""
+    """The events of a handle."""
 
     SYNCHRONOUS = "any synchronous xa_ routine"
     ASYNCHRONOUS = "xa_open, close, start, end, prepare, commit, rollback or forget with TMASYNC"

@@ -39,7 +39,7 @@ LOG: Final = logging.getLogger("xabridge.broker")
 GOODBYE_S: Final = 5.0
 MAX_EARLY: Final = 64 * 1024
 EVENTS_PER_TURN: Final = 100
-"""What is carried out for one peer before the others have their turn: some milliseconds."""
+"""The work that is carried out for one peer before the others have their turn: some milliseconds."""
 MANY_PEERS: Final = 4
 """From so many on it is worth a further turn of the loop to gather what a turn has for the store and for them."""
 
@@ -242,7 +242,7 @@ class PeerProtocol(asyncio.Protocol):
         self._tls = tls
         self._encrypting: asyncio.Task[None] | None = None
         self._early = b""
-        """What came behind the TLS handshake before this end was ready for it."""
+        """The octets that came behind the TLS handshake before this end was ready for them."""
         self._transport: asyncio.Transport | None = None
         self.host = ""
         self._is_in = False

@@ -41,7 +41,7 @@ FLAGS: Final = (
     "anonymous",
     "plain_without_tls",
 )
-"""What goes before the fields of the same names in the file."""
+"""The settings that go before those of the same names in the file."""
 GC_THRESHOLD: Final = 20_000
 """A queue is many objects that a collection would look at in vain; what the broker drops is rarely in cycles."""
 SWITCH_S: Final = 0.0005

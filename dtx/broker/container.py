@@ -43,7 +43,7 @@ class Continuing(Protocol):
 
 
 class Container:
-    """What the connections of one broker share."""
+    """The state that the connections of one broker share."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the management node tells: the broker, its queues, branches and connections.
+"""The answers of the management node: the broker, its queues, branches and connections.
 
 A request has an application property `operation`: `status`, `queues`, `branches` or `connections`; the last
 three answer in pages, `count` entries (at most 1000) behind the one that `after` names. The response is a

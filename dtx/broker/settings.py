@@ -1,4 +1,4 @@
-"""What an operator may set: bounds on everything that a peer can make grow, and how queues treat messages."""
+"""The operator's settings: bounds on everything that a peer can make grow, and how queues treat messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MEGABYTE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one peer, or all of them together, may take. Beyond it they hear a refusal; nobody else
+    """The most that one peer, or all of them together, may take. Beyond it they hear a refusal; nobody else
     notices."""
 
     connections: int = 1000
@@ -42,7 +42,7 @@ class Limits:
     fences_per_user: int = 50_000
     transaction_messages: int = 100_000
     transaction_octets: int = 256 * MEGABYTE
-    """What one transaction may post before it is prepared or committed; and retire, counted in messages."""
+    """The most that one transaction may post before it is prepared or committed; and retire, counted in messages."""
     unstored_octets: int = 1024 * MEGABYTE
     """What all transactions that are not prepared post, and all messages that have come in part, over all
     connections."""

@@ -35,7 +35,7 @@ MAX_NAME: Final = 255
 
 
 class Clock(Protocol):
-    """What time it is."""
+    """The present time."""
 
     def monotonic(self) -> float:
         """Seconds that never go back."""
@@ -93,7 +93,7 @@ class TransactionalResource:
         self._owed: list[tuple[int, int]] = []
         """Messages that are gone, and could not be deleted from a store that took nothing."""
         self._owed_answers: list[Callable[[Refusal | None], None]] = []
-        """Who waits for such a message to be deleted from a store that takes nothing now."""
+        """The answers that wait until such a message is deleted from a store that takes nothing now."""
         self._unstored: dict[int, Queue] = {}
         """Queues that may not be stored yet: every batch tells them, as it may bring messages of theirs, and an earlier
         one that told them may be refused."""

@@ -191,7 +191,7 @@ def result_state(reply: Result) -> bytes:
 
 
 def decode_reply(octets: bytes) -> Reply:
-    """What the value in the body of a response says; WireError for anything else."""
+    """The meaning of the value in the body of a response; WireError for anything else."""
     reply = _REPLIES.decode(octets)
     if isinstance(reply, _ErrorFields):
         return Refusal.read(reply.condition, reply.description, reply.info)

@@ -135,7 +135,7 @@ class StoredFence:
 
 
 class Restored(Protocol):
-    """What an opened store holds. To be read once, at the start, before the first batch is submitted."""
+    """The contents of an opened store. To be read once, at the start, before the first batch is submitted."""
 
     @property
     def queues(self) -> Sequence[StoredQueue]:

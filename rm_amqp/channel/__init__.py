@@ -1,1 +1,1 @@
-"""What a connection is used for: the work of a thread of control, and the commands that complete branches."""
+"""The uses of a connection: the work of a thread of control, and the commands that complete branches."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Channel(Protocol):
-    """What the pool and the sessions know of a channel, whatever its transactions are."""
+    """The part of a channel that the pool and the sessions know, whatever its transactions are."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -204,7 +204,7 @@ def open_distributed(endpoint: Endpoint, settings: Settings, deadline: float) ->
 
 
 def coordinator_offers(endpoint: Endpoint, control: Control, deadline: float) -> Steps[Sequence[str]]:
-    """What the coordinator says that it can do. ConnectionLost: there is no coordinator."""
+    """The capabilities that the coordinator announces. ConnectionLost: there is no coordinator."""
     answered = endpoint.lost is None
     try:
         answered = yield from until(endpoint, lambda: control.answered, deadline)

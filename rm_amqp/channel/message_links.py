@@ -206,7 +206,8 @@ class MessageLinks:
         return [receiver.arrived.popleft() for _ in range(min(count, len(receiver.arrived)))]
 
     def gather(self, address: str, count: int, work: Work, patience: float) -> Steps[list[bytes]]:
-        """What an address has now, at most `count`: taken by the branch, in the order in which it holds them."""
+        """The messages that an address has now, at most `count`: taken by the branch, in the order in which it holds
+        them."""
         self.check_work(work)
         if not work.takes_in_bulk:
             found = yield from self.receive_batch(address, count, work, self._endpoint.clock(), patience)

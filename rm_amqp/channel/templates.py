@@ -106,7 +106,7 @@ def _txn_id(start: Start) -> bytes:
 
 
 def control_message(command: Declare | Discharge | End) -> bytes:
-    """What goes over a control link."""
+    """The octets that go over a control link."""
     if type(command) is Declare and command.start is not None:
         return _VALUE + _DECLARE + _list(1, _start(command.start))
     if type(command) is Discharge:
@@ -157,7 +157,7 @@ def read_response(octets: bytes) -> tuple[int | None, bytes]:
 
 @lru_cache(maxsize=64)
 def read_vote(fields: bytes | None) -> Code:
-    """What an end with prepare came to, from the fields of its outcome; XAER_RMERR for what is no vote."""
+    """The result of an end with prepare, from the fields of its outcome; XAER_RMERR for what is no vote."""
     try:
         found = decode(fields or b"")
     except DecodeError:

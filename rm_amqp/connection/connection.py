@@ -101,7 +101,7 @@ class Connection(Protocol):
         ...
 
     def fileno(self) -> int:
-        """What to wait on; negative when it is closed."""
+        """The descriptor to wait on; negative when it is closed."""
         ...
 
     def refresh(self) -> None:
@@ -123,14 +123,14 @@ class Connection(Protocol):
 
 
 class Poll(Protocol):
-    """What waits for sockets; as `select.poll` makes it."""
+    """The object that waits for sockets, as `select.poll` makes it."""
 
     def register(self, descriptor: socket.socket, mask: int, /) -> object:
         """It waits for this socket too."""
         ...
 
     def poll(self, timeout_ms: float, /) -> list[tuple[int, int]]:
-        """What is ready, at the latest after that time."""
+        """The descriptors that are ready, at the latest after that time."""
         ...
 
 

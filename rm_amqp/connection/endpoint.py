@@ -158,7 +158,7 @@ class Endpoint:
                 self._staged.append(self._frames.feed(octets))
 
     def output(self) -> list[bytes]:
-        """What is to be written now, in pieces, so that a large message is not copied once more."""
+        """The octets that are to be written now, in pieces, so that a large message is not copied once more."""
         self.stage()
         pieces, self._staged = self._staged, []
         if self._tls is not None:

@@ -1,4 +1,5 @@
-"""What proton can't say: properties in the flows of a link, and the default outcome in the source of a receiver.
+"""The fields that proton can't write: properties in the flows of a link, and the default outcome in the source of a
+receiver.
 
 `OutgoingFrames` takes what our own proton sends, and gives what is to be sent. It reads the frames that make and end
 links, and flows while a link has properties; all others pass as they are.
@@ -36,8 +37,8 @@ _LINKS: Final = frozenset({ATTACH, DETACH, END})
 
 
 class OutgoingFrames:
-    """What our own proton sends on one connection. Link names are unique per direction within a connection, as AMQP
-    demands."""
+    """The frames that our own proton sends on one connection. Link names are unique per direction within a connection,
+    as AMQP demands."""
 
     def __init__(self) -> None:
         self._kept = b""
@@ -68,7 +69,7 @@ class OutgoingFrames:
         self._default_outcomes[name] = outcome
 
     def feed(self, data: bytes) -> bytes:
-        """What is to be sent for `data`. An unfinished frame is kept back."""
+        """The octets that are to be sent for `data`. An unfinished frame is kept back."""
         if self._kept:
             data, self._kept = self._kept + data, b""
         run, at, end = 0, 0, len(data)

@@ -136,7 +136,7 @@ class Link(ABC):
 
 @dataclass(slots=True)
 class Answer:
-    """What came of a message: its outcome, the fields of one that proton does not know, an error; or that there will
+    """The result of a message: its outcome, the fields of one that proton does not know, an error; or that there will
     be none."""
 
     code: int = 0

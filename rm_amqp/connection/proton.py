@@ -56,7 +56,7 @@ _allocate: Final = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class HandlesDeliveries(Protocol):
-    """What a link of ours does with its deliveries."""
+    """A link of ours, as far as its deliveries go."""
 
     def delivery_event(self, delivery: DeliveryPointer) -> None:
         """A delivery came, or the peer's state of one changed."""
@@ -120,7 +120,7 @@ class Engine:
             pop(collector)
 
     def output(self) -> list[bytes]:
-        """What is to be sent, in pieces; it is taken out of the transport."""
+        """The octets that are to be sent, in pieces; they are taken out of the transport."""
         pieces: list[bytes] = []
         while (pending := lib.pn_transport_pending(self._transport)) > 0:
             if pending > self._size:
@@ -142,7 +142,7 @@ class Engine:
         lib.pn_connection_close(self._connection)
 
     def error(self) -> str:
-        """What the transport says is wrong, the empty string for nothing."""
+        """The transport's error; the empty string for none."""
         condition = lib.pn_transport_condition(self._transport)
         if not lib.pn_condition_is_set(condition):
             return ""
@@ -262,7 +262,7 @@ def source_moves(link: LinkPointer) -> bool:
 
 
 def target_capabilities(link: LinkPointer) -> tuple[str, ...]:
-    """What the peer's target of a sender says that it can do."""
+    """The capabilities of a sender's target, as the peer tells them."""
     value = _value(lib.pn_terminus_capabilities(lib.pn_link_remote_target(link)))
     items = value if isinstance(value, Array) else [value]
     return tuple(str(item) for item in items if type(item) is Symbol)

@@ -43,7 +43,7 @@ ROLLED_BACK: Final = frozenset({Condition.ROLLBACK, Condition.TIMEOUT, Condition
 
 
 class LocalWork(Work):
-    """What is done in one local transaction. `refusal` is why a message that was sent in it was not taken."""
+    """The work of one local transaction. `refusal` is why a message that was sent in it was not taken."""
 
     takes_in_bulk: ClassVar[bool] = False
     """A broker that does not know transactional acquisition would give those messages away for good that it sends

@@ -57,7 +57,7 @@ class DecidingBroker(DecidingSwitch[LocalBranchWork]):
 
     @property
     def container(self) -> str:
-        """What every connection of this instance tells the broker as its name, with a number behind it."""
+        """The container id of this instance's connections, without the number behind it."""
         return self.driver.connections.container
 
     @property
@@ -76,7 +76,7 @@ class DecidingBroker(DecidingSwitch[LocalBranchWork]):
 
 
 def _tokens_at(open_string: str) -> TokenSummary:
-    """What the token queues show: the founding, and the slots whose tokens can't be seen now."""
+    """The contents of the token queues: the founding, and the slots whose tokens can't be seen now."""
     driver = DecidingBrokerDriver(Environment())
     driver.connect(parse(open_string))
 

@@ -73,7 +73,7 @@ class Founding:
 
     @classmethod
     def decode(cls, body: object) -> Founding:
-        """What a body says; WrongTokenError."""
+        """The contents of a body; WrongTokenError."""
         fields = _object(body)
         founding = cls(_hex(fields, "founder"), _number(fields, "slots"))
         if len(founding.founder) != ID_SIZE or not 1 <= founding.slots <= MAX_SLOTS:
@@ -81,7 +81,7 @@ class Founding:
         return founding
 
     def slot_of(self, gtrid: bytes) -> int:
-        """Whose token decides this transaction."""
+        """The slot whose token decides this transaction."""
         return zlib.crc32(gtrid) % self.slots
 
     @property
@@ -95,7 +95,7 @@ class Founding:
 
 
 class Word(Enum):
-    """What a token says of a transaction."""
+    """A token's answer about a transaction."""
 
     DECIDED = "decided"
     FENCED = "can't be decided any more"
@@ -215,7 +215,7 @@ class Token:
 
     @classmethod
     def decode(cls, body: object) -> Token:
-        """What a body says; WrongTokenError."""
+        """The contents of a body; WrongTokenError."""
         fields = _object(body)
         slot, generation, epoch, floor = (_number(fields, name) for name in _NUMBERS)
         try:

@@ -1,4 +1,4 @@
-"""What PostgreSQL's prepared branches hold, for operators: their age, their owner, and which tables are locked.
+"""The holdings of PostgreSQL's prepared branches, for operators: their age, their owner, and which tables are locked.
 
 PostgreSQL keeps a row lock in the row and not in its table of locks. That rows are locked can be seen by the lock on
 their table which goes with row locks; how many rows it are can't be seen.
@@ -34,7 +34,8 @@ SELECT string_agg(l.transactionid::text, ' '),
  WHERE l.pid IS NULL AND l.locktype IN ('relation', 'transactionid')
  GROUP BY l.virtualtransaction
 """
-"""What prepared transactions have locked in this database, each with its transaction id and those of its savepoints.
+"""The tables that prepared transactions have locked in this database, each with its transaction id and those of its
+savepoints.
 
 The locks of all of them are asked for at once and joined with the branches here, because the server has no statistics
 of pg_locks and would join it with itself by comparing every pair."""

@@ -54,7 +54,7 @@ class GreenletPsycopgConnection(PsycopgConnection):
 
     @property
     def driver_connection(self) -> PsycopgAsyncConnection:
-        """What SQLAlchemy returns as the asyncio driver's own connection."""
+        """The object that SQLAlchemy returns as the asyncio driver's own connection."""
         return self._async_psycopg
 
     def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:

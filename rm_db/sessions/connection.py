@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ConnectionAccess(Protocol):
-    """What a SQLAlchemy connection here asks of the branch whose connection it uses."""
+    """The methods of a branch that a SQLAlchemy connection over its connection needs."""
 
     @property
     def xid(self) -> Xid:

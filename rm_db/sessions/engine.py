@@ -41,7 +41,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class Transaction(Protocol):
-    """What `take_part` needs of a transaction."""
+    """The part of a transaction that `take_part` needs."""
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class Transaction(Protocol):
 
 
 class Manager(Protocol):
-    """What `take_part` needs of the transaction manager."""
+    """The part of the transaction manager that `take_part` needs."""
 
     def current_or_none(self) -> Transaction | None:
         """The calling context's transaction."""
@@ -110,7 +110,7 @@ class EngineConnection(BorrowedConnection):
         self.rollback()
 
     def _close_special(self, transaction_reset: bool = False) -> None:  # noqa: ARG002 — SQLAlchemy's signature
-        """What SQLAlchemy's own connections call instead of `close`, behind a rollback."""
+        """SQLAlchemy's own connections call this instead of `close`, behind a rollback."""
         self.close()
 
     def _execute(self, statement: str) -> None:

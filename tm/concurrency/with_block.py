@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _BEFORE_WITH: Final = opcode.opmap.get("BEFORE_WITH")
 """The instruction that enters a block. Interpreters without it (3.14) can't tell whether one was left."""
 _CACHE: Final = opcode.opmap.get("CACHE", 0)
-"""What follows an instruction that the interpreter specialises."""
+"""The code unit that follows an instruction that the interpreter specialises."""
 _CODE_UNIT: Final = 2
 _MOST_HANDLERS: Final = 100
 

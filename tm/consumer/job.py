@@ -57,7 +57,7 @@ class Job:
         return transaction[self.settings.resource]
 
     def calls(self, messages: Sequence[Any]) -> Sequence[Any]:
-        """What the handler is called with, call by call."""
+        """The arguments of the handler, call by call."""
         return messages if self.settings.takes == "message" else [messages]
 
     def done(

@@ -60,7 +60,7 @@ class WorkerPorts(Protocol):
 async def receive_loop(
     ports: WorkerPorts, settings: ConsumerSettings, timeout_s: float, stopping: Callable[[], bool]
 ) -> None:
-    """What one worker does, until it is to stop; `timeout_s` is that of a transaction."""
+    """The loop of one worker, until it is to stop; `timeout_s` is that of a transaction."""
     apart, failures = False, 0
     while not stopping():
         received = await ports.receive(1 if apart else settings.batch, check=failures > 0)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Calls(Protocol):
-    """What a worker does by blocking or by awaiting, according to where it runs."""
+    """The steps that a worker does by blocking or by awaiting, according to where it runs."""
 
     def is_stopping(self) -> bool:
         """Whether the consumer is to stop."""
@@ -233,7 +233,7 @@ def _is_unreadable(error: Exception, count: int) -> bool:
 
 
 def _not_committed(transaction: Transaction) -> Exception | None:
-    """What is wrong where a handler has completed its transaction itself, and otherwise than by commit."""
+    """The error where a handler has completed its transaction itself, and otherwise than by commit."""
     outcome = transaction.outcome
     if outcome is not None and outcome.verdict is Verdict.COMMITTED:
         return None

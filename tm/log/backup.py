@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BackUp:
-    """What a copy has: the log's node and id, how many decisions and heuristic outcomes, and the incarnations about
-    which it presumes nothing."""
+    """The contents of a copy: the log's node and id, how many decisions and heuristic outcomes, and the incarnations
+    about which it presumes nothing."""
 
     node: str
     log_id: bytes

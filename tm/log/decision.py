@@ -96,7 +96,7 @@ class DecisionLog(Protocol):
 
     @property
     def incarnations(self) -> Incarnations:
-        """What the log knows of its incarnations: which say, by the absence of a decision, that there is none."""
+        """The log's knowledge of its incarnations: which say, by the absence of a decision, that there is none."""
         ...
 
     def trust(self, incarnation: bytes) -> None:

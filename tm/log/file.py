@@ -52,7 +52,7 @@ _Change = tuple[dict[bytes, Any], bytes, Any]
 
 
 class _Fate(Enum):
-    """What became of a batch, where it was no error."""
+    """The result of a batch, where it was no error."""
 
     OPEN = "not settled yet"
     FORCED = "durable"

@@ -30,7 +30,7 @@ ATTEMPTS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class LogImage:
-    """What a log said at one moment. A decision that has ended may still be among `decisions`: its END is
+    """The contents of a log at one moment. A decision that has ended may still be among `decisions`: its END is
     written later."""
 
     node: str

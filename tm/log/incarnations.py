@@ -74,7 +74,7 @@ INCARNATION: Final = Machine(
 
 @dataclass(frozen=True, slots=True)
 class Incarnations:
-    """What a log knows at one moment: those `noted`, oldest first, and the number `counted` up to which it was opened
+    """A log's knowledge at one moment: those `noted`, oldest first, and the number `counted` up to which it was opened
     by versions that counted their openings."""
 
     noted: Mapping[bytes, Standing] = field(default_factory=lambda: MappingProxyType({}))

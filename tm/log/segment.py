@@ -84,7 +84,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What is in a segment: the payloads of its frames, and where the last of them ends."""
+    """The contents of a segment: the payloads of its frames, and where the last of them ends."""
 
     header: Header
     payloads: tuple[bytes, ...]
@@ -122,7 +122,7 @@ def encode_frame(mark: bytes, offset: int, payload: bytes) -> bytes:
 
 
 def read_segment(octets: bytes) -> Contents:
-    """What is in the segment whose file holds `octets`; SegmentDamaged as the module's docstring says."""
+    """The contents of the segment whose file holds `octets`; SegmentDamaged as the module's docstring says."""
     header = decode_header(octets)
     if header.size != len(octets):
         raise SegmentDamaged(len(octets), f"the file has {len(octets)} octets, and was made with {header.size}")

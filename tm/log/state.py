@@ -1,5 +1,5 @@
-"""What a decision log says at one moment: the decisions that have not ended, the heuristic outcomes noted, and what is
-known of its incarnations."""
+"""The contents of a decision log at one moment: the decisions that have not ended, the heuristic outcomes noted, and
+what is known of its incarnations."""
 
 from __future__ import annotations
 

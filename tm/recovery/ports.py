@@ -20,7 +20,7 @@ Scanned: TypeAlias = "Mapping[str, Sequence[Xid] | XaError]"
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What is decided: in the log, and in each decider that could be reached; and which branches are noted as
+    """The decisions: in the log, and in each decider that could be reached; and which branches are noted as
     completed on their own (by xid: a resource may have got another name, or have two)."""
 
     logged: Mapping[bytes, Decision]
@@ -36,7 +36,7 @@ class Decisions:
 
 
 class RecoveryPorts(OutcomePorts, Protocol):
-    """What a recovery pass is given. LogError: the log can't be read, so that the pass is broken off."""
+    """The input of a recovery pass. LogError: the log can't be read, so that the pass is broken off."""
 
     async def read_decisions(self) -> Decisions:
         """Every decision that has not ended."""

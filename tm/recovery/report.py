@@ -33,9 +33,9 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What one pass did. `ended` and `undone` are the gtrids whose decisions are, and are not, carried out everywhere;
-    `unreachable` maps a resource's name to what kept the pass from it; `not_configured` the gtrid of an undone
-    decision to the names in it that no resource has any more."""
+    """The results of one pass. `ended` and `undone` are the gtrids whose decisions are, and are not, carried out
+    everywhere; `unreachable` maps a resource's name to what kept the pass from it; `not_configured` the gtrid of an
+    undone decision to the names in it that no resource has any more."""
 
     findings: list[Finding] = field(default_factory=list)
     ended: list[bytes] = field(default_factory=list)

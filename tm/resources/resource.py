@@ -132,7 +132,7 @@ def _can_decide(name: str, scheme: str) -> bool:
 
 
 def _registered(name: str, scheme: str, then: Callable[[Any], Any] = lambda found: found) -> Any:
-    """What is registered for a scheme, passed through `then`; None if nothing is registered."""
+    """The factory that is registered for a scheme, passed through `then`; None if nothing is registered."""
     entries = entry_points(group=GROUP, name=scheme)
     if not entries:
         return None

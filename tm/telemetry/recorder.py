@@ -54,7 +54,7 @@ _BRANCH_OUTCOMES: Final[dict[tuple[Verb, Meaning], str]] = {
     **{(verb, Meaning.DONE): "committed" for verb in _COMMITS.values()},
     **{(verb, Meaning.ROLLED_BACK): "rolled_back" for verb in _COMMITS.values()},
 }
-"""What an answer says about the state of a branch; other answers leave that open."""
+"""The state of a branch after an answer; other answers leave it open."""
 
 
 class Telemetry:

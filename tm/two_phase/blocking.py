@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("xabridge.tm")
 
 _OVERLAPPED: Final = frozenset({Verb.PREPARE, Verb.COMMIT, Verb.COMMIT_AGAIN, Verb.ROLLBACK})
-"""What waits for the other side, so that asking several branches at a time pays."""
+"""The verbs that wait for the other side, so that asking several branches at a time pays."""
 
 
 class BlockingPorts:

@@ -293,7 +293,7 @@ class TwoPhaseCommit:
     async def _commit_all(
         self, decision: Decision, decider: str | None, verb: Verb, answers: Sequence[Answer]
     ) -> Outcome:
-        """What the branches answered when they were first asked `verb`, and what is left to do about it."""
+        """Does what is left to do after the branches were first asked `verb`, and gave these answers."""
         answered: list[tuple[Branch, Meaning]] = []
         asked = decision.branches
         unknown = verb is _COMMIT and Code.XAER_NOTA in map(code_of, answers)

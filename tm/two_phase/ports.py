@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tm.two_phase.return_codes import Verb
 
 Answer: TypeAlias = Code | XaError
-"""What a resource manager answered: the code that it returned, or the error that it raised (with its code)."""
+"""The resource manager's answer: the code that it returned, or the error that it raised (with its code)."""
 
 
 def code_of(answer: Answer) -> Code:
@@ -27,7 +27,7 @@ def code_of(answer: Answer) -> Code:
 
 
 class OutcomePorts(Protocol):
-    """What a two-phase commit and a recovery pass have in common: branches are asked, and what came of it is noted."""
+    """The common part of a two-phase commit and a recovery pass: branches are asked, and what came of it is noted."""
 
     async def ask(self, verb: Verb, branches: tuple[Branch, ...], flags: int = 0) -> list[Answer]:
         """Asks `verb`, with `flags`, of every branch, overlapped where the resource managers can. The answers are in

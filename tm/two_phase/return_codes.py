@@ -1,4 +1,4 @@
-"""What each return code means at each verb, for the one who drives the commitment: the table of the manager.
+"""The meaning of each return code at each verb, for the one who drives the commitment: the manager's table.
 
 `MEANING[verb]` covers every code. The same code says different things at different verbs: an unknown xid is a
 lost branch at prepare, a hazard at the first commit, and a branch already finished at a rollback or in recovery.

@@ -105,7 +105,7 @@ OUTCOME_CODES: Final[dict[TxVerb, dict[Verdict, TxCode]]] = {
         _V.UNKNOWN: _C.TX_HAZARD,
     },
 }
-"""What was asked for → verdict → code; total. `outcome_code` adds what depends on more than the verdict."""
+"""Requested completion → verdict → code; total. `outcome_code` adds what depends on more than the verdict."""
 
 NO_BEGIN: Final[dict[TxCode, TxCode]] = {
     _C.TX_OK: _C.TX_NO_BEGIN,

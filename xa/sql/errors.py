@@ -1,4 +1,4 @@
-"""What an error of a database means: one classification for every database and driver.
+"""The meaning of a database's errors: one classification for every database and driver.
 
 `kind_of` takes an error as SQLAlchemy raises it, or as the driver does, and answers its `ErrorKind`. It looks only at
 what the driver noted in the error: an SQLSTATE (PostgreSQL), a result code (SQLite), a number (MariaDB and MySQL). What

@@ -1,4 +1,4 @@
-"""What `--json` prints: the survey, a report, as tables of texts and numbers. The keys are documented in
+"""The output of `--json`: the survey, a report, as tables of texts and numbers. The keys are documented in
 docs/recover.md; new ones may be added, and none is taken away."""
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _branch(branch: BranchView) -> dict[str, Any]:
 
 
 def report_value(report: Report) -> dict[str, Any]:
-    """What a recovery pass did."""
+    """The results of a recovery pass."""
     return {
         "findings": [
             {

@@ -113,7 +113,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of one branch."""
+    """The result for one branch."""
 
     branch: BranchView
     ok: bool
@@ -125,7 +125,8 @@ class Changed(Exception):
 
 
 def plan(act: Act, view: TransactionView, branches: tuple[BranchView, ...], *, complete: bool = False) -> Plan:
-    """What `act` would mean for those of `branches` that are in doubt. `complete`: every resource manager was asked."""
+    """The effect that `act` would have on those of `branches` that are in doubt. `complete`: every resource manager was
+    asked."""
     whole = complete and set(branches) >= set(view.branches) and all(branch.state in _AS_ASKED for branch in branches)
     steps = tuple(_step(act, view, branch, whole=whole) for branch in branches if branch.state in IN_DOUBT)
     return Plan(act, view, steps, whole)

@@ -39,7 +39,7 @@ def filter_of(arguments: Namespace) -> Filter:
 
 
 def verdict(found: Survey, transactions: Sequence[TransactionView]) -> Exit:
-    """What to tell a script. What other transaction managers have in doubt is shown, and is no trouble of ours."""
+    """The exit code for a script. What other transaction managers have in doubt is shown, and is no trouble of ours."""
     if not found.complete:
         return Exit.INCOMPLETE
     return Exit.IN_DOUBT if any(view.ours is not None for view in transactions) else Exit.DONE

@@ -46,7 +46,7 @@ class Progress:
                 self._stream.flush()
 
     def note(self, text: str) -> None:
-        """What is done at the moment, where nobody knows of how much."""
+        """Shows the present step where the total is not known."""
         if self._shown:
             self._write(text)
 

@@ -63,7 +63,7 @@ class Scanned:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of a site at one moment. `log` is None where there is none (yet), and the error where it can't be
+    """A site as it was seen at one moment. `log` is None where there is none (yet), and the error where it can't be
     read; `deciding` are the resources that decide, `deciders` maps the id of each that was reached to its name,
     `decided` that name to its decisions; `unreachable` maps a resource's name to what kept it from being asked;
     `origins` know of branches that no application's transaction manager made; `at_work` are the other processes of this
@@ -138,7 +138,7 @@ class Site:
         )  # fmt: skip
 
     def at_once(self, question: Callable[[Resource], T]) -> Iterator[T]:
-        """What `question` comes to for each of the resource managers, in their order; asked all at once."""
+        """The answers of the resource managers to `question`, in their order; all are asked at once."""
         return self._threads.map(question, list(self.resources.values()))
 
     def read_log(self) -> LogImage | LogError | None:

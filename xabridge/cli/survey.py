@@ -159,7 +159,7 @@ class Filter:
 
 
 def survey(seen: Seen) -> Survey:
-    """What `seen` comes to."""
+    """The survey of what was seen."""
     return _Surveyor(seen).survey()
 
 

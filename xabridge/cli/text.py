@@ -72,7 +72,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def held(holdings: Sequence[Holding], omitted: int = 0) -> str:
-    """What a branch holds, in words: "2 messages: 1 from orders, 1 to invoices"; "" for nothing."""
+    """A branch's holdings in words: "2 messages: 1 from orders, 1 to invoices"; "" for nothing."""
     by_unit: dict[str, list[Holding]] = {}
     for holding in holdings:
         by_unit.setdefault(printable(holding.unit), []).append(holding)

@@ -28,7 +28,7 @@ class Display:
         self._began = time.monotonic()
 
     def preparing(self, text: str) -> None:
-        """What is being done before anything can be shown."""
+        """Says what is being done before anything can be shown."""
         if self._live:
             self._draw(f"  {text} …")
 

@@ -22,7 +22,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": "2",
     "spark.python.daemon.module": "xabridge.pipeline.spark.worker_daemon",
 }
-"""What differs from Spark's defaults in a session of ours: it is a small one, on one machine."""
+"""The settings of a session of ours that differ from Spark's defaults: it is a small one, on one machine."""
 
 
 def session(name: str, master: str = "local[2,4]", settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -50,7 +50,7 @@ def register(spark: SparkSession) -> None:
 
 
 def epoch(spark: SparkSession, batch_id: int, options: Mapping[str, str]) -> Epoch:
-    """What one micro-batch of `foreachBatch` writes, under one decision: see `xabridge.pipeline.spark.epoch.Epoch`.
+    """The writes of one micro-batch of `foreachBatch`, under one decision: see `xabridge.pipeline.spark.epoch.Epoch`.
     `options` name the pipeline, its log and resources (`xabridge.pipeline.options.SHARED`)."""
     check_spark()
     from xabridge.pipeline.spark.epoch import epoch as begin  # noqa: PLC0415 — needs PySpark

@@ -56,7 +56,7 @@ def settings_from(
 
 
 def _configured(config: str | None) -> tuple[str | None, dict[str, str]]:
-    """What the file says: the log, and the open strings by name."""
+    """The settings in the file: the log, and the open strings by name."""
     if config is None and not Path(FILE).exists():
         return None, {}
     path = Path(config or FILE)

@@ -1,4 +1,4 @@
-"""What tests need: a broker and a PostgreSQL in processes, the reference resource manager, and the contract suite.
+"""Equipment for tests: a broker and a PostgreSQL in processes, the reference resource manager, and the contract suite.
 
 `xabridge.testing.contract` is run over resource managers; docs/resource-managers.md shows how.
 """

@@ -46,7 +46,7 @@ class BrokerProcess:
             raise RuntimeError(f"the broker did not start: {line!r} {self.errors()}")
 
     def errors(self) -> str:
-        """What it wrote on stderr."""
+        """Its output on stderr."""
         return self._errors.read_text()
 
     def stop(self) -> int:

@@ -34,7 +34,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "max_prepared_transactions": "100",
     "max_connections": "200",
 }
-"""What differs from PostgreSQL's defaults. Forcing to disk does not."""
+"""The settings that differ from PostgreSQL's defaults. Forcing to disk does not."""
 
 
 SYSTEM: Final = Path("/usr/lib/postgresql")
@@ -175,7 +175,7 @@ class EmbeddedPostgres:
         self._process = None
 
     def log(self) -> str:
-        """What the server wrote."""
+        """The server's output."""
         return (self._folder / "log").read_text(errors="replace")
 
     def remove(self) -> None:
@@ -240,7 +240,7 @@ def _install() -> Path:
 
 
 def _user() -> dict[str, Any]:
-    """Whom the server runs as, as arguments for subprocess."""
+    """The user that the server runs as, as arguments for subprocess."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

@@ -1,1 +1,1 @@
-"""Who may come in and what they may do: users, permissions, limits on connections."""
+"""Access to the broker: users, permissions, limits on connections."""

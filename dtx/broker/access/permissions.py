@@ -1,4 +1,4 @@
-"""Who may do what at the broker: a table of rules, one per identity.
+"""Permissions at the broker: a table of rules, one per identity.
 
 An access ticket in AMQP 1.0 is the connection's authenticated identity. Its rules are the one with its name,
 and that of `*`, everybody who said who they are; `anonymous` is the rule of those who did not. Addresses are
@@ -28,7 +28,7 @@ class PermissionsError(Exception):
 
 
 class Action(Enum):
-    """What is asked of an address."""
+    """An action on an address."""
 
     CONSUME = "consume"
     PRODUCE = "produce"
@@ -45,7 +45,7 @@ class Coordination(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What one identity may do; patterns of addresses for each action."""
+    """The permissions of one identity; patterns of addresses for each action."""
 
     consume: tuple[str, ...] = ()
     produce: tuple[str, ...] = ()

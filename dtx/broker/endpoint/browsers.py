@@ -217,7 +217,7 @@ class QueueBrowser(BrowsingLink):
 
 
 class BranchBrowser(BrowsingLink):
-    """What a branch holds: the messages that it retires, in their order, then those that it posts."""
+    """A branch's holdings: the messages that it retires, in their order, then those that it posts."""
 
     def __init__(
         self,

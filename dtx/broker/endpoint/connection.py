@@ -155,7 +155,7 @@ class BrokerConnection:
         return more
 
     def output(self) -> bytes:
-        """What is to be sent now. When there is nothing, and nothing to come, the peer is let go."""
+        """The octets that are to be sent now. When there is nothing, and nothing to come, the peer is let go."""
         if self.closed:
             return b""
         if self._has_room:
@@ -323,7 +323,7 @@ class BrokerConnection:
             link.opened()
 
     def _key(self, link: Link) -> LinkKey:
-        """What names a link among all connections."""
+        """The name of a link among all connections."""
         return self.identity.name, self.peer_container, link.name, link.endpoint.receives
 
     def _gone(self, link: Link, *, in_order: bool) -> None:

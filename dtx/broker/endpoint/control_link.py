@@ -164,7 +164,7 @@ class ControlLink(ReceivingLink):
         self._answer(delivery, None)
 
     def _tell(self, delivery: IncomingDelivery, reply: Reply) -> None:
-        """What came of an end with prepare."""
+        """The result of an end with prepare."""
         if not self.waits(delivery):
             return
         if isinstance(reply, Told):

@@ -63,7 +63,7 @@ class OutgoingLink(Link):
         self._queue = queue
         self._dynamic = dynamic
         self._default = default or (TAKEN if dynamic else FAILED)
-        """What becomes of a message that is settled without an outcome: a response is not given twice."""
+        """The outcome of a message that is settled without one: a response is not given twice."""
         self._txns = connection.txns
         self.resource = connection.container.resource
         self._outside = connection.container.outside

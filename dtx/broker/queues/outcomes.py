@@ -56,7 +56,7 @@ TAKEN: Final = Outcome(ACCEPTED)
 REFUSED: Final = Outcome(REJECTED)
 GIVEN_BACK: Final = Outcome(RELEASED)
 FAILED: Final = Outcome(MODIFIED, failed=True)
-"""What becomes of a message whose delivery ended without an outcome: another attempt, counted."""
+"""The outcome of a message whose delivery ended without one: another attempt, counted."""
 TAKEN_OCTETS: Final = TAKEN.encode()
 GIVEN_BACK_OCTETS: Final = GIVEN_BACK.encode()
 
@@ -88,7 +88,7 @@ def encode_outcomes(committed: Outcome, rolled_back: Outcome) -> bytes:
 
 
 def decode_outcomes(octets: bytes) -> tuple[Outcome, Outcome]:
-    """What becomes of the message with a commit, and with a rollback."""
+    """The outcomes of the message with a commit, and with a rollback."""
     value, end = decode_from(octets, 0)
     told = [value]
     if end < len(octets):

@@ -37,7 +37,7 @@ class Payloads:
         self._settle = settle
         self._wanted: list[Entry] = []
         self._coming: dict[int, list[Done]] = {}
-        """Who waits for what was asked for, by message; nobody, where it is read ahead."""
+        """The waiters for each message's octets; none, where they are read ahead."""
         self._ahead: OrderedDict[int, bytes] = OrderedDict()
         self.octets = 0
         """Of what was read ahead, or is being read."""

@@ -74,7 +74,7 @@ class Memory:
 
 
 class Consumer(Protocol):
-    """Who takes messages from a queue."""
+    """A taker of a queue's messages."""
 
     willing: bool
     """Whether the queue has this consumer on its round; the queue's to write."""
@@ -98,7 +98,7 @@ class Consumer(Protocol):
 
 
 class Browser(Protocol):
-    """Who reads a queue in its order."""
+    """A reader of a queue in its order."""
 
     def returned(self, entry: Entry) -> None:
         """A message that was held is available again."""
@@ -110,7 +110,7 @@ class Browser(Protocol):
 
 
 class Effect(NamedTuple):
-    """What an outcome does to a message: it goes (`target` None), or stands in `target` with this count."""
+    """The effect of an outcome on a message: it goes (`target` None), or stands in `target` with this count."""
 
     entry: Entry
     target: Queue | None
@@ -277,7 +277,7 @@ class Queue:
         return [entry for entry in islice(self._ready, count) if entry.state is State.AVAILABLE]
 
     def plan(self, entry: Entry, outcome: Outcome, batch: Batch) -> Effect:
-        """What `outcome` does to a held message of this queue, written into `batch`."""
+        """The effect of `outcome` on a held message of this queue, written into `batch`."""
         if outcome.code == ACCEPTED:
             if self.lasting:
                 batch.dequeue(entry.number, entry.size)

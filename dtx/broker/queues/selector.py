@@ -72,7 +72,7 @@ FILTER_NAME: Final = Symbol("apache.org:selector-filter:string")
 FILTER_CODE: Final = Ulong(0x0000_468C_0000_0004)
 
 Value: TypeAlias = str | bool | int | float | bytes | None
-"""What an expression gives, always of exactly one of these types; bytes stand for what can't be compared."""
+"""The value of an expression, always of exactly one of these types; bytes stand for what can't be compared."""
 Evaluate: TypeAlias = "Callable[[_Message], Value]"
 
 
@@ -522,7 +522,7 @@ def _misplaced(text: str, at: int) -> SelectorError:
 
 
 class _Kind(Enum):
-    """What is known of an expression before there is a message."""
+    """The facts about an expression before there is a message."""
 
     CONDITION = "a condition"
     NUMBER = "a number"

@@ -67,16 +67,16 @@ class Branch:
         self.state = BranchState.S0
         self.associations: list[DistributedContext] = []
         self.number = 0
-        """What the store knows it by, once it is prepared."""
+        """Its key in the store, once it is prepared."""
         self.outcome: Code | None = None
         """How it was completed heuristically."""
         self.timeout_s = 0
         self.deadline = 0.0
         self.timer: Timer | None = None
-        """What is to happen if nothing does; one at a time."""
+        """The timer of what is to happen if nothing does; one at a time."""
         self.since_ms = 0
         self.waiting: deque[Callable[[], None]] | None = None
-        """What waits while an operation is being forced; None when none is."""
+        """The operations that wait while one is being forced; None when none is."""
         self._registry = registry
         self._cause: Code | None = None
         """Why it will be, or is, rollback-only."""

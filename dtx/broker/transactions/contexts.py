@@ -55,7 +55,7 @@ class Control(Protocol):
 
 
 class TransactionalContext(Protocol):
-    """What links work through."""
+    """The interface through which links work."""
 
     @property
     def takes(self) -> bool:
@@ -133,7 +133,7 @@ class NoTransaction:
 
 
 class WorkContext:
-    """What the local and the distributed context have in common: work is gathered until somebody decides."""
+    """The common part of the local and the distributed context: work is gathered until somebody decides."""
 
     # It is abstract without ABC as its base: links ask of each delivery whether a context is one, and isinstance takes
     # ten times as long where that is asked of ABCMeta. mypy keeps it from being made all the same.

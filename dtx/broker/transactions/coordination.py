@@ -187,6 +187,6 @@ class DtxCoordination:
 
 
 def describe(branch: Branch) -> Details:
-    """What is known of a branch in doubt."""
+    """The facts about a branch in doubt."""
     holdings = tuple(Holding(queue, retired, posted) for queue, (retired, posted) in branch.work.holdings().items())
     return Details(branch.xid, FOUND[branch.state], branch.since_ms, branch.owner, holdings, branch.outcome)

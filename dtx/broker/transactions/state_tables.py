@@ -1,4 +1,4 @@
-"""What may follow what: the slides' `dtx` grammar, and local transactions, as tables.
+"""The order in which commands may follow each other: the slides' `dtx` grammar, and local transactions, as tables.
 
     dtx       = C:select S:select-ok *xaWork | *xaMonitor
     xaWork    = C:start S:resp *(C:suspend S:resp, later C:start(resume) S:resp) [C:end S:resp] xaOutcome
@@ -43,7 +43,7 @@ class Channel(Enum):
 
 
 class ChannelVerb(Enum):
-    """What a session is asked for."""
+    """The requests to a session."""
 
     ATTACH = "control link without distributed transactions"
     SELECT = "select"
@@ -87,7 +87,7 @@ class Local(Enum):
 
 
 class LocalVerb(Enum):
-    """What moves a local transaction."""
+    """The events of a local transaction."""
 
     WORK = "posting, acquiring, retiring"
     COMMIT = "discharge"

@@ -277,7 +277,7 @@ class TransactionalWork:
         return found
 
     def restore(self, posts: Iterable[Entry], retired: Iterable[tuple[Entry, bytes]]) -> None:
-        """What the store knows of a prepared branch."""
+        """The store's record of a prepared branch."""
         for entry in posts:
             self.posts.append(entry)
             entry.queue.pending += 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dtx.store.contract import NotStored
 
 OPENING_FAILURES: Final = (SQLAlchemyError, sqlite3.Error)
-"""What opening a database raises, through SQLAlchemy and below it, in SQLite's pragmas."""
+"""The exceptions that opening a database raises, through SQLAlchemy and below it, in SQLite's pragmas."""
 
 
 class Space(Protocol):
@@ -95,7 +95,7 @@ class Transactions:
         self._begin = begin
         self.cursor = self._driver.cursor()
         self.failures: tuple[type[Exception], ...] = (SQLAlchemyError, connection.dialect.loaded_dbapi.Error)
-        """What these methods raise."""
+        """The exceptions that these methods raise."""
 
     def begin(self) -> None:
         """Begins one; PostgreSQL's driver does so itself, at the first statement."""
@@ -149,7 +149,7 @@ _NOT_STORED: Final[dict[ErrorKind, tuple[type[NotStored], str]]] = {
 
 
 def not_stored(error: Exception) -> NotStored | None:
-    """What a statement failed of, where its transaction can be rolled back and the store can go on."""
+    """The refusal after a failed statement, where its transaction can be rolled back and the store can go on."""
     found = _NOT_STORED.get(kind_of(error))
     if found is None:
         return None

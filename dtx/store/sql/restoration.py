@@ -1,4 +1,5 @@
-"""What a SQL store holds, read back at its opening: queues, branches with their work, fences, the facts of messages."""
+"""The contents of a SQL store, read back at its opening: queues, branches with their work, fences, facts of
+messages."""
 
 from __future__ import annotations
 

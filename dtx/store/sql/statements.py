@@ -44,7 +44,7 @@ class Many:
 
 
 class Statements:
-    """What the store executes, for one dialect with positional parameters."""
+    """The store's SQL statements, for one dialect with positional parameters."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect

@@ -44,7 +44,7 @@ CACHE_OCTETS: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What an open store has."""
+    """The parts of an open store."""
 
     database: Database
     writer: Writer

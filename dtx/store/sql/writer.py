@@ -90,7 +90,7 @@ class Writer:
                 self._answer_all(group)
 
     def _next_group(self) -> tuple[list[Submitted], bool]:
-        """What waits now, at least one batch; and whether it is the last."""
+        """The batches that wait now, at least one; and whether it is the last."""
         entry = self._next()
         group: list[Submitted] = []
         octets = 0
@@ -106,7 +106,7 @@ class Writer:
         return group, True
 
     def _next(self) -> list[Submitted] | None:
-        """What comes next; while there is nothing, unused space is given back."""
+        """The next batches; while there are none, unused space is given back."""
         more = self._untidy
         while more:
             try:

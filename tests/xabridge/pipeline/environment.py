@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -44,11 +44,12 @@ BEGAN_S: Final = 1000
 """When number 0 was made."""
 PATIENCE_S: Final = 240.0
 BRIEF: Final = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""For drivers that live for seconds, in which it doesn't pay to compile what they run."""
+"""For drivers that live for seconds, in which it doesn't pay to compile and to verify what they run."""
 TABLES: Final = """
 CREATE TABLE rows (id bigint, text text);
 CREATE TABLE totals (product text PRIMARY KEY, total bigint, n bigint);
@@ -154,6 +155,7 @@ class SparkEnvironment:
     def __post_init__(self) -> None:
         self.faults = self.folder / "faults"
         self.faults.mkdir()
+        self._over = threading.Event()
         self.port = free_port()
         self.broker = BrokerProcess(self.folder, "--listen", f"127.0.0.1:{self.port}")
         self.broker.start()
@@ -173,6 +175,14 @@ class SparkEnvironment:
         """The options that source and sink have in common."""
         resources = {f"resource.{name}": url for name, url in self.resources.items()}
         return {"pipeline": self.pipeline, "log": self.database, **resources}
+
+    def configure_broker(self, settings: str) -> None:
+        """Starts the broker again with this file of settings."""
+        file = self.folder / "broker.toml"
+        file.write_text(settings, encoding="utf-8")
+        self.broker.kill()
+        self.broker = BrokerProcess(self.folder, "--listen", f"127.0.0.1:{self.port}", "--config", str(file))
+        self.broker.start()
 
     @contextmanager
     def second_broker(self) -> Iterator[int]:
@@ -216,17 +226,24 @@ class SparkEnvironment:
         given["spark.executorEnv.PYTHONPATH"] = str(ROOT)
         return Driver(self.folder / f"driver-{self.drivers}", environment, given)
 
-    def run(self, function: str, *, drivers: int = 1, **arguments: Any) -> list[str]:
+    def run(self, function: str, *, killed: int = 0, last: Driver | None = None, **arguments: Any) -> list[str]:
         """Has a driver run a function of `tests.xabridge.pipeline.queries` to its end, and a new one whenever it was
-        killed, at most so many; the errors of the queries that failed in the last one."""
-        for _ in range(drivers):
-            with self.driver() as driver:
-                try:
-                    result: dict[str, list[str]] = driver.call(function, **arguments)
-                except Died:
-                    continue
-                return result["errors"]
-        raise AssertionError(f"{drivers} drivers were killed, and {self.fired()} faults have happened")
+        killed, which happens so often; the errors of the queries that failed in the last one. A `last` driver that is
+        given is not a new one, and has no faults."""
+        for _ in range(killed):
+            with self.driver() as driver, suppress(Died):
+                driver.call(function, **arguments)
+                raise AssertionError(f"the driver was not killed, and {self.fired()} faults have happened")
+        with nullcontext(last) if last else self.driver() as driver:
+            result: dict[str, list[str]] = driver.call(function, **arguments)
+        return result["errors"]
+
+    def share_faults(self, folder: Path) -> None:
+        """The faults are in this folder, which belongs to a driver of several tests."""
+        self.faults = folder
+        for path in folder.iterdir():
+            if path.name != "pids":
+                path.unlink()
 
     def schedule(self, *faults: tuple[str, str]) -> None:
         """(point, action) of each fault, in their order; see `tests.xabridge.pipeline.faults`."""
@@ -244,7 +261,7 @@ class SparkEnvironment:
 
     def _serve(self) -> None:
         served: set[str] = set()
-        while not (self.faults / "over").exists():
+        while not self._over.wait(0.02):
             for wanted in self.faults.glob("wanted-?"):
                 if wanted.name in served:
                     continue
@@ -258,7 +275,6 @@ class SparkEnvironment:
                 time.sleep(1.0)  # it is away for a while
                 if not server.running:
                     server.start()
-            time.sleep(0.02)
 
     # -- messages
     def send(self, numbers: range | list[int], queue: str = "in", port: int | None = None) -> None:
@@ -296,18 +312,25 @@ class SparkEnvironment:
         """Returns when the table has so many."""
         await_until(lambda: self.rows("SELECT count(*) FROM rows")[0][0] >= count)
 
+    def idle(self, checkpoint: str) -> bool:
+        """Whether Spark has finished every batch that it has begun there."""
+        return self._last(checkpoint, "commits") == self._last(checkpoint, "offsets")
+
+    @staticmethod
+    def _last(checkpoint: str, log: str) -> int:
+        return max((int(path.name) for path in Path(checkpoint, log).glob("[0-9]*")), default=-1)
+
     # -- the checker
     def settle(self) -> None:
         """What the next start of the query would do first: Spark has logged every batch, and is asked for no more."""
         if not Path(self.checkpoint).exists():
             return
-        commits = [int(path.name) for path in Path(self.checkpoint, "commits").glob("[0-9]*")]
-        offsets = [int(path.name) for path in Path(self.checkpoint, "offsets").glob("[0-9]*")]
-        assert max(commits) == max(offsets), "Spark has not finished its last batch"
-        stored = Path(self.checkpoint, "offsets", str(max(offsets))).read_text().splitlines()[2:]
+        assert self.idle(self.checkpoint), "Spark has not finished its last batch"
+        last = self._last(self.checkpoint, "offsets")
+        stored = Path(self.checkpoint, "offsets", str(last)).read_text().splitlines()[2:]
         settings = settings_from(self.pipeline, self.database, self.resources)
         sources = [Source(resource, ("in",)) for resource in ("broker", *self.others)]
-        bind(settings, process_id(), Query(self.query(), "settle", max(offsets)), sources)
+        bind(settings, process_id(), Query(self.query(), "settle", last), sources)
         for source, text in zip(sources, stored, strict=False):  # one that is used twice stands there twice
             reader = SourcePlanner(settings, source, process_id())
             start = Offset.from_json(json.loads(text))
@@ -351,7 +374,7 @@ class SparkEnvironment:
 
     def close(self) -> None:
         """Ends the broker."""
-        (self.faults / "over").touch()
+        self._over.set()
         self.broker.kill()
 
 

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from tests.xabridge.pipeline.cluster import Cluster
-from tests.xabridge.pipeline.environment import ROOT, DriverFailed
-from tests.xabridge.pipeline.faults import GENERATION, VARIABLE
+from tests.xabridge.pipeline.environment import ROOT, Driver, DriverFailed
+from tests.xabridge.pipeline.faults import GENERATION, VARIABLE, await_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.xabridge.pipeline.environment import SparkEnvironment
@@ -80,14 +81,35 @@ SERVERS: Final = {
 }
 
 
+@pytest.fixture(scope="module")
+def faults_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the driver that survives its faults."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def surviving_driver(java_home: Path, faults_folder: Path) -> Iterator[Driver]:
+    """A driver in which faults happen, and which no fault kills: it takes seconds to start."""
+    environment = {"JAVA_HOME": str(java_home), VARIABLE: str(faults_folder), GENERATION: "1"}
+    with Driver(faults_folder.with_name("surviving-driver"), environment, {}) as driver:
+        yield driver
+
+
+@pytest.fixture
+def surviving(env: SparkEnvironment, surviving_driver: Driver, faults_folder: Path) -> Driver:
+    """That driver, for the faults of this test."""
+    env.share_faults(faults_folder)
+    return surviving_driver
+
+
 @pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
 @pytest.mark.parametrize("points", DRIVERS.values(), ids=DRIVERS)
-def test_the_driver_is_killed(env: SparkEnvironment, points: tuple[tuple[str, str], ...]) -> None:
+def test_the_driver_is_killed(env: SparkEnvironment, spark: Driver, points: tuple[tuple[str, str], ...]) -> None:
     env.send(range(N))
     env.schedule(*points)
     sink = env.sink(table="rows", address="out")
     arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
-    env.run("stream", drivers=len(points) + 1, query="copied", **arguments, restarts=RESTARTS)
+    env.run("stream", killed=len(points), last=spark, query="copied", **arguments, restarts=RESTARTS)
     assert env.fired() == len(points)
     env.check_copies(Counter(range(N)))
 
@@ -100,25 +122,28 @@ STATEFUL: Final = {
 
 @pytest.mark.parametrize("points", STATEFUL.values(), ids=STATEFUL)
 def test_state_is_right_whenever_the_driver_is_killed(
-    env: SparkEnvironment, points: tuple[tuple[str, str], ...]
+    env: SparkEnvironment, spark: Driver, points: tuple[tuple[str, str], ...]
 ) -> None:
     env.send(range(N))
     points = tuple((point, action) for point, action in points if "sent" not in point)
     env.schedule(*points)
     sink = env.sink(table="totals", key="product")
     arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
-    env.run("stream", drivers=len(points) + 1, query="totals", mode="complete", **arguments, restarts=RESTARTS)
+    arguments |= {"query": "totals", "mode": "complete", "restarts": RESTARTS}
+    env.run("stream", killed=len(points), last=spark, **arguments)
     assert env.fired() == len(points)
     env.check_totals(range(N))
 
 
 @pytest.mark.parametrize("points", TASKS.values(), ids=TASKS)
-def test_tasks_fail_and_commits_raise(env: SparkEnvironment, points: tuple[tuple[str, str], ...]) -> None:
+def test_tasks_fail_and_commits_raise(
+    env: SparkEnvironment, surviving: Driver, points: tuple[tuple[str, str], ...]
+) -> None:
     env.send(range(N))
     env.schedule(*points)
     sink = env.sink(table="rows", address="out")
     arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
-    errors = env.run("stream", query="copied", **arguments, restarts=RESTARTS)
+    errors = surviving.call("stream", query="copied", **arguments, restarts=RESTARTS)["errors"]
     assert env.fired() == len(points)
     env.check_copies(Counter(range(N)))
     told = [int(number) for error in errors for number in re.findall(r"Injected: fault (\d)", error)[:1]]
@@ -127,13 +152,13 @@ def test_tasks_fail_and_commits_raise(env: SparkEnvironment, points: tuple[tuple
 
 
 @pytest.mark.parametrize("points", SERVERS.values(), ids=SERVERS)
-def test_servers_are_killed(env: SparkEnvironment, points: tuple[tuple[str, str], ...]) -> None:
+def test_servers_are_killed(env: SparkEnvironment, surviving: Driver, points: tuple[tuple[str, str], ...]) -> None:
     env.send(range(N))
     env.schedule(*points)
     env.serve_faults()
     sink = env.sink(table="rows", address="out")
     arguments: dict[str, Any] = {"source": env.source(), "sink": sink, "checkpoint": env.checkpoint}
-    env.run("stream", query="copied", **arguments, restarts=RESTARTS)
+    surviving.call("stream", query="copied", **arguments, restarts=RESTARTS)
     assert env.fired() == len(points)
     env.check_copies(Counter(range(N)))
 
@@ -178,20 +203,24 @@ def test_slow_tasks_are_run_twice(env: SparkEnvironment, tmp_path: Path) -> None
     env.check_copies(Counter(range(N)))
 
 
-def test_two_drivers_for_one_pipeline(env: SparkEnvironment) -> None:
+def test_two_drivers_for_one_pipeline(env: SparkEnvironment, spark: Driver) -> None:
     """The second one takes the pipeline, with a checkpoint of its own that follows the first; who then hears of it and
     decides nothing any more."""
-    env.send(range(N))
+    env.send(range(N // 2))
     sink = env.sink(table="rows", address="out")
-    first = {"source": env.source(), "sink": sink, "checkpoint": f"{env.checkpoint}-1", "query": "copied"}
+    first: dict[str, Any] = {"source": env.source(), "sink": sink, "query": "copied"}
+    first["checkpoint"] = f"{env.checkpoint}-1"
     second = {**first, "checkpoint": env.checkpoint}
-    with env.driver() as one, env.driver() as two:
+    with env.driver() as one:
         one.ask("stream", processingTime="100 milliseconds", **first)
-        env.await_rows(1)
-        second["source"] = env.source(adopt=env.query(f"{env.checkpoint}-1"))
-        two.call("stream", restarts=RESTARTS, **second)
+        env.await_rows(N // 2)
+        await_until(lambda: env.idle(first["checkpoint"]))  # a commit that fails tells no cause
+        second["source"] = env.source(adopt=env.query(first["checkpoint"]))
+        spark.call("stream", **second)
         with pytest.raises(DriverFailed, match=r"pipeline 'test' was taken by .*Run one driver for a pipeline"):
             one.answer()
+    env.send(range(N // 2, N))
+    spark.call("stream", **second)
     env.check_copies(Counter(range(N)))
 
 
@@ -207,11 +236,12 @@ def test_a_query_that_is_started_twice(env: SparkEnvironment) -> None:
 
 
 @pytest.mark.skipif(not FULL, reason="takes minutes: XABRIDGE_SPARK_FAULTS=all")
-def test_foreach_batch_under_faults(env: SparkEnvironment) -> None:
+def test_foreach_batch_under_faults(env: SparkEnvironment, spark: Driver) -> None:
     points = (("prepared", "raise"), ("undecided", "kill driver"), ("decided", "raise"), ("decided", "kill driver"))
     env.send(range(N))
     env.schedule(*points)
-    env.run("foreach", drivers=3, source=env.source(), shared=env.shared, checkpoint=env.checkpoint, restarts=RESTARTS)
+    arguments: dict[str, Any] = {"source": env.source(), "shared": env.shared, "checkpoint": env.checkpoint}
+    env.run("foreach", killed=2, last=spark, **arguments, restarts=RESTARTS)
     assert env.fired() == len(points)
     assert env.rows("SELECT sum(n) FROM counts") == [(N,)]
     env.check_copies(Counter(range(N)))

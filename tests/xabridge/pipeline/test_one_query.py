@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 N = 100
 
 
-def test_two_sources_share_one_decision_when_the_driver_dies_behind_it(env: SparkEnvironment) -> None:
+def test_two_sources_share_one_decision_when_the_driver_dies_behind_it(spark: Driver, env: SparkEnvironment) -> None:
     """At two brokers; the driver dies between the decision and Spark's log, and more messages wait when it is back."""
     with env.second_broker() as second:
         env.send(range(50))
@@ -33,7 +33,7 @@ def test_two_sources_share_one_decision_when_the_driver_dies_behind_it(env: Spar
             driver.call("several", **arguments, checkpoint=env.checkpoint)
         env.send(range(50, N))
         env.send(range(N + 50, 2 * N), "in", second)
-        env.run("several", **arguments, checkpoint=env.checkpoint)
+        spark.call("several", **arguments, checkpoint=env.checkpoint)
         env.check_copies(Counter(range(2 * N)))
 
 

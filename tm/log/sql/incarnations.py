@@ -32,7 +32,7 @@ class IncarnationTable:
         self._node = node
 
     def read(self) -> Incarnations:
-        """What is known."""
+        """The known incarnations."""
         statement = (
             select(INCARNATIONS.c.incarnation, INCARNATIONS.c.standing)
             .where(INCARNATIONS.c.node == self._node)

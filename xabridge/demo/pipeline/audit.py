@@ -44,7 +44,7 @@ class Gauge:
         self._database = psycopg.connect(stage.database, autocommit=True)
 
     def look(self) -> Figures:
-        """What is there now."""
+        """The present results."""
         depths, status = self._broker.depths(), self._broker.ask("status")
         return Figures(self._count(_ROWS), depths.get(ALERTS, 0), int(status["in-doubt"]) + self._count(_PREPARED))
 
@@ -60,7 +60,8 @@ class Gauge:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What an audit found: each of the three results beside what it has to be. `waiting`: orders still in the queue."""
+    """The result of an audit: each of the three results beside what it has to be. `waiting`: orders still in the
+    queue."""
 
     orders: int
     rows: int

@@ -38,7 +38,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """What a session names as its master."""
+        """The master URL for a session."""
         return f"spark://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:

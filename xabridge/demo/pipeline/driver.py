@@ -47,7 +47,7 @@ class Driver:
                         self._events.put(json.loads(line))
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it has said since the last call."""
+        """The events that it has reported since the last call."""
         while not self._events.empty():
             yield self._events.get()
 
@@ -57,7 +57,7 @@ class Driver:
         return self._process is not None and self._process.poll() is None
 
     def errors(self) -> str:
-        """What it wrote on stderr."""
+        """Its output on stderr."""
         return self.errors_at.read_text(errors="replace")
 
     def stop(self) -> None:

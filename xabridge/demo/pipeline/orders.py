@@ -56,7 +56,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Revenue:
-    """What one product made in one window."""
+    """The revenue of one product in one window."""
 
     period: int
     product: str

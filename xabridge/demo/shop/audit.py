@@ -55,7 +55,7 @@ class Gauge:
         self._seen = {"waiting": 0, "invoices": 0, "rows": 0, "broker": 0, "database": 0}
 
     def look(self) -> Figures:
-        """What is there now."""
+        """The present results."""
         broker, database = self._look_at_broker(), self._look_at_database()
         seen = self._seen
         return Figures(
@@ -105,7 +105,7 @@ def _place(url: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What an audit found. `lost`: neither row nor invoice, and not in the queue either; `split`: one without the
+    """The result of an audit. `lost`: neither row nor invoice, and not in the queue either; `split`: one without the
     other; `duplicated`: a row or an invoice too many, or in the queue as well."""
 
     orders: int

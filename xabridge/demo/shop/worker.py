@@ -119,7 +119,7 @@ class WorkerProcess:
         events.put(None)
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """What it has said since the last call."""
+        """The events that it has reported since the last call."""
         while not self._events.empty():
             event = self._events.get()
             if event is not None:
@@ -131,7 +131,7 @@ class WorkerProcess:
         return self._process is not None and self._process.poll() is None
 
     def errors(self) -> str:
-        """What it wrote on stderr."""
+        """Its output on stderr."""
         return self.errors_at.read_text()
 
     def stop(self, timeout_s: float = 60.0) -> int:

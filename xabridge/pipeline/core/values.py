@@ -42,7 +42,7 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is read: `queues` of the resource `resource`, by `partitions` tasks, `rows` a batch at most in all."""
+    """A source: `queues` of the resource `resource`, by `partitions` tasks, `rows` a batch at most in all."""
 
     resource: str
     queues: tuple[str, ...]
@@ -80,8 +80,8 @@ class AddressTarget:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every part of one pipeline knows. `log` is the URL of a `SqlLog`, on the driver's side; `resources` name →
-    open string, of every resource manager that this part uses, as executors are to open it."""
+    """The settings that every part of one pipeline knows. `log` is the URL of a `SqlLog`, on the driver's side;
+    `resources` name → open string, of every resource manager that this part uses, as executors are to open it."""
 
     pipeline: str
     log: str
@@ -147,7 +147,7 @@ class SourcePartition:
 
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
-    """What the tasks of one micro-batch's sink, and its commit, need to know. Where `decided`, the batch was decided
+    """The plan for the tasks of one micro-batch's sink, and for its commit. Where `decided`, the batch was decided
     before: tasks read their rows and write nothing. `query` is the query that writes; empty for a job without
     streaming."""
 
@@ -189,7 +189,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class SinkReport:
-    """What a task tells the driver when its branches are prepared: the task's WriterCommitMessage."""
+    """A task's report to the driver when its branches are prepared: the task's WriterCommitMessage."""
 
     partition: int
     task: int

@@ -94,7 +94,7 @@ def is_excuse(xid: Xid) -> bool:
 
 
 def sink_prefix(partition: int) -> bytes:
-    """What the bquals of every attempt at a task of the sink begin with."""
+    """The common beginning of the bquals of every attempt at a task of the sink."""
     return _SINK + b"%d/" % partition
 
 

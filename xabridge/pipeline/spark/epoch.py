@@ -34,7 +34,7 @@ _DECIDED: Final[dict[str, tuple[str, int]]] = {}
 
 
 class Epoch:
-    """What one micro-batch writes, from any number of DataFrames. All of it is decided together when the block ends,
+    """The writes of one micro-batch, from any number of DataFrames. All of it is decided together when the block ends,
     and rolled back when the block ends with an exception.
 
         def write(rows, batch_id):
@@ -60,7 +60,7 @@ class Epoch:
         self._writes = 0
         self._run = ""
         self.decided: BatchResult | None = None
-        """What became of the micro-batch; None before it is decided."""
+        """The result of the micro-batch; None before it is decided."""
 
     def __enter__(self) -> Self:
         settings = shared_settings(self._options)

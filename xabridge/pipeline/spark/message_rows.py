@@ -36,7 +36,7 @@ COLUMNS: Final[Mapping[str, str]] = {
 """Column → its Spark type. The source yields them; what a sink does not read is in `RECEIVED`."""
 
 RECEIVED: Final = frozenset({"address", "delivery_count", "annotations"})
-"""What only a received message has."""
+"""The columns that only a received message has."""
 
 SENT: Final = tuple(name for name in COLUMNS if name not in RECEIVED)
 

@@ -55,7 +55,7 @@ _SHUFFLING: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WriteRequest:
-    """What the user has told a DataStreamWriter. The names of options are in lower case."""
+    """The settings that the user has given to a DataStreamWriter. The names of options are in lower case."""
 
     format: str
     mode: str

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport(WriterCommitMessage):
-    """What a task reports to the driver, with the plan and the query that it worked for."""
+    """A task's report to the driver, with the plan and the query that it worked for."""
 
     report: SinkReport
     plan: SinkPlan

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class TestAssociation(Contract):
-    """Who works for which branch."""
+    """Tests of which thread works for which branch."""
 
     # --- work belongs to a branch -------------------------------------------------------------------------
     def test_work_is_seen_after_commit_and_not_before(self, client: Client) -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 RMID: Final = 7
 FORMAT_ID: Final = 0x7465
 ROLLED_BACK: Final = ROLLBACK_CODES | {Code.XAER_NOTA}
-"""What prepare answers for work that was lost: it says so, or knows nothing of it any more."""
+"""The answers of prepare for work that was lost: it says so, or knows nothing of it any more."""
 NOT_JOINED: Final = frozenset({Code.XAER_NOTA, Code.XAER_PROTO, Code.XAER_RMERR})
 """How a join is refused that the resource manager can't make; no association is made."""
 _NUMBERS: Final = count(1)
@@ -92,7 +92,7 @@ class ScriptedRegistrar:
 
     @property
     def answer(self) -> tuple[AxCode, Xid]:
-        """What the calling thread of control is answered; outside of any transaction, unless set."""
+        """The answer to the calling thread of control; outside of any transaction, unless set."""
         return self._answers.get(thread_of_control(), (AxCode.TM_OK, NULL_XID))
 
     @answer.setter
@@ -233,7 +233,7 @@ def plain(answer: Code | Handle) -> Code:
 
 
 class Contract:
-    """What the parts of the suite stand on: the fixtures `harness` (the user's) and `client`."""
+    """The base of the suite's parts: the fixtures `harness` (the user's) and `client`."""
 
     @pytest.fixture
     def client(self, harness: Harness) -> Iterator[Client]:

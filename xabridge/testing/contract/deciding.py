@@ -68,7 +68,7 @@ class Decider(Client):
         return self.rm.settle(xid.gtrid, RMID)
 
     def owners(self) -> set[Owner]:
-        """Who is at work."""
+        """The node that is at work."""
         owners = list(self.rm.owners(RMID))
         assert len(owners) == len(set(owners))
         return set(owners)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TestFailures(Contract):
-    """What is left, and what is said, when something goes away."""
+    """Tests of what is left, and what is said, when something goes away."""
 
     # --- the client dies ------------------------------------------------------------------------------------
     def test_a_client_that_dies_at_work_leaves_nothing(self, harness: Harness, client: Client) -> None:

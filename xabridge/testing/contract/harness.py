@@ -1,4 +1,4 @@
-"""What a resource manager's tests provide, so that the contract suite can be run over it."""
+"""`Harness`: a resource manager's tests provide one, so that the contract suite can be run over it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a resource manager can do. Switch flags (TMUSEASYNC, TMREGISTER, TMNOMIGRATE) are not repeated here."""
+    """The abilities of a resource manager. Switch flags (TMUSEASYNC, TMREGISTER, TMNOMIGRATE) are not repeated here."""
 
     branches_shared: bool = True
     """A branch belongs to the resource from its start on: another client (another process) can join and prepare it,
@@ -58,10 +58,10 @@ class Harness(Protocol):
     """
 
     capabilities: Capabilities
-    """What its resource manager can do."""
+    """The abilities of its resource manager."""
 
     open_string: str
-    """What to open it with."""
+    """The open string."""
 
     wrong_open_string: str
     """One that is refused as XAER_INVAL without being tried."""
@@ -116,7 +116,7 @@ class Harness(Protocol):
         return
 
     def leaks(self) -> list[str]:
-        """What is left of branches, locks, associations and handles, a line each. A test ends with none."""
+        """The branches, locks, associations and handles that are left, a line each. A test ends with none."""
         ...
 
 

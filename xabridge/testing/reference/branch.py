@@ -1,4 +1,4 @@
-"""What the reference store remembers: branches with their pending writes, and associations of threads with them."""
+"""The records of the reference store: branches with their pending writes, and associations of threads with them."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class DecidingStore(ReferenceStore):
             self.leases.pop(owner, None)
 
     def owners(self) -> list[Owner]:
-        """Whose lease has not run out. Called with `lock` held."""
+        """The holders whose leases have not run out. Called with `lock` held."""
         now = self.clock()
         return [owner for owner, until in self.leases.items() if until > now]
 

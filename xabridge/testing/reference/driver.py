@@ -258,7 +258,7 @@ class ReferenceDriver(Driver[Association]):
         return self._listed(self.store.recoverable)
 
     def reports(self, page: int) -> Iterator[InDoubtBranch]:  # noqa: ARG002 — all of them are fetched at once
-        """What `HoldingsReporting.in_doubt` tells."""
+        """The answer of `HoldingsReporting.in_doubt`."""
         return self._listed(self.store.reports)
 
     def _listed(self, all_of_them: Callable[[], list[T]]) -> Iterator[T]:

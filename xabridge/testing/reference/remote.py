@@ -242,7 +242,7 @@ class RemoteSession:
         self._rmid = rmid
 
     def read(self, key: str) -> Any:
-        """What this branch wrote, else what is committed, else None."""
+        """The value that this branch wrote, else the committed one, else None."""
         return self._remote.ask("session.read", self._rmid, key)
 
     def write(self, key: str, value: Any) -> None:

@@ -40,7 +40,7 @@ PLAIN: Final = Step()
 VERBS: Final = frozenset(
     {"open", "close", "start", "end", "prepare", "commit", "rollback", "recover", "forget", "work"}
 )
-"""What can be scripted: the verbs, and `work`, any operation of a session."""
+"""The operations that can be scripted: the verbs, and `work`, any operation of a session."""
 DECIDER_VERBS: Final = frozenset({"decide", "settle", "decisions", "end_decisions", "hold", "owners"})
 _DELAYABLE: Final = frozenset({"prepare", "commit", "rollback", "forget"})
 
@@ -108,5 +108,5 @@ class Script:
         self.plans.clear()
 
     def pending(self) -> list[tuple[str, Step]]:
-        """What was planned and has not happened yet."""
+        """The planned faults that have not happened yet."""
         return [(verb, plan.step) for verb, plans in self.plans.items() for plan in plans]

@@ -75,7 +75,7 @@ class Server:
         return self.known.get(xid) or Branch(xid)
 
     def recoverable(self) -> list[Xid]:
-        """What xa_recover lists."""
+        """The xids that xa_recover lists."""
         return [xid for xid, branch in self.known.items() if branch.state is S3 or branch.state is S5]
 
     def migrant(self, xid: Xid) -> Association | None:
@@ -226,7 +226,7 @@ class Server:
         return branch.reason or (OK if answer is None else answer)
 
     def read(self, key: str, branch: Branch | None) -> Any:
-        """What `branch` wrote, else what is committed, else None."""
+        """The value that `branch` wrote, else the committed one, else None."""
         if branch is not None and branch.writes is not None and key in branch.writes:
             return branch.writes[key]
         return self.committed.get(key)

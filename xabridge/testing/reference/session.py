@@ -26,7 +26,7 @@ class ReferenceSession:
         self._context = context
 
     def read(self, key: str) -> Any:
-        """What this branch wrote, else what is committed, else None."""
+        """The value that this branch wrote, else the committed one, else None."""
         return self._driver.work(self._context, lambda store, branch: store.read(key, branch))
 
     def write(self, key: str, value: Any) -> None:

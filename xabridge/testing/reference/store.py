@@ -67,12 +67,12 @@ class ReferenceStore(Server):
 
     # --- reports for operators ---------------------------------------------------------------------------
     def reports(self) -> list[InDoubtBranch]:
-        """What `in_doubt` lists. Called with `lock` held."""
+        """The branches that `in_doubt` lists. Called with `lock` held."""
         now = self.clock()
         return [_report(self.name, self.known[xid], now) for xid in self.recoverable()]
 
     def diagnosis(self, open_string: str) -> Diagnosis:
-        """What `diagnose` tells."""
+        """The answer of `diagnose`."""
         if open_string != self.url:
             mend = f"name it {self.url}"
             return Diagnosis((Check(Health.FAIL, "open string", f"{open_string} is not this store", mend),))

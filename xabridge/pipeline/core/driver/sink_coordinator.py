@@ -32,7 +32,7 @@ logger: Final = logging.getLogger("xabridge.pipeline")
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a micro-batch, for metrics and logs. `before`: it had been decided before, so that this attempt
+    """The result of a micro-batch, for metrics and logs. `before`: it had been decided before, so that this attempt
     was discarded. `swept`: how many orphans were rolled back. `left`: how many branches are left to recovery."""
 
     gtrid: bytes

@@ -98,8 +98,9 @@ class QueryRow:
 
 @dataclass(frozen=True, slots=True)
 class PipelineOwnership:
-    """Who owns a pipeline, as a query has to know when it asks for it: the query that it is bound to; the last decided
-    micro-batch of each query that ever wrote under its name; and the other pipelines that the asking query has."""
+    """A pipeline's owner, as a query has to know it when it asks for the pipeline: the query that it is bound to; the
+    last decided micro-batch of each query that ever wrote under its name; and the other pipelines that the asking query
+    has."""
 
     bound: QueryRow | None
     decided: Mapping[str, BatchRow]

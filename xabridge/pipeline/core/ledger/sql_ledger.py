@@ -300,7 +300,7 @@ def _hold(connection: Connection, pipeline: str, incarnation: int) -> None:
 
 
 def read_ownership(database: Database, pipeline: str, query: str) -> PipelineOwnership:
-    """Who owns a pipeline, as this query has to know when it asks for it."""
+    """The pipeline's owner, as this query has to know it when it asks for the pipeline."""
     asked = select(QUERY.c.query, QUERY.c.run, QUERY.c.incarnation).where(QUERY.c.pipeline == pipeline)
     states = (GtridState.COMMITTED.value, GtridState.DONE.value)
     batches = (

@@ -54,7 +54,7 @@ logger: Final = logging.getLogger("xabridge.pipeline")
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a batch: its decision; whether it was decided `before`; how many orphans were rolled back
+    """The result of a batch: its decision; whether it was decided `before`; how many orphans were rolled back
     (`swept`), and how many branches are left to recovery (`left`)."""
 
     decision: Decision

@@ -136,7 +136,7 @@ async def _decide_without_sink(
 # --- the source -------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who reads: a query, and which of its sources. The query is empty for a job without streaming."""
+    """The reader: a query, and one of its sources. The query is empty for a job without streaming."""
 
     query: str = ""
     place: int = 0
@@ -169,7 +169,7 @@ async def latest(
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What an epoch reads: the branches of its partitions. Either they are read `again`, or they take `rows` messages
+    """The input of an epoch: the branches of its partitions. Either they are read `again`, or they take `rows` messages
     in all, the first `aside` of which are set aside."""
 
     xids: tuple[Xid, ...]

@@ -29,7 +29,7 @@ AT_ONCE: Final = 10_000
 FIRST: Final = 16
 """Messages that are taken first, to know how long they are."""
 OCTETS: Final = 256 << 20
-"""What one partition takes at most, however many messages its share allows."""
+"""The most messages that one partition takes, however many its share allows."""
 PAUSE_S: Final = 0.2
 WAITS: Final = 600
 """How often another attempt, or a broker that is away, is waited for."""
@@ -90,8 +90,8 @@ def judge(aside: int, bad: Collection[int], taken: int, told: int) -> Judgement:
 async def take(
     port: PartitionPort, xid: Xid, queues: Sequence[str], share: int, waits: int = WAITS
 ) -> TakenMessages | None:
-    """What the branch took and yields, once it is prepared; None: it was prepared before, and is to be read.
-    BatchRefused: the epoch was aborted."""
+    """The messages that the branch took and yields, once it is prepared; None: it was prepared before, and is to be
+    read. BatchRefused: the epoch was aborted."""
     last: XaError | None = None
     for _ in range(waits):
         if share:

@@ -62,7 +62,7 @@ class LedgerPort(Protocol):
         ...
 
     async def known(self, query: str = "") -> PipelineOwnership:
-        """What is known of the pipeline when this query asks for it. TakenOver: another driver has the pipeline."""
+        """The pipeline's record when this query asks for it. TakenOver: another driver has the pipeline."""
         ...
 
     async def unlogged(self, upto: int) -> Sequence[EpochRow]:
@@ -91,11 +91,11 @@ class LedgerPort(Protocol):
         ...
 
     async def plan_replay(self, gtrid: bytes) -> None:
-        """What was decided under this global transaction is going to be read again."""
+        """Notes that what this global transaction decided is going to be read again."""
         ...
 
     async def end_replay(self) -> None:
-        """What was planned to be read again has been read."""
+        """Notes that what was planned to be read again has been read."""
         ...
 
     async def mark_sink(self, gtrid: bytes) -> None:
@@ -148,7 +148,7 @@ class LogPort(Protocol):
         ...
 
     async def entry(self, gtrid: bytes) -> Entry | None:
-        """What the log has about the global transaction."""
+        """The log's record of the global transaction."""
         ...
 
     async def decisions(self) -> Sequence[Decision]:
@@ -196,7 +196,7 @@ class BranchPort(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What the driver's algorithms call."""
+    """The ports of the driver's algorithms."""
 
     ledger: LedgerPort
     log: LogPort

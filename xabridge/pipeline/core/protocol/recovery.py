@@ -39,8 +39,8 @@ _AGREES: Final = {Verb.COMMIT_AGAIN: Meaning.HEUR_COMMITTED, Verb.ROLLBACK: Mean
 
 @dataclass(slots=True)
 class SweepResult:
-    """What a sweep did: how many branches it rolled back, how many are left for the next sweep, and which resources
-    could not be asked, with the reason."""
+    """The result of a sweep: how many branches it rolled back, how many are left for the next sweep, and which
+    resources could not be asked, with the reason."""
 
     rolled_back: int = 0
     left: int = 0

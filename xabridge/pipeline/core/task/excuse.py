@@ -1,4 +1,4 @@
-"""How a task tells the driver that its attempt failed and that no message is to blame."""
+"""A task's excuse tells the driver that its attempt failed and that no message is to blame."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class _Columns:
         return len(self.body)
 
     def put(self, name: str, value: Any) -> None:
-        """What the message that is being read has in a column."""
+        """The value of the current message in a column."""
         column = self._others.get(name)
         count = len(self.body)
         if column is None:
@@ -70,7 +70,7 @@ class _Columns:
         column.append(value)
 
     def drop(self) -> None:
-        """What the message that is being read has put goes."""
+        """Forgets the values of the current message."""
         count = len(self.body)
         for column in self._others.values():
             del column[count:]

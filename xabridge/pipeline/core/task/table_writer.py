@@ -27,7 +27,7 @@ _CELL: Final = re.compile(r'(?:"((?:[^"]|"")*)"|([^",\r\n]*))(,|\r?\n|\Z)')
 
 
 class Connection(Protocol):
-    """What a TableWriter needs of psycopg's connection."""
+    """The part of psycopg's connection that a TableWriter needs."""
 
     def cursor(self) -> Any:
         """A cursor."""
