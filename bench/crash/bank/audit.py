@@ -35,6 +35,15 @@ PLAIN: Final = frozenset({COMMITTED, ROLLED_BACK, "not known yet"})
 """What a transaction may be told where everybody tells the truth, and nobody interferes."""
 TOKENS: Final = "xabridge.tokens"
 """What the token queues are called where nobody says otherwise."""
+_PREPARED: Final = """
+    SELECT format('prepared %s by %s at %s', gid, owner, prepared) FROM pg_prepared_xacts
+    WHERE database = current_database()
+"""
+_AT_WORK: Final = """
+    SELECT format('backend %s, client port %s, blocked by %s, %s since %s: %s',
+                  pid, client_port, pg_blocking_pids(pid), state, state_change, query)
+    FROM pg_stat_activity WHERE datname = current_database() AND state <> 'idle' AND pid <> pg_backend_pid()
+"""
 
 
 class Queues(NamedTuple):
@@ -231,6 +240,16 @@ class Auditor:
             in_doubt.append(f"{count} at the broker")
         decisions = tuple(self._decisions(decides))
         return Books(balances, due, tuple(entries), waiting, on_way, answered, tuple(in_doubt), decisions)
+
+    def held(self, decides: Decides) -> str:
+        """Who holds what, in words, while a round does not go on."""
+        told = [
+            f"{self.broker.in_doubt()} in doubt at the broker",
+            *(f"decision {one}" for one in self._decisions(decides)),
+        ]
+        for place, database in self._databases.items():
+            told += [f"{place}: {row}" for row in self._rows(database, _PREPARED) + self._rows(database, _AT_WORK)]
+        return "\n".join(told)
 
     def _decisions(self, decides: Decides) -> list[str]:
         if decides == "token":

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bench.crash.bank.audit import Audit
     from bench.crash.bank.faults import Fault, Gust
     from bench.crash.bank.site import Process, Site
-    from bench.crash.bank.transfers import Setup, Transfer
+    from bench.crash.bank.transfers import Decides, Setup, Transfer
 
 KINDS: Final = ("money", "lost", "duplicated", "split", "misled", "left")
 """What an audit can find. A round can also be stuck."""
@@ -107,7 +107,7 @@ class BankCampaign:
             process.child.wait("recovered")
         self._return(0)
         self._back(queues)
-        self._drain(queues, f"{setup}: {fault}")
+        self._drain(queues, f"{setup}: {fault}", setup.decides)
         audit = self._audit(setup, queues, transfers, f"{setup}: {fault}")
         print(f"  {setup}: {fault}: {time.monotonic() - began:.1f} s", file=sys.stderr)
         return audit
@@ -147,7 +147,7 @@ class BankCampaign:
         self._blow(gusts, queues)
         self._back(queues)
         if dice.random() < 0.5:
-            self._drain(queues, f"{name}: {setup}")
+            self._drain(queues, f"{name}: {setup}", setup.decides)
         audit = self._audit(setup, queues, transfers, f"{name}: {setup}: {', '.join(map(str, gusts))}")
         took = time.monotonic() - began
         print(f"  {name}: {setup}: {audit.done} of {len(transfers)} done: {took:.1f} s", file=sys.stderr)
@@ -232,7 +232,7 @@ class BankCampaign:
         site.numbers += count
         return queues, placed
 
-    def _drain(self, queues: Queues, what: str) -> None:
+    def _drain(self, queues: Queues, what: str, decides: Decides) -> None:
         """Waits until every transfer is done, for as long as there are fewer and fewer to be done."""
         wake = threading.Event()
         fewest, deadline = math.inf, 0.0
@@ -242,7 +242,8 @@ class BankCampaign:
                 fewest, deadline = left, time.monotonic() + PATIENCE_S
             if time.monotonic() > deadline:
                 said = "\n".join(f"{each.child.errors()}\n{each.child.stacks()}" for each in self._site.processes)
-                raise Stuck(f"{what}: {left} transfers are not done:\n{said}")
+                held = self._site.auditor.held(decides)
+                raise Stuck(f"{what}: {left} transfers are not done:\n{held}\n{said}")
             wake.wait(LOOK_S)
 
     def _audit(self, setup: Setup, queues: Queues, transfers: list[Transfer], what: str) -> Audit:
