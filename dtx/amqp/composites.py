@@ -10,6 +10,7 @@ WireError leaves `decode`, whatever the octets are.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping  # noqa: TC003 — compiled dataclasses have the types of their fields
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -28,8 +29,6 @@ from dtx.amqp.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from dtx.amqp.decoding import Reader
 
 T = TypeVar("T")

@@ -105,8 +105,8 @@ class FrameReader:
         except WireError as error:  # a descriptor that is none of a performative can't be decoded either
             unknown = error.condition is Condition.NOT_IMPLEMENTED
             raise _fatal(Condition.DECODE_ERROR if unknown else error.condition, str(error)) from None
-        except DecodeError as error:
-            raise _fatal(Condition.DECODE_ERROR, str(error)) from None
+        except DecodeError as undecodable:
+            raise _fatal(Condition.DECODE_ERROR, str(undecodable)) from None
         if end - start > MAX_PERFORMATIVE:
             told = f"a performative of {end - start} octets; {MAX_PERFORMATIVE} are allowed"
             raise _fatal(Condition.RESOURCE_LIMIT, told)

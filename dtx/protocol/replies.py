@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from dtx.amqp.composites import Catalog, Field, Kind, converting, nested, plain, several, standard
 from dtx.amqp.decoding import READERS
@@ -17,9 +17,7 @@ from dtx.amqp.values import Symbol, Timestamp, Ushort
 from dtx.protocol.commands import BOOLEAN, MAX_PAGE, NAMED_XID, TXN_ID, UINT, Found
 from dtx.protocol.conditions import CODE_OF, STATUS_OF, Refusal
 from dtx.protocol.extension import composite
-
-if TYPE_CHECKING:
-    from xa import Code, Xid
+from xa import Code, Xid  # noqa: TC001 — compiled dataclasses have the types of their fields
 
 ACCEPTED: Final = 0x24
 REJECTED: Final = 0x25

@@ -39,8 +39,7 @@ values = st.recursive(
 def encoded_by_proton(value: object) -> bytes:
     data = Data()
     data.put_object(value)
-    octets: bytes = data.encode()
-    return octets
+    return bytes(data.encode())
 
 
 @given(values)

@@ -200,13 +200,13 @@ def shown(value: Any) -> Any:
 
 
 def comparable(value: Any) -> Any:
-    """One of our composites, with its delivery state decoded: equal states may be different octets."""
+    """One of our composites, with its delivery state in its shortest form: equal states may be different octets."""
     for attribute in ("state", "source"):
         part = getattr(value, attribute, None)
         if isinstance(part, bytes):
-            setattr(value, attribute, decode(part))
+            setattr(value, attribute, encode(decode(part)))
         elif isinstance(part, Source) and isinstance(part.default_outcome, bytes):
-            part.default_outcome = decode(part.default_outcome)
+            part.default_outcome = encode(decode(part.default_outcome))
     return value
 
 
