@@ -10,7 +10,7 @@ modules are compiled stands in pyproject.toml, `[tool.hatch.build.targets.wheel.
 
 1. mypyc translates the modules to C, one file per module, into `.compiled/`.
 2. The C compiler makes an object of each file, as many at once as there are processors. An object is made again if and
-   only if its C file, a header or the options differ from those that it was made from.
+   only if its C file, a header, the options or a version differ from those that it was made with.
 3. All of them become one library, `xabridge__mypyc`. Each module has a small library of its own beside its source,
    which only calls the large one. Python imports it in place of the source.
 """
@@ -47,7 +47,7 @@ def wanted() -> bool:
 
 
 def sources(root: Path = ROOT) -> list[Path]:
-    """The sources of the modules that are compiled, relative to `root`."""
+    """The sources of the modules that are compiled, relative to the checkout `root`."""
     with (root / "pyproject.toml").open("rb") as file:
         settings = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
     patterns, pure = settings["modules"], settings["pure"]
@@ -57,8 +57,8 @@ def sources(root: Path = ROOT) -> list[Path]:
 
 
 def libraries(root: Path = ROOT) -> list[Path]:
-    """What the compilation of a checkout leaves in it: the large library, and one for each compiled module."""
-    return [root / f"{LIBRARY}{SUFFIX}", *(root / path.with_suffix(SUFFIX) for path in sources(root))]
+    """What compilation makes in the folder `root`: the large library, and one for each compiled module."""
+    return [root / f"{LIBRARY}{SUFFIX}", *(root / path.with_suffix(SUFFIX) for path in sources())]
 
 
 def is_compiled(root: Path = ROOT) -> bool:
@@ -89,11 +89,12 @@ def build(root: Path, into: Path) -> list[Path]:
 
 def _build(folder: Path, into: Path) -> list[Path]:
     import setuptools  # noqa: PLC0415 — only who compiles needs it; before mypyc, which asks whether it is loaded
+    from mypy.version import __version__  # noqa: PLC0415
     from mypyc.build import mypycify  # noqa: PLC0415
     from setuptools.command.build_ext import build_ext  # noqa: PLC0415
 
     extensions = mypycify(
-        [*_OPTIONS, *map(str, sources(Path()))],
+        [*_OPTIONS, *map(str, sources(Path.cwd()))],
         opt_level="2",
         debug_level="0",
         multi_file=True,
@@ -115,7 +116,8 @@ def _build(folder: Path, into: Path) -> list[Path]:
                     future.result()
 
         def _object(self, extension: Any, source: str) -> str:
-            digest = hashlib.sha256(repr((extension.extra_compile_args, self.compiler.compiler_so)).encode())
+            made_with = (__version__, sys.version, extension.extra_compile_args, self.compiler.compiler_so)
+            digest = hashlib.sha256(repr(made_with).encode())
             headers = [path for path in extension.depends if path.endswith(".h")]
             for path in (source, *headers):
                 digest.update(Path(path).read_bytes())
@@ -161,7 +163,7 @@ class CompilationHook(BuildHookInterface[Any]):
     def dependencies(self) -> list[str]:
         if not wanted() or self.target_name != "wheel":
             return []
-        return [*self.config["requires"], *self.metadata.core.dependencies]
+        return list(self.config["requires"])
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if not wanted() or version == "editable":

@@ -290,7 +290,8 @@ class Branches(Driver[Part[U]]):
             self._await_turn("start", xid)
             if xid in self._branches or xid in self._prepared:
                 raise xa_error(Code.XAER_DUPID, f"start: the branch exists, {self._describe(xid)}", xid)
-            branch = self._branches[xid] = Branch[U](xid)
+            branch: Branch[U] = Branch(xid)
+            self._branches[xid] = branch
         try:
             branch.unit = self.unit_driver.begin(xid, wait=wait)
         except BaseException:

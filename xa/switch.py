@@ -585,7 +585,8 @@ class Switch(Generic[W]):
         if association is None and self._dialect is STATIC:
             raise xa_error(Code.XAER_PROTO, "session: this thread is associated with no branch")
         work = association.work if association is not None else None
-        return self.driver.session(work, _Context[W](self, thread))
+        context: _Context[W] = _Context(self, thread)  # not _Context[W](…): that goes through typing, and takes a µs
+        return self.driver.session(work, context)
 
     def _current_work(self, thread: Thread[W]) -> W | None:
         """`SessionContext.current`, of this thread."""
